@@ -1,0 +1,61 @@
+"""Builds `pccl._native`, the cffi (API mode) binding of the C engine in `native/`.
+
+The declarations that cffi sees are those of the one public header, less its preprocessor lines, so the two cannot
+drift apart.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE = ROOT / "native"
+HEADER = NATIVE / "include" / "pccl_native.h"
+
+COMPILE_ARGS = [
+    "-std=c99",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    # Results must not depend on the CPU: no fused multiply-add behind our back.
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-pthread",
+    *os.environ.get("PCCL_EXTRA_CFLAGS", "").split(),
+]
+
+
+def declarations() -> str:
+    """The header as cffi's parser wants it: no comments, no preprocessor lines, no linkage blocks."""
+    text = HEADER.read_text(encoding="utf-8")
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    text = re.sub(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n', "", text)
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+
+
+def sources() -> list[str]:
+    """Engine sources, relative to the project root as setuptools wants them."""
+    return sorted(str(path.relative_to(ROOT)) for path in (NATIVE / "src").glob("*.c"))
+
+
+ffibuilder = FFI()
+ffibuilder.cdef(declarations())
+ffibuilder.set_source(
+    "pccl._native",
+    '#include "pccl_native.h"',
+    sources=sources(),
+    include_dirs=["native/include", "native/src"],
+    extra_compile_args=COMPILE_ARGS,
+    extra_link_args=["-pthread"],
+    define_macros=[("_GNU_SOURCE", "1")] if platform.system() == "Linux" else [],
+    py_limited_api=False,
+)
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    ffibuilder.compile(verbose=True)

@@ -1,0 +1,214 @@
+/* pccl_native.h: the public face of the pccl data plane.
+ *
+ * The engine reduces buffers over already connected stream sockets. It knows nothing of Python, of
+ * membership or of addresses: a caller hands it connected file descriptors grouped into links, submits
+ * operations on a ring of links, and decides how each of them ends.
+ *
+ * Life of an op
+ *   submit -> (PCCL_EVENT_OP_DONE | PCCL_EVENT_OP_MISMATCH | nothing, while peers are missing)
+ *          -> end(commit or abort) -> PCCL_EVENT_OP_ENDED
+ * DONE says that all result bytes are in `recv`; it is no verdict. The caller must `end` every op it has
+ * submitted, in whatever state. From OP_ENDED on the engine neither reads nor writes the op's buffers.
+ * Ended by abort, `send` holds what it held at submit, also where `send == recv`; a separate `recv` is
+ * unspecified. A committed op needs no OP_ENDED to be waited for if every rank of it has reported DONE:
+ * all bytes that this rank had to send have then been received.
+ *
+ * Threads: every function may be called from any thread, but create and destroy must not race with
+ * others. No call blocks on the network; calls are queued to the engine thread in order.
+ *
+ * Errors: functions that can fail return 0 or a negative PCCL_E_ value. Nothing aborts the process except
+ * a violated invariant of the engine itself.
+ *
+ * This file is also what the Python binding parses: outside preprocessor lines keep to plain declarations,
+ * enums and structs.
+ */
+#ifndef PCCL_NATIVE_H
+#define PCCL_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Compared by the binding with the number it was built for: a stale extension is refused at import. */
+enum { PCCL_NATIVE_ABI = 1 };
+
+enum pccl_dtype {
+    PCCL_UINT8 = 0,
+    PCCL_INT8 = 1,
+    PCCL_UINT16 = 2,
+    PCCL_INT16 = 3,
+    PCCL_UINT32 = 4,
+    PCCL_INT32 = 5,
+    PCCL_UINT64 = 6,
+    PCCL_INT64 = 7,
+    PCCL_FLOAT16 = 8,
+    PCCL_BFLOAT16 = 9,
+    PCCL_FLOAT32 = 10,
+    PCCL_FLOAT64 = 11,
+    PCCL_DTYPE_COUNT = 12
+};
+
+enum pccl_reduce_op {
+    PCCL_SUM = 0,
+    PCCL_AVG = 1,
+    PCCL_PROD = 2,
+    PCCL_MAX = 3,
+    PCCL_MIN = 4,
+    PCCL_REDUCE_OP_COUNT = 5
+};
+
+enum pccl_quantization {
+    PCCL_QUANT_NONE = 0,
+    PCCL_QUANT_MIN_MAX = 1,
+    PCCL_QUANT_ZERO_POINT_SCALE = 2,
+    PCCL_QUANT_COUNT = 3
+};
+
+enum pccl_status {
+    PCCL_OK = 0,
+    PCCL_E_INVALID = -1, /* an argument is out of range */
+    PCCL_E_MEMORY = -2,
+    PCCL_E_SYSTEM = -3 /* a system call failed; the text names it */
+};
+
+/* What every rank of an op must agree on. It travels with the op, and a neighbour whose own differs makes
+ * the op a mismatch on both sides. */
+typedef struct {
+    uint64_t count; /* elements */
+    uint8_t dtype; /* enum pccl_dtype */
+    uint8_t reduce_op; /* enum pccl_reduce_op */
+    uint8_t quantization; /* enum pccl_quantization */
+    uint8_t quantized_dtype; /* PCCL_UINT8, PCCL_INT8, PCCL_UINT16 or PCCL_INT16; 0 without quantization */
+    uint32_t quantization_block; /* elements that share a scale; 0 without quantization */
+    uint32_t segment_bytes; /* largest payload of one frame, before quantization */
+    uint32_t world_size;
+} pccl_op_shape;
+
+/* Names one op on the wire. `epoch` grows whenever the group's ring changes. */
+typedef struct {
+    uint64_t epoch;
+    uint64_t tag;
+    uint64_t sequence;
+    uint32_t group;
+    uint32_t reserved; /* 0 */
+} pccl_op_key;
+
+typedef struct {
+    uint64_t op; /* the caller's number, unique among ops not yet ended */
+    pccl_op_key key;
+    pccl_op_shape shape;
+    uint32_t rank;
+    uint32_t reserved; /* 0 */
+    uint64_t link_prev; /* the link to rank - 1 and to rank + 1; the same one with two ranks */
+    uint64_t link_next;
+    const void *send;
+    void *recv; /* may equal `send`; must not overlap it otherwise */
+} pccl_op_request;
+
+enum pccl_event_kind {
+    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes so far */
+    PCCL_EVENT_OP_MISMATCH = 2, /* id: op; mine, theirs: the two descriptions; link: whose */
+    PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
+    PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
+    PCCL_EVENT_LINK_LOST = 5 /* id: link; system_error or 0; detail */
+};
+
+typedef struct {
+    uint32_t kind; /* enum pccl_event_kind */
+    uint32_t group;
+    uint64_t id;
+    uint64_t link;
+    uint64_t tx_bytes;
+    uint64_t rx_bytes;
+    int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
+    int32_t reserved;
+    pccl_op_shape mine;
+    pccl_op_shape theirs;
+    char detail[96]; /* NUL-terminated */
+} pccl_event;
+
+typedef struct {
+    uint64_t pool_bytes_max; /* scratch kept for reuse while idle */
+    uint32_t force_poll; /* 1: poll(2) even where epoll exists */
+    uint32_t reserved;
+} pccl_engine_options;
+
+typedef struct {
+    uint64_t tx_payload_bytes;
+    uint64_t rx_payload_bytes;
+    uint64_t tx_wire_bytes; /* frames with their headers */
+    uint64_t rx_wire_bytes;
+    uint64_t pool_bytes; /* idle scratch now held */
+    uint64_t scratch_bytes; /* scratch now used by ops */
+    uint64_t ops_open;
+    uint64_t connections;
+} pccl_engine_stats;
+
+typedef struct pccl_engine pccl_engine;
+
+void pccl_engine_options_default(pccl_engine_options *options);
+
+/* Starts the engine thread. NULL on failure, with the reason in `error`. */
+pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error, size_t error_bytes);
+
+/* Stops the thread, closes every socket, aborts (and restores) every op not yet ended. */
+void pccl_engine_destroy(pccl_engine *engine);
+
+/* In a forked child, whose copy of the engine has no thread: closes the child's copies of all descriptors
+ * so that the parent's death is still seen by its peers. Nothing else may be called there afterwards. */
+void pccl_engine_forget_after_fork(pccl_engine *engine);
+
+/* Readable while events wait to be polled. */
+int pccl_engine_event_fd(const pccl_engine *engine);
+
+/* Copies up to `events_max` waiting events in the order they happened; returns how many. */
+int pccl_engine_poll_events(pccl_engine *engine, pccl_event *events, int events_max);
+
+/* Adds a connected stream socket to a link (made by its first connection) and takes ownership of it, also on
+ * failure. Link numbers are the caller's and are never used twice. */
+int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd);
+
+/* Closes all connections of a link, without a LINK_LOST event. Unknown links are ignored. */
+int pccl_engine_link_close(pccl_engine *engine, uint64_t link);
+
+int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request);
+
+/* Stops every op of the group with this epoch: none of them becomes DONE after GROUP_FROZEN has been reported,
+ * and ops submitted later with this epoch are frozen at once. */
+int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
+
+/* The verdict on an op: `commit` 1 or 0. */
+int pccl_engine_end(pccl_engine *engine, uint64_t op, int commit);
+
+void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
+
+/* Payload bytes per frame that suit an op of this size; every rank computes the same. */
+uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size);
+
+uint32_t pccl_dtype_bytes(uint32_t dtype);
+
+/* Kernels, exposed for tests and benchmarks. Scalar C is their specification. */
+
+/* destination[i] = a[i] op b[i]; destination may be a. AVG adds. MAX and MIN propagate NaN. float16 and bfloat16
+ * compute in float and round to nearest even; integers wrap. */
+void pccl_kernel_reduce(
+    uint32_t dtype, uint32_t reduce_op, void *destination, const void *a, const void *b, size_t count);
+
+/* values[i] /= world_size: true division for floats, floor division for integers. */
+void pccl_kernel_average(uint32_t dtype, void *values, size_t count, uint32_t world_size);
+
+/* Bytes that `count` elements take on the wire under a shape's quantization. */
+size_t pccl_quantized_bytes(const pccl_op_shape *shape, size_t count);
+void pccl_kernel_quantize(const pccl_op_shape *shape, const void *source, size_t count, void *wire);
+void pccl_kernel_dequantize(const pccl_op_shape *shape, const void *wire, size_t count, void *destination);
+
+uint32_t pccl_native_abi(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,91 @@
+"""Framing and checking of messages: a 4-byte big-endian length, then that many bytes of msgpack.
+
+Two stages keep strangers harmless. msgpack decodes under explicit limits, so a short frame cannot claim a huge array;
+msgspec then converts what came out into one of the expected message types, so the machines never see a field of a
+wrong type. Everything else raises `ProtocolError`, which names what was wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgpack
+import msgspec
+
+from pccl.protocol.messages import Message
+
+LENGTH_BYTES = 4
+MESSAGE_BYTES_MAX = 16 * 2**20
+"""Bound of one message between parties that know each other."""
+OPENING_BYTES_MAX = 16 * 2**10
+"""Bound of the first message of a stranger."""
+
+M = TypeVar("M")
+
+
+class ProtocolError(Exception):
+    """The other side sent what it must not."""
+
+
+def encode(message: Message) -> bytes:
+    """One message as a frame. ValueError if it exceeds MESSAGE_BYTES_MAX."""
+    body: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a {type(message).__name__} of {len(body)} bytes exceeds {MESSAGE_BYTES_MAX}")
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def frame_length(head: bytes, limit_bytes: int) -> int:
+    """The body length that a frame's first LENGTH_BYTES announce."""
+    length = int.from_bytes(head, "big")
+    if length > limit_bytes:
+        raise ProtocolError(
+            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is no pccl peer, or one "
+            f"of another version"
+        )
+    if length == 0:
+        raise ProtocolError("an empty message")
+    return length
+
+
+def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
+    """One message body as one of the types of the union `expected`."""
+    try:
+        plain = msgpack.unpackb(body, raw=False, strict_map_key=True, max_ext_len=0)
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ProtocolError(f"not msgpack: {error or type(error).__name__}") from None
+    try:
+        return msgspec.convert(plain, expected)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(f"not an expected message: {error}") from None
+
+
+class Decoder(Generic[M]):
+    """Reassembles messages of one union type from a byte stream cut anywhere.
+
+    The first message may be bounded more tightly than the rest. After an error the decoder must not be fed again.
+    """
+
+    def __init__(self, expected: Any, opening_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self._expected = expected
+        self._limit_bytes = opening_bytes_max
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
+        """Yields every message that `data` completes, in order."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH_BYTES:
+            length = frame_length(bytes(self._buffer[:LENGTH_BYTES]), self._limit_bytes)
+            end = LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[LENGTH_BYTES:end])
+            del self._buffer[:end]
+            self._limit_bytes = MESSAGE_BYTES_MAX
+            yield decode_body(body, self._expected)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a message that is not complete yet."""
+        return len(self._buffer)

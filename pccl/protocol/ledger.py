@@ -1,0 +1,76 @@
+"""Who has said done to what: the master's book of one group's undecided ops in one epoch.
+
+An op enters the book with the first peer that says done, and leaves it with its verdict. It is committed when every
+peer of the ring has said done. At a flush only survivors count: the contribution of a peer that died is in everybody's
+result if every survivor is done.
+
+A peer has at most one op of a tag in flight, so the uses of a tag are decided in order, and one number a tag tells
+whether what a peer says comes after the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from pccl.protocol.messages import OpRef
+
+DECIDED_TAGS_MAX = 100_000
+"""Tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
+
+
+class Ledger:
+    def __init__(self, ring: Collection[int]) -> None:
+        self.ring = frozenset(ring)
+        self.stalled: dict[OpRef, set[int]] = {}
+        """Undecided ops that peers have waited in for long, and who has."""
+        self._done: dict[OpRef, set[int]] = {}
+        self._decided: dict[int, int] = {}
+
+    def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
+        """Notes that `peer` is done; returns the ops that are committed by that."""
+        assert peer in self.ring
+        committed = []
+        for op in ops:
+            if self._is_decided(op):
+                continue
+            holders = self._done.setdefault(op, set())
+            holders.add(peer)
+            if len(holders) == len(self.ring):
+                self._decide(op)
+                committed.append(op)
+        return committed
+
+    def abort(self, op: OpRef) -> bool:
+        """Aborts one op unless it has its verdict. What peers still say of it is ignored from now on."""
+        if self._is_decided(op):
+            return False
+        self._decide(op)
+        return True
+
+    def stall(self, peer: int, ops: Iterable[OpRef]) -> None:
+        for op in ops:
+            if not self._is_decided(op):
+                self.stalled.setdefault(op, set()).add(peer)
+
+    def settle(self, survivors: Collection[int]) -> list[OpRef]:
+        """The ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
+        alive = self.ring.intersection(survivors)
+        commits = [op for op, holders in self._done.items() if alive <= holders]
+        self._done.clear()
+        self.stalled.clear()
+        return commits
+
+    @property
+    def undecided(self) -> int:
+        return len(self._done)
+
+    def _is_decided(self, op: OpRef) -> bool:
+        return op.sequence <= self._decided.get(op.tag, -1)
+
+    def _decide(self, op: OpRef) -> None:
+        self._done.pop(op, None)
+        self.stalled.pop(op, None)
+        self._decided.pop(op.tag, None)
+        self._decided[op.tag] = op.sequence
+        if len(self._decided) > DECIDED_TAGS_MAX:
+            del self._decided[next(iter(self._decided))]

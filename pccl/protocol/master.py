@@ -1,0 +1,763 @@
+"""The master: keeps membership, arbitrates outcomes, never touches payload.
+
+Events come in through `connected`, `received`, `disconnected` and `tick`; each returns the effects to carry out, in
+order. Within one control connection order is kept, and all arguments below rest on that.
+
+Views. `view` counts every membership that was prepared. A change runs through three stages:
+
+    flush     a group that lost a peer (or a link) stops its ops; every survivor says which of them are done
+    prepare   all peers of the next view hear of it and make the links they lack
+    install   the view is in force, ops start in it
+
+Groups are flushed and re-formed one by one: a loss in one group neither stops nor aborts ops of another. What marks
+a group's ring is its epoch, the view in which it last changed. Ops are named by it, so a frame or message of an older
+ring can never be taken for one of the present.
+
+A further loss during a change starts the stages it needs again; view numbers only grow. A pair that reports that it
+cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
+peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
+
+Ops. See `ledger`. Peers start ops without asking; the master hears only of their ends. A verdict is made once and sent
+to each peer of the ring before anything that follows from it.
+
+Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
+sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. If all peers of a group wait
+and not all for the same, or if one waits in a call that excludes ops while another has long waited for an op that only
+the first could complete, nothing could ever end that: the calls fail with INVALID_USAGE and an account of who waits in
+what.
+
+A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.election import NotElected, elect
+from pccl.protocol.ledger import Ledger
+from pccl.protocol.messages import Kind, OpRef
+from pccl.types import Result
+
+RELINKS_MAX = 3
+"""How often a pair's link is made anew without an op being committed in between."""
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    hello_timeout_s: float = 10.0
+    """How long a connection may stay silent before it says Hello."""
+    answer_timeout_s: float = 90.0
+    """How long an accepted peer may take to answer Flush or Prepare before it is evicted."""
+    connections_max: int = 4096
+    connections_per_link_max: int = 64
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class Send:
+    connection: int
+    message: m.FromMaster
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close after what was sent before has left."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class Log:
+    level: str
+    """debug, info or warning."""
+    text: str
+
+
+Effect = Send | Close | Log
+
+
+@dataclass
+class _Wait:
+    """A peer's part in a joint call."""
+
+    call: int
+    kind: str
+    offer: m.SyncOffer | None
+
+
+@dataclass
+class _Member:
+    peer: int
+    connection: int
+    hello: m.Hello
+    hosts: list[str]
+    accepted: bool = False
+    wait: _Wait | None = None
+    asked_at: float | None = None
+    """Since when an answer to Flush or Prepare is due."""
+
+    def as_record(self) -> m.Member:
+        return m.Member(
+            self.peer, self.hello.group, self.hosts, self.hello.port, self.hello.connections, self.hello.name
+        )
+
+    def __str__(self) -> str:
+        name = f" ({self.hello.name})" if self.hello.name else ""
+        return f"peer {self.peer}{name}"
+
+
+@dataclass
+class _Group:
+    number: int
+    ring: list[int] = field(default_factory=list)
+    epoch: int = 0
+    ledger: Ledger = field(default_factory=lambda: Ledger(()))
+    running: bool = False
+    """Ops may be in flight: the ring is installed and not being flushed."""
+    flush: int = 0
+    awaiting_flush: set[int] = field(default_factory=set)
+    commits: list[OpRef] = field(default_factory=list)
+    """Verdicts of the last flush, to be told with the next Prepare."""
+    changed: bool = False
+    """The ring differs from the installed one, or must be made anew."""
+    synced: set[int] = field(default_factory=set)
+    """Incumbents: peers of the last sync that are still here."""
+    revision: int | None = None
+    sync: _Sync | None = None
+
+
+@dataclass
+class _Sync:
+    number: int
+    revision: int
+    receivers: set[int]
+    members: set[int]
+    donors: list[int]
+    failure: str | None = None
+
+
+class Master:
+    """One run. `run` names it; peers of another run are refused."""
+
+    def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1) -> None:
+        self.run = run
+        self.term = term
+        self.options = options or MasterOptions()
+        self.view = 0
+        """The last view prepared."""
+        self.installed_view = 0
+        self._effects: list[Effect] = []
+        self._now = 0.0
+        self._next_peer = 1
+        self._next_number = 1
+        self._strangers: dict[int, tuple[str, float]] = {}
+        """Connections without Hello: address and when they came."""
+        self._peer_of: dict[int, int] = {}
+        self._members: dict[int, _Member] = {}
+        self._groups: dict[int, _Group] = {}
+        self._admitting: set[int] = set()
+        """Pending peers that the next view takes in."""
+        self._awaiting_ready: set[int] = set()
+        self._failed_pairs: dict[tuple[int, int], str] = {}
+        self._relink: set[tuple[int, int]] = set()
+        """Pairs whose link must be made anew by the next Prepare."""
+        self._made_in: dict[tuple[int, int], int] = {}
+        self._relinks: dict[tuple[int, int], int] = {}
+        self._lost: list[tuple[int, str]] = []
+        self._preparing = False
+        self._updating = False
+        """update_topology is complete and waits for Install."""
+        self._probing: _Probing | None = None
+
+    # Events.
+
+    def connected(self, connection: int, host: str, now: float) -> list[Effect]:
+        """A control connection was accepted from `host`."""
+        self._now = now
+        if len(self._strangers) + len(self._members) >= self.options.connections_max:
+            self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
+            self._effects.append(Close(connection))
+        else:
+            self._strangers[connection] = (host, now)
+        return self._drain()
+
+    def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
+        self._now = now
+        if connection in self._strangers:
+            self._stranger_said(connection, message)
+        elif connection in self._peer_of:
+            member = self._members[self._peer_of[connection]]
+            handler = self._HANDLERS.get(type(message))
+            if handler is None:
+                self._evict(member.peer, f"unexpected {type(message).__name__}", Result.INVALID_USAGE)
+            else:
+                handler(self, member, message)
+        # else: it was evicted and its last words crossed ours.
+        self._advance()
+        return self._drain()
+
+    def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
+        """The connection is gone, or what came over it was no message."""
+        self._now = now
+        if self._strangers.pop(connection, None) is None and connection in self._peer_of:
+            self._remove(self._peer_of[connection], reason)
+            self._advance()
+        return self._drain()
+
+    def tick(self, now: float) -> list[Effect]:
+        self._now = now
+        for connection, (host, since) in list(self._strangers.items()):
+            if now >= since + self.options.hello_timeout_s:
+                del self._strangers[connection]
+                self._log("info", f"{host}: no Hello within {self.options.hello_timeout_s:g} s, closed")
+                self._effects.append(Close(connection))
+        for member in list(self._members.values()):
+            if member.asked_at is not None and now >= member.asked_at + self.options.answer_timeout_s:
+                self._evict(member.peer, f"did not answer the master within {self.options.answer_timeout_s:g} s")
+        self._advance()
+        return self._drain()
+
+    def deadline(self) -> float | None:
+        """When `tick` should be called next."""
+        times = [since + self.options.hello_timeout_s for _, since in self._strangers.values()]
+        times += [
+            member.asked_at + self.options.answer_timeout_s
+            for member in self._members.values()
+            if member.asked_at is not None
+        ]
+        return min(times, default=None)
+
+    # What tests and reports may look at.
+
+    @property
+    def accepted(self) -> list[int]:
+        return [peer for peer, member in self._members.items() if member.accepted]
+
+    @property
+    def pending(self) -> list[int]:
+        return [peer for peer, member in self._members.items() if not member.accepted]
+
+    def ring(self, group: int) -> list[int]:
+        return list(self._groups[group].ring) if group in self._groups else []
+
+    @property
+    def is_changing(self) -> bool:
+        return self._preparing or any(group.awaiting_flush or group.changed for group in self._groups.values())
+
+    # Arrivals and departures.
+
+    def _stranger_said(self, connection: int, message: m.FromPeer) -> None:
+        host, _ = self._strangers.pop(connection)
+        refusal = None
+        if not isinstance(message, m.Hello):
+            refusal = f"the first message must be Hello, not {type(message).__name__}"
+        elif message.protocol != m.PROTOCOL_VERSION:
+            refusal = (
+                f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol} (pccl "
+                f"{message.version}); install the same version on both"
+            )
+        elif not 0 <= message.group < 2**32:
+            refusal = f"peer_group {message.group} is not within [0, 2**32)"
+        elif not 0 < message.port < 65536:
+            refusal = f"the peer's listening port {message.port} is not a port"
+        elif not 1 <= message.connections <= self.options.connections_per_link_max:
+            refusal = (
+                f"p2p_connection_pool_size {message.connections} is not within "
+                f"[1, {self.options.connections_per_link_max}]"
+            )
+        if refusal is not None:
+            self._log("warning", f"{host} refused: {refusal}")
+            self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal))
+            self._effects.append(Close(connection))
+            return
+        assert isinstance(message, m.Hello)
+        peer = self._next_peer
+        self._next_peer += 1
+        hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
+        self._members[peer] = _Member(peer, connection, message, hosts)
+        self._peer_of[connection] = peer
+        self._say(connection, m.Welcome(peer, self.run, self.term, len(self.accepted)))
+        self._log("info", f"{self._members[peer]} from {host} wants to join group {message.group}")
+
+    def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
+        member = self._members[peer]
+        self._say(member.connection, m.Goodbye(code, f"evicted: {reason}"))
+        self._effects.append(Close(member.connection))
+        self._remove(peer, f"evicted: {reason}")
+
+    def _remove(self, peer: int, reason: str) -> None:
+        member = self._members.pop(peer)
+        del self._peer_of[member.connection]
+        self._admitting.discard(peer)
+        self._awaiting_ready.discard(peer)
+        self._relink = {pair for pair in self._relink if peer not in pair}
+        self._failed_pairs = {pair: why for pair, why in self._failed_pairs.items() if peer not in pair}
+        for history in (self._made_in, self._relinks):
+            for pair in [pair for pair in history if peer in pair]:
+                del history[pair]
+        self._log("info", f"{member} {'lost' if member.accepted else 'gone before it was accepted'}: {reason}")
+        if self._probing is not None:
+            self._probing.awaiting.discard(peer)
+        group = self._groups.get(member.hello.group)
+        if group is None or peer not in group.ring:
+            return
+        if member.accepted:
+            self._lost.append((peer, reason))
+        group.synced.discard(peer)
+        if group.sync is not None:
+            group.sync.receivers.discard(peer)
+            group.sync.members.discard(peer)
+        self._stop(group)
+        group.awaiting_flush.discard(peer)
+        group.ring.remove(peer)
+
+    def _stop(self, group: _Group) -> None:
+        """Starts the flush of a group whose ring must change."""
+        group.changed = True
+        if not group.running:
+            return
+        group.running = False
+        group.flush = self._number()
+        group.awaiting_flush = {peer for peer in group.ring if peer in self._members}
+        for peer in group.awaiting_flush:
+            self._ask(peer, m.Flush(group.flush, group.epoch))
+
+    # The course of a change.
+
+    def _advance(self) -> None:
+        """Takes every step that has become possible. Called after each event."""
+        progress = True
+        while progress:
+            progress = self._settle_flushes() or self._admit_first() or self._step_view() or self._step_joint()
+        self._fail_hopeless_waits()
+
+    def _settle_flushes(self) -> bool:
+        settled = False
+        for group in self._groups.values():
+            if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
+                group.commits += group.ledger.settle(group.ring)
+                group.ledger = Ledger(())
+                settled = True
+        return settled
+
+    def _admit_first(self) -> bool:
+        """With nobody accepted there is nobody to call update_topology: whoever waits is admitted."""
+        if self._admitting or not self._members or self.accepted:
+            return False
+        self._admitting = set(self.pending)
+        return True
+
+    def _step_view(self) -> bool:
+        if any(group.awaiting_flush for group in self._groups.values()):
+            return False
+        newcomers = {peer for peer in self._admitting if peer not in self._group_of(self._members[peer]).ring}
+        if newcomers or any(group.changed for group in self._groups.values()):
+            self._prepare(newcomers)
+            return True
+        if not self._preparing or self._awaiting_ready:
+            return False
+        if self._failed_pairs:
+            self._resolve_failed_pairs()
+        else:
+            self._install()
+        return True
+
+    def _group_of(self, member: _Member) -> _Group:
+        return self._groups.setdefault(member.hello.group, _Group(member.hello.group))
+
+    def _prepare(self, newcomers: Iterable[int]) -> None:
+        self.view += 1
+        for peer in newcomers:
+            group = self._group_of(self._members[peer])
+            # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
+            group.running = False
+            group.ledger = Ledger(())
+            group.changed = True
+            group.ring = topology.updated_ring(group.ring, {*group.ring, peer})
+        for number in [number for number, group in self._groups.items() if not group.ring]:
+            del self._groups[number]
+        affected: set[int] = set()
+        for group in self._groups.values():
+            assert group.running or group.changed or group.epoch
+            if group.changed:
+                assert not group.running
+                group.changed = False
+                group.epoch = self.view
+            if not group.running:
+                affected.update(group.ring)
+        relink = sorted(self._relink)
+        for pair in relink:
+            self._made_in[pair] = self.view
+        self._relink.clear()
+        self._failed_pairs.clear()
+        self._preparing = True
+        self._awaiting_ready = set(affected)
+        rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in self._groups.values()]
+        listed = [peer for group in self._groups.values() for peer in group.ring]
+        members = [self._members[peer].as_record() for peer in sorted(listed)]
+        for peer in listed:
+            member = self._members[peer]
+            group = self._groups[member.hello.group]
+            message = m.Prepare(self.view, members, rings, list(group.commits), relink, list(self._lost))
+            if peer in affected:
+                self._ask(peer, message)
+            else:
+                self._say(member.connection, message)
+        # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
+        # (after a further loss) has no such op open any more.
+
+    def _resolve_failed_pairs(self) -> None:
+        newcomers = {peer for peer, member in self._members.items() if not member.accepted}
+        reasons = dict(self._failed_pairs)
+        for peer in sorted(topology.fewest_evictions(reasons, newcomers)):
+            pair, why = next((pair, why) for pair, why in reasons.items() if peer in pair)
+            reason = f"peers {pair[0]} and {pair[1]} cannot connect to each other: {why}"
+            self._evict(peer, reason, Result.RANK_CONNECTION_FAILED)
+        self._failed_pairs.clear()
+
+    def _install(self) -> None:
+        self._preparing = False
+        self.installed_view = self.view
+        for group in self._groups.values():
+            if not group.running:
+                group.running = True
+                group.commits = []
+                group.ledger = Ledger(group.ring)
+            for peer in group.ring:
+                member = self._members[peer]
+                member.accepted = True
+                member.asked_at = None
+                self._admitting.discard(peer)
+                self._say(member.connection, m.Install(self.view))
+        self._lost.clear()
+        sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
+        self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")
+        if self._updating:
+            self._updating = False
+            self._finish(self._members.values(), Kind.UPDATE_TOPOLOGY)
+
+    # Messages of accepted or pending peers.
+
+    def _on_leave(self, member: _Member, message: m.Leave) -> None:
+        self._effects.append(Close(member.connection))
+        self._remove(member.peer, f"left{': ' + message.reason if message.reason else ''}")
+
+    def _on_flush_reply(self, member: _Member, message: m.FlushReply) -> None:
+        group = self._groups[member.hello.group]
+        if message.flush != group.flush or member.peer not in group.awaiting_flush:
+            return
+        group.awaiting_flush.discard(member.peer)
+        member.asked_at = None
+        # All survivors being done is what settle() looks for, so an op that is committed by this very call would
+        # have been by it too; it must only not be lost.
+        group.commits += group.ledger.done(member.peer, message.ops)
+
+    def _on_links_ready(self, member: _Member, message: m.LinksReady) -> None:
+        if message.view != self.view or member.peer not in self._awaiting_ready:
+            return
+        self._awaiting_ready.discard(member.peer)
+        member.asked_at = None
+        for other, reason in message.failed:
+            if other in self._members and other != member.peer:
+                self._failed_pairs.setdefault(topology.pair(member.peer, other), reason)
+
+    def _on_link_lost(self, member: _Member, message: m.LinkLost) -> None:
+        other = self._members.get(message.peer)
+        if other is None or other.hello.group != member.hello.group or other is member:
+            return
+        pair = topology.pair(member.peer, message.peer)
+        if pair in self._relink or message.made_in < self._made_in.get(pair, 0):
+            return
+        group = self._groups[member.hello.group]
+        if pair not in topology.ring_pairs(group.ring):
+            return
+        self._log("warning", f"{member} lost its link to {other}: {message.reason}")
+        self._relinks[pair] = self._relinks.get(pair, 0) + 1
+        if self._relinks[pair] > RELINKS_MAX:
+            self._failed_pairs[pair] = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
+            self._resolve_failed_pairs()
+            return
+        self._relink.add(pair)
+        self._stop(group)
+
+    def _on_ops_done(self, member: _Member, message: m.OpsDone) -> None:
+        group = self._groups.get(member.hello.group)
+        if group is None or message.epoch != group.epoch or member.peer not in group.ledger.ring:
+            return
+        commits = group.ledger.done(member.peer, message.ops)
+        if not commits:
+            return
+        if not group.running:
+            # Decided during the flush, told with the next Prepare.
+            group.commits += commits
+            return
+        for peer in group.ring:
+            self._say(self._members[peer].connection, m.OpsCommit(group.epoch, commits))
+        for pair in topology.ring_pairs(group.ring) if self._relinks else ():
+            self._relinks.pop(pair, None)
+
+    def _on_op_failed(self, member: _Member, message: m.OpFailed) -> None:
+        group = self._groups.get(member.hello.group)
+        if group is None or message.epoch != group.epoch or not group.running:
+            return
+        self._abort_op(group, OpRef(message.tag, message.sequence), message.code, message.reason)
+
+    def _abort_op(self, group: _Group, op: OpRef, code: int, reason: str) -> None:
+        if not group.ledger.abort(op):
+            return
+        self._log("info", f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}")
+        for peer in group.ring:
+            abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
+            self._say(self._members[peer].connection, abort)
+
+    def _on_ops_stalled(self, member: _Member, message: m.OpsStalled) -> None:
+        group = self._groups.get(member.hello.group)
+        if group is not None and message.epoch == group.epoch and group.running:
+            group.ledger.stall(member.peer, message.ops)
+
+    def _on_joint_call(self, member: _Member, message: m.JointCall) -> None:
+        if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
+            self._evict(member.peer, f"malformed joint call {message.kind!r}", Result.INVALID_USAGE)
+            return
+        if not member.accepted or member.wait is not None:
+            self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
+            return
+        member.wait = _Wait(message.call, message.kind, message.offer)
+
+    def _on_joint_cancel(self, member: _Member, message: m.JointCancel) -> None:
+        wait = member.wait
+        if wait is None or wait.call != message.call:
+            return
+        group = self._groups[member.hello.group]
+        begun = (
+            (wait.kind == Kind.UPDATE_TOPOLOGY and self._updating)
+            or (wait.kind == Kind.OPTIMIZE_TOPOLOGY and self._probing is not None)
+            or (wait.kind == Kind.SYNC and group.sync is not None)
+        )
+        if not begun:
+            self._answer(member, Result.TIMEOUT, "cancelled by its caller")
+
+    def _on_sync_report(self, member: _Member, message: m.SyncReport) -> None:
+        sync = self._groups[member.hello.group].sync if member.accepted else None
+        if sync is None or sync.number != message.sync or member.peer not in sync.receivers:
+            return
+        sync.receivers.discard(member.peer)
+        for donor, reason in message.suspects:
+            self._log("warning", f"{member} could not use donor {donor}: {reason}")
+        if not message.success:
+            sync.failure = sync.failure or f"{member} could not be brought up: {message.reason}"
+
+    def _on_probes(self, member: _Member, message: m.Probes) -> None:
+        probing = self._probing
+        if probing is None or probing.number != message.probe or member.peer not in probing.awaiting:
+            return
+        probing.awaiting.discard(member.peer)
+        for other, microseconds in message.round_trip_us:
+            pair = topology.pair(member.peer, other)
+            probing.cost[pair] = max(probing.cost.get(pair, 0), microseconds)
+
+    def _on_beat(self, member: _Member, message: m.Beat) -> None:
+        pass
+
+    # Joint calls.
+
+    def _step_joint(self) -> bool:
+        """Carries out one joint call that has become complete."""
+        accepted = [self._members[peer] for peer in self.accepted]
+        if not accepted:
+            self._probing = None
+            return False
+        kinds = {member.wait.kind if member.wait else None for member in accepted}
+        if len(kinds) == 1:
+            (kind,) = kinds
+            if kind == Kind.ARE_PEERS_PENDING:
+                self._finish(accepted, kind, value=len(self.pending))
+                return True
+            if kind == Kind.UPDATE_TOPOLOGY and not self.is_changing and not self._updating:
+                self._updating = True
+                self._admitting = set(self.pending)
+                if not self._admitting:
+                    self._updating = False
+                    self._finish(accepted, kind)
+                return True
+            if kind == Kind.OPTIMIZE_TOPOLOGY and not self.is_changing:
+                return self._step_optimize(accepted)
+        return self._step_syncs()
+
+    def _step_syncs(self) -> bool:
+        progress = False
+        for group in self._groups.values():
+            progress = self._step_sync(group) or progress
+        return progress
+
+    def _step_sync(self, group: _Group) -> bool:
+        members = [self._members[peer] for peer in group.ring]
+        sync = group.sync
+        if sync is not None:
+            if sync.receivers:
+                return False
+            group.sync = None
+            waiting = [member for member in members if member.peer in sync.members]
+            if sync.failure is not None:
+                self._finish(waiting, Kind.SYNC, Result.NO_SHARED_STATE_AVAILABLE, sync.failure)
+            else:
+                self._synced(group, waiting, sync.revision)
+            return True
+        offers = {
+            member.peer: member.wait.offer
+            for member in members
+            if member.accepted and member.wait is not None and member.wait.offer is not None
+        }
+        if not offers or len(offers) < len([member for member in members if member.accepted]):
+            return False
+        elected = elect(offers, group.synced, group.revision)
+        if isinstance(elected, NotElected):
+            self._finish(members, Kind.SYNC, elected.code, elected.reason)
+            return True
+        self._log("info", f"group {group.number} syncs to revision {elected.revision}: {elected.reason}")
+        loose = elected.loose_receivers if any(t.loose for t in offers[elected.donors[0]].tensors) else frozenset()
+        receivers = set(elected.content_receivers | loose)
+        if not receivers:
+            self._synced(group, members, elected.revision)
+            return True
+        number = self._number()
+        group.sync = _Sync(number, elected.revision, receivers, set(offers), elected.donors)
+        for member in members:
+            if member.peer not in offers:
+                continue
+            plan = m.SyncPlan(
+                number,
+                elected.revision,
+                elected.root,
+                elected.donors,
+                member.peer in elected.content_receivers,
+                member.peer in loose,
+            )
+            self._say(member.connection, plan)
+        return True
+
+    def _synced(self, group: _Group, members: Iterable[_Member], revision: int) -> None:
+        waiting = [member for member in members if member.wait is not None]
+        group.revision = revision
+        group.synced = {member.peer for member in waiting}
+        self._finish(waiting, Kind.SYNC, value=revision)
+
+    def _step_optimize(self, accepted: list[_Member]) -> bool:
+        if self._probing is None:
+            self._probing = _Probing(self._number(), {member.peer for member in accepted})
+            for member in accepted:
+                others = [peer for peer in self._groups[member.hello.group].ring if peer != member.peer]
+                self._say(member.connection, m.Probe(self._probing.number, others))
+            return True
+        if self._probing.awaiting:
+            return False
+        if not self._probing.applied:
+            self._probing.applied = True
+            for group in self._groups.values():
+                ring = topology.best_ring(group.ring, self._probing.cost)
+                if topology.ring_pairs(ring) != topology.ring_pairs(group.ring):
+                    self._log("info", f"group {group.number}: ring {group.ring} becomes {ring}")
+                    self._stop(group)
+                    group.ring = ring
+            return True
+        self._probing = None
+        self._finish(accepted, Kind.OPTIMIZE_TOPOLOGY)
+        return True
+
+    def _finish(
+        self,
+        members: Iterable[_Member],
+        kind: str,
+        code: Result = Result.SUCCESS,
+        reason: str = "",
+        value: int = 0,
+    ) -> None:
+        for member in members:
+            if member.wait is not None and member.wait.kind == kind:
+                self._answer(member, code, reason, value)
+
+    def _answer(self, member: _Member, code: Result, reason: str = "", value: int = 0) -> None:
+        assert member.wait is not None
+        self._say(member.connection, m.JointResult(member.wait.call, code, reason, value))
+        member.wait = None
+
+    def _fail_hopeless_waits(self) -> None:
+        if self.is_changing or self._updating or self._probing is not None:
+            return
+        for group in self._groups.values():
+            members = [self._members[peer] for peer in group.ring]
+            waits = {member.peer: member.wait for member in members if member.wait is not None}
+            if len(waits) == len(members) and len({wait.kind for wait in waits.values()}) > 1:
+                account = ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
+                self._fail_waits(members, f"these calls can never meet: {account}")
+            for op, stuck in list(group.ledger.stalled.items()):
+                blockers = {
+                    peer: wait for peer, wait in waits.items() if peer not in stuck and wait.kind in Kind.EXCLUSIVE
+                }
+                if blockers and group.running:
+                    account = ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(blockers.items()))
+                    reason = (
+                        f"peers {sorted(stuck)} wait in the op with tag {op.tag}, which these never launched: {account}"
+                    )
+                    self._abort_op(group, op, Result.INVALID_USAGE, reason)
+                    self._fail_waits([self._members[peer] for peer in blockers], reason)
+
+    def _fail_waits(self, members: Iterable[_Member], reason: str) -> None:
+        self._log("warning", reason)
+        for member in members:
+            if member.wait is not None:
+                self._answer(member, Result.INVALID_USAGE, reason)
+
+    # Small helpers.
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _ask(self, peer: int, message: m.FromMaster) -> None:
+        """Sends what must be answered in time."""
+        member = self._members[peer]
+        member.asked_at = self._now
+        self._say(member.connection, message)
+
+    def _say(self, connection: int, message: m.FromMaster) -> None:
+        self._effects.append(Send(connection, message))
+
+    def _log(self, level: str, text: str) -> None:
+        self._effects.append(Log(level, text))
+
+    def _drain(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Master, _Member, Any], None]]] = {
+        m.Leave: _on_leave,
+        m.JointCall: _on_joint_call,
+        m.JointCancel: _on_joint_cancel,
+        m.LinksReady: _on_links_ready,
+        m.LinkLost: _on_link_lost,
+        m.OpsDone: _on_ops_done,
+        m.OpFailed: _on_op_failed,
+        m.OpsStalled: _on_ops_stalled,
+        m.FlushReply: _on_flush_reply,
+        m.SyncReport: _on_sync_report,
+        m.Probes: _on_probes,
+        m.Beat: _on_beat,
+    }
+
+
+@dataclass
+class _Probing:
+    """An optimize_topology under way."""
+
+    number: int
+    awaiting: set[int]
+    cost: dict[tuple[int, int], float] = field(default_factory=dict)
+    applied: bool = False

@@ -1,0 +1,372 @@
+"""What peers and the master say to each other.
+
+Every message is a msgspec struct that travels as a msgpack array `[name, field, ...]`. A field added later goes to
+the end with a default: an older reader ignores it, a newer one fills it in. `PROTOCOL_VERSION` changes only when that
+is not enough.
+
+Reserved room: `Hello.auth` and `Welcome.auth` (challenge-response), `Hello.testimony` and `Welcome.term` (a successor
+of a dead master), `Beat` (silence), `Prepare.relink` (a link between two live peers that must be made anew).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+U64_MAX = 2**64 - 1
+
+
+class OpRef(NamedTuple):
+    """An op within one epoch of one group: its tag and the how-manieth use of the tag it is."""
+
+    tag: int
+    sequence: int
+
+
+class Kind:
+    """Kinds of joint call."""
+
+    ARE_PEERS_PENDING = "are_peers_pending"
+    UPDATE_TOPOLOGY = "update_topology"
+    OPTIMIZE_TOPOLOGY = "optimize_topology"
+    SYNC = "sync_shared_state"
+
+    ALL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
+    EXCLUSIVE = (UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
+    """Those during which this peer has no op in flight."""
+    GLOBAL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY)
+    """Those that the peers of all groups make together."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """Base of what messages are composed of."""
+
+
+class Member(Record, frozen=True):
+    """A peer as the others need to know it."""
+
+    peer: int
+    group: int
+    hosts: list[str]
+    """Where its listening port may be reached, best first. A loopback address stands for 'the master's machine'."""
+    port: int
+    connections: int
+    """TCP connections it wants in each of its links."""
+    name: str = ""
+
+
+class Ring(Record, frozen=True):
+    """A group's ring order. `epoch` is the view in which it last changed."""
+
+    group: int
+    epoch: int
+    peers: list[int]
+
+
+class TensorOffer(Record, frozen=True):
+    name: str
+    dtype: str
+    shape: list[int]
+    loose: bool
+    """Content may differ between peers of one revision."""
+
+
+class SyncOffer(Record, frozen=True):
+    """What a peer brings to sync_shared_state."""
+
+    strategy: str
+    revision: int
+    root: bytes
+    """Digest of all tensors that are not loose."""
+    tensors: list[TensorOffer]
+
+
+# Peer to master.
+
+
+class Hello(Message, frozen=True):
+    """The first message on a control connection."""
+
+    protocol: int
+    version: str
+    group: int
+    hosts: list[str]
+    """Addresses to advertise; empty: the address that the master sees."""
+    port: int
+    connections: int
+    name: str = ""
+    auth: bytes = b""
+    testimony: Any = None
+
+
+class Leave(Message, frozen=True):
+    reason: str = ""
+
+
+class JointCall(Message, frozen=True):
+    """Enters a joint call. A peer is in one at a time."""
+
+    call: int
+    kind: str
+    offer: SyncOffer | None = None
+
+
+class JointCancel(Message, frozen=True):
+    """The caller no longer wants to wait. A call that has begun to take effect goes on."""
+
+    call: int
+
+
+class LinksReady(Message, frozen=True):
+    """The answer to `Prepare`: all needed links are up, but for those in `failed`."""
+
+    view: int
+    failed: list[tuple[int, str]] = []
+
+
+class LinkLost(Message, frozen=True):
+    """An established link broke. `made_in` is the view whose `Prepare` made it."""
+
+    made_in: int
+    peer: int
+    reason: str
+
+
+class OpsDone(Message, frozen=True):
+    """This peer holds all result bytes of these ops."""
+
+    epoch: int
+    ops: list[OpRef]
+
+
+class OpFailed(Message, frozen=True):
+    """This op cannot or must not complete: differing arguments, or its caller gave up."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    code: int
+    reason: str
+
+
+class OpsStalled(Message, frozen=True):
+    """These ops have waited for long. Lets the master find waits that can never end."""
+
+    epoch: int
+    ops: list[OpRef]
+
+
+class FlushReply(Message, frozen=True):
+    """The group's ops have stopped here; `ops` are those of them that are done and without a verdict."""
+
+    flush: int
+    ops: list[OpRef]
+
+
+class SyncReport(Message, frozen=True):
+    """A receiver has ended its transfer. `suspects`: donors that failed it, and how."""
+
+    sync: int
+    success: bool
+    reason: str = ""
+    suspects: list[tuple[int, str]] = []
+
+
+class Probes(Message, frozen=True):
+    """Round-trip times to other peers in microseconds, measured for optimize_topology."""
+
+    probe: int
+    round_trip_us: list[tuple[int, int]]
+
+
+class Beat(Message, frozen=True):
+    """A sign of life, in both directions."""
+
+
+# Master to peer.
+
+
+class Welcome(Message, frozen=True):
+    """You are known, and wait for a view that has you."""
+
+    peer: int
+    run: str
+    term: int
+    accepted_peers: int
+    """How many peers are in the run already: 0 means that you are admitted at once."""
+    auth: bytes = b""
+
+
+class Goodbye(Message, frozen=True):
+    """The last message before the master closes: refusal or eviction."""
+
+    code: int
+    reason: str
+
+
+class Flush(Message, frozen=True):
+    """A peer of your group was lost: stop the ops of this epoch and say which are done."""
+
+    flush: int
+    epoch: int
+
+
+class Prepare(Message, frozen=True):
+    """The next view. Make the links it needs, then answer `LinksReady`.
+
+    Where your group's epoch differs from the installed one, your open ops end here: those in `commits` are committed,
+    all others aborted.
+    """
+
+    view: int
+    members: list[Member]
+    rings: list[Ring]
+    commits: list[OpRef] = []
+    relink: list[tuple[int, int]] = []
+    lost: list[tuple[int, str]] = []
+    """Peers that the installed view has and this one has not, and why."""
+
+
+class Install(Message, frozen=True):
+    """The prepared view is in force."""
+
+    view: int
+
+
+class OpsCommit(Message, frozen=True):
+    epoch: int
+    ops: list[OpRef]
+
+
+class OpAbort(Message, frozen=True):
+    """Verdict on one op, also for a peer that has not launched it yet."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    code: int
+    reason: str
+
+
+class JointResult(Message, frozen=True):
+    call: int
+    code: int
+    reason: str = ""
+    value: int = 0
+    """are_peers_pending: how many wait. sync_shared_state: the elected revision."""
+
+
+class SyncPlan(Message, frozen=True):
+    """How a sync goes on: who sends, and whether you fetch."""
+
+    sync: int
+    revision: int
+    root: bytes
+    donors: list[int]
+    fetch_content: bool
+    fetch_loose: bool
+
+
+class Probe(Message, frozen=True):
+    """Measure the round-trip time to these peers and answer `Probes`."""
+
+    probe: int
+    peers: list[int]
+
+
+FromPeer = (
+    Hello
+    | Leave
+    | JointCall
+    | JointCancel
+    | LinksReady
+    | LinkLost
+    | OpsDone
+    | OpFailed
+    | OpsStalled
+    | FlushReply
+    | SyncReport
+    | Probes
+    | Beat
+)
+FromMaster = Welcome | Goodbye | Flush | Prepare | Install | OpsCommit | OpAbort | JointResult | SyncPlan | Probe | Beat
+
+
+# Peer to peer, before a connection is handed to the engine or to a state transfer.
+
+
+class LinkHello(Message, frozen=True):
+    """The dialer of a connection that shall belong to a link."""
+
+    protocol: int
+    run: str
+    sender: int
+    receiver: int
+    made_in: int
+    index: int
+    count: int
+    auth: bytes = b""
+
+
+class StateHello(Message, frozen=True):
+    """The dialer wants to fetch shared state from the receiver under this sync."""
+
+    protocol: int
+    run: str
+    sender: int
+    receiver: int
+    sync: int
+    auth: bytes = b""
+
+
+class PingHello(Message, frozen=True):
+    """The dialer measures: every byte it sends comes back."""
+
+    protocol: int
+    run: str
+    sender: int
+    receiver: int
+    auth: bytes = b""
+
+
+class Accepted(Message, frozen=True):
+    auth: bytes = b""
+
+
+class Rejected(Message, frozen=True):
+    reason: str
+
+
+class DigestRequest(Message, frozen=True):
+    """Asks a donor for the block digests of a tensor."""
+
+    tensor: int
+
+
+class Digests(Message, frozen=True):
+    """BLAKE3 digests of a tensor's blocks, 32 bytes each, one after the other."""
+
+    tensor: int
+    block_bytes: int
+    digests: bytes
+
+
+class BlockRequest(Message, frozen=True):
+    """Asks a donor for blocks `[first, first + count)` of a tensor; their raw bytes follow, without any frame."""
+
+    tensor: int
+    first: int
+    count: int
+
+
+PeerOpening = LinkHello | StateHello | PingHello
+PeerAnswer = Accepted | Rejected
+StateRequest = DigestRequest | BlockRequest
+StateAnswer = Digests | Rejected

@@ -1,0 +1,723 @@
+"""The peer's side of the control plane.
+
+Events come in as method calls: messages of the master, calls of the user, reports of the engine and of whoever makes
+links. Effects collect until `drain()`, so a batch of events costs one message to the master where one will do.
+
+An op is here
+
+    queued   launched while no ops may start: a view is being changed, or an exclusive joint call is under way
+    running  submitted to the engine under (epoch, tag, how-manieth use of the tag)
+    done     all result bytes are here; the master has been or will be told
+    ending   the verdict is known; the engine gives the buffers back, on abort with `send` as it was
+    ended    its caller has the result
+
+The verdict alone decides what the caller is told, never what this peer saw by itself. Ops that a flush ends return
+when the next view is installed: a caller that then asks for the world size sees who is left.
+
+A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
+belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.topology import neighbours
+from pccl.types import Result
+
+STALL_AFTER_S = 2.0
+"""An op that takes longer is reported to the master once."""
+
+
+@dataclass(frozen=True)
+class View:
+    """An installed membership, as seen by one peer. Immutable: threads may keep it."""
+
+    view: int
+    epoch: int
+    peer: int
+    group: int
+    ring: tuple[int, ...]
+    """This peer's group, in ring order."""
+    group_sizes: dict[int, int]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ring)
+
+    @property
+    def global_world_size(self) -> int:
+        return sum(self.group_sizes.values())
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class ToMaster:
+    message: m.FromPeer
+
+
+@dataclass(frozen=True)
+class SubmitOp:
+    op: int
+    epoch: int
+    tag: int
+    sequence: int
+    rank: int
+    world_size: int
+    link_prev: int
+    link_next: int
+
+
+@dataclass(frozen=True)
+class FreezeOps:
+    """Stop all ops of this epoch, then call `frozen`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class EndOp:
+    """Give the verdict to the engine, then call `op_ended`."""
+
+    op: int
+    commit: bool
+
+
+@dataclass(frozen=True)
+class OpResult:
+    op: int
+    code: Result
+    reason: str
+    world_size: int
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CallResult:
+    call: int
+    code: Result
+    reason: str
+    value: int
+
+
+@dataclass(frozen=True)
+class MakeLink:
+    """Make a link of `connections` connections: dial `member`, or expect it to dial. Report each connection that is
+    handed to the engine with `link_connected`, or `link_failed`."""
+
+    link: int
+    member: m.Member
+    made_in: int
+    connections: int
+    dial: bool
+
+
+@dataclass(frozen=True)
+class CloseLink:
+    """Close what there is of it and stop trying."""
+
+    link: int
+
+
+@dataclass(frozen=True)
+class RunSync:
+    """Take part in a shared-state transfer; call `sync_ended` if there is something to fetch."""
+
+    plan: m.SyncPlan
+    donors: list[m.Member]
+
+
+@dataclass(frozen=True)
+class RunProbe:
+    probe: int
+    members: list[m.Member]
+
+
+@dataclass(frozen=True)
+class Installed:
+    view: View
+    lost: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The session is over; all calls have their results once the engine has given the ops back."""
+
+    code: Result
+    reason: str
+
+
+@dataclass(frozen=True)
+class Log:
+    level: str
+    text: str
+
+
+Effect = (
+    ToMaster
+    | SubmitOp
+    | FreezeOps
+    | EndOp
+    | OpResult
+    | CallResult
+    | MakeLink
+    | CloseLink
+    | RunSync
+    | RunProbe
+    | Installed
+    | Ended
+    | Log
+)
+
+
+@dataclass
+class _Op:
+    op: int
+    tag: int
+    launched_at: float
+    ref: OpRef | None = None
+    done: bool = False
+    verdict: tuple[Result, str] | None = None
+    world_size: int = 0
+    until_install: bool = False
+    """Its result waits for the next Install."""
+    ended: tuple[int, int] | None = None
+    """Payload bytes sent and received, once the engine has given it back."""
+    stall_reported: bool = False
+
+
+@dataclass
+class _Link:
+    link: int
+    peer: int
+    made_in: int
+    connections: int
+    connected: int = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.connected == self.connections
+
+
+@dataclass
+class _Call:
+    call: int
+    kind: str
+    offer: m.SyncOffer | None
+
+
+@dataclass
+class _Next:
+    """A prepared view, not installed yet."""
+
+    view: int
+    ring: m.Ring
+    rings: list[m.Ring]
+    lost: list[tuple[int, str]]
+    failed: dict[int, str] = field(default_factory=dict)
+    answered: bool = False
+
+
+class Peer:
+    """One peer of one run, from Hello to its end."""
+
+    def __init__(self, group: int, connections: int) -> None:
+        self.group = group
+        self.connections = connections
+        self.peer = 0
+        self.run = ""
+        self.view: View | None = None
+        self.is_over = False
+        self._effects: list[Effect] = []
+        self._done_batch: list[OpRef] = []
+        self._stall_batch: list[OpRef] = []
+        self._members: dict[int, m.Member] = {}
+        self._next: _Next | None = None
+        self._running = False
+        self._flush: m.Flush | None = None
+        self._links: dict[int, _Link] = {}
+        """By peer."""
+        self._next_link = 1
+        self._ops: dict[int, _Op] = {}
+        self._by_ref: dict[OpRef, _Op] = {}
+        self._queued: deque[_Op] = deque()
+        self._uses: dict[int, int] = {}
+        """How often each tag was used in this epoch."""
+        self._early: dict[OpRef, tuple[Result, str]] = {}
+        """Verdicts on ops that were not launched here yet."""
+        self._call: _Call | None = None
+        self._waiting_calls: deque[_Call] = deque()
+
+    def drain(self) -> list[Effect]:
+        """The effects of all events since the last call, in order."""
+        self._flush_batches()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def deadline(self) -> float | None:
+        """When `tick` should be called next."""
+        for op in self._by_ref.values():
+            if not op.stall_reported and op.verdict is None:
+                return op.launched_at + STALL_AFTER_S
+        return None
+
+    def tick(self, now: float) -> None:
+        if not self._running or self.view is None:
+            return
+        for op in self._by_ref.values():
+            if op.stall_reported or op.verdict is not None:
+                continue
+            if now < op.launched_at + STALL_AFTER_S:
+                break
+            assert op.ref is not None
+            op.stall_reported = True
+            self._stall_batch.append(op.ref)
+            waits = "the other peers' results" if op.done else "data of its neighbours"
+            self._effects.append(
+                Log("info", f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self.view.ring})")
+            )
+
+    # What the user does.
+
+    def launch(self, op: int, tag: int, now: float) -> None:
+        """Launches an op, at once or as soon as ops may start. Its end is an OpResult."""
+        assert op not in self._ops
+        if self.is_over:
+            self._effects.append(OpResult(op, Result.NOT_INITIALIZED, "the session is over", 0))
+            return
+        entry = self._ops[op] = _Op(op, tag, now)
+        if self._may_start:
+            self._start(entry)
+        else:
+            self._queued.append(entry)
+
+    def cancel(self, op: int, code: Result, reason: str) -> None:
+        """The caller gives an op up: it is aborted on all peers, unless the master has committed it before."""
+        entry = self._ops.get(op)
+        if entry is None or entry.verdict is not None or self.is_over:
+            return
+        if entry.ref is None:
+            self._queued.remove(entry)
+            self._finish_op(entry, code, reason)
+        elif self._running and self.view is not None:
+            self._flush_batches()
+            failed = m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason)
+            self._effects.append(ToMaster(failed))
+
+    def joint(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
+        """Enters a joint call, after those that this peer is in already. Its end is a CallResult."""
+        if self.is_over or self.view is None:
+            self._effects.append(CallResult(call, Result.NOT_INITIALIZED, "not connected", 0))
+            return
+        self._waiting_calls.append(_Call(call, kind, offer))
+        self._next_call()
+
+    def cancel_joint(self, call: int) -> None:
+        for waiting in self._waiting_calls:
+            if waiting.call == call:
+                self._waiting_calls.remove(waiting)
+                self._effects.append(CallResult(call, Result.TIMEOUT, "cancelled by its caller", 0))
+                return
+        if self._call is not None and self._call.call == call and not self.is_over:
+            self._effects.append(ToMaster(m.JointCancel(call)))
+
+    def leave(self, reason: str) -> None:
+        if not self.is_over:
+            self._effects.append(ToMaster(m.Leave(reason)))
+            self._end(Result.NOT_INITIALIZED, "this communicator was closed")
+
+    # What the master says.
+
+    def received(self, message: m.FromMaster) -> None:
+        """ProtocolError if the message cannot be: the runtime then ends the session with `master_lost`."""
+        if not self.is_over:
+            self._HANDLERS[type(message)](self, message)
+
+    def master_lost(self, reason: str) -> None:
+        self._end(Result.MASTER_CONNECTION_FAILED, reason)
+
+    def _on_welcome(self, message: m.Welcome) -> None:
+        self.peer = message.peer
+        self.run = message.run
+
+    def _on_goodbye(self, message: m.Goodbye) -> None:
+        try:
+            code = Result(message.code)
+        except ValueError:
+            code = Result.MASTER_CONNECTION_FAILED
+        self._end(code, message.reason)
+
+    def _on_flush(self, message: m.Flush) -> None:
+        if self.view is None or message.epoch != self.view.epoch or not self._running:
+            raise ProtocolError(f"Flush of epoch {message.epoch}, which is not running")
+        self._running = False
+        self._flush = message
+        self._effects.append(FreezeOps(message.epoch))
+
+    def _on_prepare(self, message: m.Prepare) -> None:
+        if self._next is not None and message.view <= self._next.view:
+            raise ProtocolError(f"Prepare of view {message.view} after {self._next.view}")
+        ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
+        self._members = {member.peer: member for member in message.members}
+        if ring is None or any(peer not in self._members for peer in ring.peers):
+            raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
+        self._next = _Next(message.view, ring, message.rings, message.lost)
+        if self._keeps_ring(ring):
+            return
+        self._running = False
+        self._flush = None
+        lost = "; ".join(f"peer {peer} was lost ({reason})" for peer, reason in message.lost)
+        self._settle(set(message.commits), lost or "the ring was changed")
+        for a, b in message.relink:
+            if self.peer in (a, b):
+                self._drop_link(b if a == self.peer else a)
+        for peer in [peer for peer in self._links if peer not in self._members]:
+            self._drop_link(peer)
+        for peer in self._next_neighbours():
+            if peer not in self._links:
+                self._make_link(peer, message.view, dial=self.peer > peer)
+        self._answer_prepare()
+
+    def _keeps_ring(self, ring: m.Ring) -> bool:
+        return self.view is not None and ring.epoch == self.view.epoch
+
+    def _settle(self, commits: set[OpRef], reason: str) -> None:
+        for ref, op in list(self._by_ref.items()):
+            op.until_install = True
+            if ref in commits:
+                self._decide(op, Result.SUCCESS, "")
+            else:
+                self._decide(op, Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")
+
+    def _on_install(self, message: m.Install) -> None:
+        prepared = self._next
+        if prepared is None or message.view != prepared.view:
+            raise ProtocolError(f"Install of view {message.view}, which was not prepared")
+        self._next = None
+        keeps = self._keeps_ring(prepared.ring)
+        self.view = View(
+            view=prepared.view,
+            epoch=prepared.ring.epoch,
+            peer=self.peer,
+            group=self.group,
+            ring=tuple(prepared.ring.peers),
+            group_sizes={ring.group: len(ring.peers) for ring in prepared.rings},
+        )
+        self._effects.append(Installed(self.view, prepared.lost))
+        if keeps:
+            return
+        assert not self._by_ref
+        self._uses.clear()
+        self._early.clear()
+        self._running = True
+        for op in [op for op in self._ops.values() if op.until_install]:
+            op.until_install = False
+            self._release(op)
+        self._start_queued()
+
+    def _on_ops_commit(self, message: m.OpsCommit) -> None:
+        self._require_running(message.epoch)
+        for ref in message.ops:
+            op = self._by_ref.get(ref)
+            if op is None:
+                raise ProtocolError(f"commit of an op that is not open: {ref}")
+            self._decide(op, Result.SUCCESS, "")
+
+    def _on_op_abort(self, message: m.OpAbort) -> None:
+        self._require_running(message.epoch)
+        ref = OpRef(message.tag, message.sequence)
+        verdict = Result(message.code), message.reason
+        op = self._by_ref.get(ref)
+        if op is not None:
+            self._decide(op, *verdict)
+        elif ref.sequence >= self._uses.get(ref.tag, 0):
+            self._early[ref] = verdict
+
+    def _require_running(self, epoch: int) -> None:
+        if not self._running or self.view is None or epoch != self.view.epoch:
+            raise ProtocolError(f"a verdict for epoch {epoch}, which is not running")
+
+    def _on_joint_result(self, message: m.JointResult) -> None:
+        call = self._call
+        if call is None or call.call != message.call:
+            raise ProtocolError(f"the result of joint call {message.call}, which is not under way")
+        self._call = None
+        self._effects.append(CallResult(call.call, Result(message.code), message.reason, message.value))
+        self._next_call()
+        self._start_queued()
+
+    def _on_sync_plan(self, message: m.SyncPlan) -> None:
+        donors = [self._members[peer] for peer in message.donors if peer in self._members and peer != self.peer]
+        self._effects.append(RunSync(message, donors))
+
+    def _on_probe(self, message: m.Probe) -> None:
+        members = [self._members[peer] for peer in message.peers if peer in self._members]
+        self._effects.append(RunProbe(message.probe, members))
+
+    def _on_beat(self, message: m.Beat) -> None:
+        pass
+
+    # What the engine reports.
+
+    def op_done(self, op: int) -> None:
+        entry = self._ops[op]
+        entry.done = True
+        if entry.verdict is None and self._running:
+            assert entry.ref is not None
+            self._done_batch.append(entry.ref)
+
+    def op_mismatch(self, op: int, reason: str) -> None:
+        self.cancel(op, Result.INVALID_ARGUMENT, reason)
+
+    def op_ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
+        entry = self._ops[op]
+        assert entry.verdict is not None
+        entry.ended = (tx_bytes, rx_bytes)
+        self._release(entry)
+
+    def frozen(self, epoch: int) -> None:
+        """All ops of the epoch have stopped; everything that was done has been reported."""
+        if self._flush is None or self._flush.epoch != epoch:
+            return
+        done = [ref for ref, op in self._by_ref.items() if op.done]
+        self._done_batch.clear()
+        self._effects.append(ToMaster(m.FlushReply(self._flush.flush, done)))
+        self._flush = None
+
+    def link_lost(self, link: int, reason: str) -> None:
+        """An established link broke (the engine has dropped it)."""
+        found = next((each for each in self._links.values() if each.link == link), None)
+        if found is None:
+            return
+        del self._links[found.peer]
+        ring = self._next.ring.peers if self._next is not None else self.view.ring if self.view is not None else ()
+        if found.peer in self._members and found.peer in self._ring_neighbours(list(ring)) and not self.is_over:
+            self._effects.append(ToMaster(m.LinkLost(found.made_in, found.peer, reason)))
+            if not found.is_up:
+                self._link_failed(found.peer, reason)
+
+    # What the makers of links report.
+
+    def link_connected(self, link: int) -> bool:
+        """One more connection of the link stands. False if it is not wanted any more: then it must be closed, else
+        handed to the engine."""
+        found = next((each for each in self._links.values() if each.link == link), None)
+        if found is None or found.is_up:
+            return False
+        found.connected += 1
+        self._answer_prepare()
+        return True
+
+    def link_failed(self, link: int, reason: str) -> None:
+        found = next((each for each in self._links.values() if each.link == link), None)
+        if found is not None and not found.is_up:
+            self._drop_link(found.peer)
+            self._link_failed(found.peer, reason)
+
+    def link_offered(self, peer: int, made_in: int) -> int | str | None:
+        """A connection came in that shall belong to a link: the link's number, a refusal, or None: ask again after the
+        next message of the master, which may tell who that is."""
+        if self.is_over:
+            return "the session is over"
+        prepared = self._next.view if self._next is not None else self.view.view if self.view is not None else 0
+        if made_in > prepared:
+            return None
+        if peer not in self._members or peer == self.peer:
+            return f"peer {peer} is not in view {prepared}"
+        link = self._links.get(peer)
+        if link is not None and link.made_in > made_in:
+            return f"the link with peer {peer} was made anew in view {link.made_in}"
+        if link is None or link.made_in < made_in:
+            # The dialer has dropped the link that we still have: its word counts.
+            self._drop_link(peer)
+            link = self._make_link(peer, made_in, dial=False)
+        if link.is_up:
+            return f"the link with peer {peer} has its {link.connections} connections"
+        return link.link
+
+    def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
+        if not self.is_over:
+            self._effects.append(ToMaster(m.SyncReport(sync, success, reason, suspects)))
+
+    def probed(self, probe: int, round_trip_us: list[tuple[int, int]]) -> None:
+        if not self.is_over:
+            self._effects.append(ToMaster(m.Probes(probe, round_trip_us)))
+
+    # Ops.
+
+    @property
+    def open_ops(self) -> int:
+        return len(self._ops)
+
+    @property
+    def _may_start(self) -> bool:
+        return self._running and not (self._call is not None and self._call.kind in Kind.EXCLUSIVE)
+
+    def _start_queued(self) -> None:
+        while self._queued and self._may_start:
+            self._start(self._queued.popleft())
+
+    def _start(self, op: _Op) -> None:
+        view = self.view
+        assert view is not None
+        op.world_size = view.world_size
+        if view.world_size < 2:
+            self._finish_op(
+                op,
+                Result.TOO_FEW_PEERS,
+                f"alone in peer group {self.group}; call update_topology() until others have joined",
+            )
+            return
+        sequence = self._uses.get(op.tag, 0)
+        self._uses[op.tag] = sequence + 1
+        ref = OpRef(op.tag, sequence)
+        early = self._early.pop(ref, None)
+        if early is not None:
+            self._finish_op(op, *early)
+            return
+        op.ref = ref
+        self._by_ref[ref] = op
+        before, after = neighbours(view.ring, self.peer)
+        self._effects.append(
+            SubmitOp(
+                op=op.op,
+                epoch=view.epoch,
+                tag=op.tag,
+                sequence=sequence,
+                rank=view.ring.index(self.peer),
+                world_size=view.world_size,
+                link_prev=self._link_number(before),
+                link_next=self._link_number(after),
+            )
+        )
+
+    def _link_number(self, peer: int) -> int:
+        """0, which is no link, where it has just been lost: the op waits for the flush that must follow."""
+        link = self._links.get(peer)
+        return link.link if link is not None else 0
+
+    def _decide(self, op: _Op, code: Result, reason: str) -> None:
+        assert op.verdict is None
+        assert op.ref is not None
+        assert op.done or code is not Result.SUCCESS, f"commit of an op that is not done: {op.ref}"
+        op.verdict = code, reason
+        del self._by_ref[op.ref]
+        self._effects.append(EndOp(op.op, code is Result.SUCCESS))
+
+    def _release(self, op: _Op) -> None:
+        if op.verdict is not None and op.ended is not None and not op.until_install:
+            self._finish_op(op, *op.verdict)
+
+    def _finish_op(self, op: _Op, code: Result, reason: str) -> None:
+        del self._ops[op.op]
+        tx_bytes, rx_bytes = op.ended or (0, 0)
+        self._effects.append(OpResult(op.op, code, reason, op.world_size, tx_bytes, rx_bytes))
+
+    # Joint calls.
+
+    def _next_call(self) -> None:
+        while self._call is None and self._waiting_calls:
+            call = self._waiting_calls.popleft()
+            if call.kind in Kind.EXCLUSIVE and self._ops:
+                tags = sorted({op.tag for op in self._ops.values()})
+                reason = f"ops with tags {tags[:10]} are in flight; wait for their handles first"
+                self._effects.append(CallResult(call.call, Result.PENDING_ASYNC_OPS, reason, 0))
+                continue
+            self._call = call
+            self._effects.append(ToMaster(m.JointCall(call.call, call.kind, call.offer)))
+
+    # Links.
+
+    def _next_neighbours(self) -> list[int]:
+        assert self._next is not None
+        return self._ring_neighbours(self._next.ring.peers)
+
+    def _ring_neighbours(self, ring: list[int]) -> list[int]:
+        if self.peer not in ring:
+            return []
+        return sorted(set(neighbours(ring, self.peer)) - {self.peer})
+
+    def _make_link(self, peer: int, made_in: int, dial: bool) -> _Link:
+        member = self._members[peer]
+        link = _Link(self._next_link, peer, made_in, max(self.connections, member.connections))
+        self._next_link += 1
+        self._links[peer] = link
+        self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial))
+        return link
+
+    def _drop_link(self, peer: int) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._effects.append(CloseLink(link.link))
+
+    def _link_failed(self, peer: int, reason: str) -> None:
+        if self._next is not None and peer in self._next_neighbours():
+            self._next.failed[peer] = reason
+            self._answer_prepare()
+
+    def _answer_prepare(self) -> None:
+        prepared = self._next
+        if prepared is None or prepared.answered or self._keeps_ring(prepared.ring):
+            return
+        for peer in self._next_neighbours():
+            link = self._links.get(peer)
+            if peer not in prepared.failed and (link is None or not link.is_up):
+                return
+        prepared.answered = True
+        self._effects.append(ToMaster(m.LinksReady(prepared.view, sorted(prepared.failed.items()))))
+
+    # The end.
+
+    def _end(self, code: Result, reason: str) -> None:
+        if self.is_over:
+            return
+        self._flush_batches()
+        self.is_over = True
+        self._running = False
+        for op in self._queued:
+            self._finish_op(op, code, reason)
+        self._queued.clear()
+        for op in list(self._by_ref.values()):
+            self._decide(op, code, reason)
+        for op in self._ops.values():
+            op.until_install = False
+        for op in list(self._ops.values()):
+            self._release(op)
+        for call in [*([self._call] if self._call else []), *self._waiting_calls]:
+            self._effects.append(CallResult(call.call, code, reason, 0))
+        self._call = None
+        self._waiting_calls.clear()
+        for peer in list(self._links):
+            self._drop_link(peer)
+        self._effects.append(Ended(code, reason))
+
+    def _flush_batches(self) -> None:
+        if self.view is not None and not self.is_over:
+            if self._done_batch and self._running:
+                self._effects.append(ToMaster(m.OpsDone(self.view.epoch, self._done_batch)))
+            if self._stall_batch and self._running:
+                self._effects.append(ToMaster(m.OpsStalled(self.view.epoch, self._stall_batch)))
+        self._done_batch, self._stall_batch = [], []
+
+    _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
+        m.Welcome: _on_welcome,
+        m.Goodbye: _on_goodbye,
+        m.Flush: _on_flush,
+        m.Prepare: _on_prepare,
+        m.Install: _on_install,
+        m.OpsCommit: _on_ops_commit,
+        m.OpAbort: _on_op_abort,
+        m.JointResult: _on_joint_result,
+        m.SyncPlan: _on_sync_plan,
+        m.Probe: _on_probe,
+        m.Beat: _on_beat,
+    }

@@ -1,0 +1,96 @@
+"""Rings and evictions: pure functions of what is known about peers and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import combinations, permutations
+
+EXACT_COVER_PEERS_MAX = 14
+EXACT_RING_PEERS_MAX = 8
+
+
+def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
+    """The ring after a change of membership: survivors keep their order, and so their links; newcomers are appended in
+    the order of their numbers."""
+    kept = [peer for peer in ring if peer in members]
+    return kept + sorted(set(members).difference(kept))
+
+
+def neighbours(ring: Sequence[int], peer: int) -> tuple[int, int]:
+    """The peers before and after `peer`; itself twice when alone."""
+    at = ring.index(peer)
+    return ring[at - 1], ring[(at + 1) % len(ring)]
+
+
+def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
+    """The unordered pairs (low, high) that are neighbours."""
+    if len(ring) < 2:
+        return set()
+    return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
+
+
+def pair(a: int, b: int) -> tuple[int, int]:
+    return (a, b) if a < b else (b, a)
+
+
+def fewest_evictions(failed: Iterable[tuple[int, int]], newcomers: Collection[int]) -> set[int]:
+    """The peers to evict so that no failed pair is left: a minimum vertex cover.
+
+    Who reports a pair does not matter, only who is in it. Among covers of equal size the one with the most newcomers is
+    taken, then the one with the highest (latest) numbers, so that a newcomer never costs an incumbent its place. Exact
+    up to EXACT_COVER_PEERS_MAX peers involved, greedy (most pairs first) beyond.
+    """
+    pairs = {pair(a, b) for a, b in failed if a != b}
+    involved = sorted({peer for each in pairs for peer in each})
+    if len(involved) <= EXACT_COVER_PEERS_MAX:
+        for size in range(len(involved) + 1):
+            covers = [
+                set(chosen)
+                for chosen in combinations(involved, size)
+                if all(a in chosen or b in chosen for a, b in pairs)
+            ]
+            if covers:
+                return max(covers, key=lambda c: (len(c.intersection(newcomers)), sorted(c, reverse=True)))
+    cover: set[int] = set()
+    while pairs:
+        degree = {peer: sum(peer in each for each in pairs) for peer in involved}
+        worst = max(involved, key=lambda peer: (degree[peer], peer in newcomers, peer))
+        cover.add(worst)
+        pairs = {each for each in pairs if worst not in each}
+    return cover
+
+
+def best_ring(peers: Sequence[int], cost: Mapping[tuple[int, int], float]) -> list[int]:
+    """The ring whose dearest pair is cheapest, ties by total cost; pairs without a known cost count as infinite.
+
+    `cost` is keyed by unordered pairs (low, high). Exact to EXACT_RING_PEERS_MAX peers; beyond that nearest neighbour
+    followed by 2-opt until no exchange helps.
+    """
+    order = sorted(peers)
+    if len(order) <= 3:
+        return order
+
+    def price(ring: Sequence[int]) -> tuple[float, float]:
+        costs = [cost.get(pair(a, b), float("inf")) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
+        return max(costs), sum(costs)
+
+    if len(order) <= EXACT_RING_PEERS_MAX:
+        first, *rest = order
+        return min(([first, *tail] for tail in permutations(rest) if tail[0] < tail[-1]), key=price)
+    ring = [order[0]]
+    left = order[1:]
+    while left:
+        nearest = min(left, key=lambda peer: (cost.get(pair(ring[-1], peer), float("inf")), peer))
+        ring.append(nearest)
+        left.remove(nearest)
+    best = price(ring)
+    improved = True
+    while improved:
+        improved = False
+        for i in range(1, len(ring) - 1):
+            for j in range(i + 1, len(ring)):
+                candidate = ring[:i] + ring[i : j + 1][::-1] + ring[j + 1 :]
+                candidate_price = price(candidate)
+                if candidate_price < best:
+                    ring, best, improved = candidate, candidate_price, True
+    return ring
