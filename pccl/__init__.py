@@ -1,0 +1,54 @@
+"""pccl: fault-tolerant peer-to-peer collective communication.
+
+Groups of machines on different sites train one model over ordinary internet links while members come and go. Start with
+`Communicator`; `examples/` shows the usual loops, `docs` of each module say how it works and why.
+"""
+
+from pccl.async_communicator import AsyncCommunicator
+from pccl.communicator import Communicator
+from pccl.errors import PCCLError
+from pccl.logs import configure as _configure_logging
+from pccl.master_node import MasterNode
+from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor
+from pccl.shared_state import SharedState, TensorInfo
+from pccl.types import (
+    Attribute,
+    DataType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
+from pccl.version import __version__
+
+__all__ = [
+    "AsyncCommunicator",
+    "AsyncReduceHandle",
+    "Attribute",
+    "Communicator",
+    "DataType",
+    "DistributionHint",
+    "MasterNode",
+    "PCCLError",
+    "QuantizationAlgorithm",
+    "QuantizationOptions",
+    "ReduceDescriptor",
+    "ReduceInfo",
+    "ReduceOp",
+    "ReduceOpDescriptor",
+    "ReduceOperandDescriptor",
+    "Result",
+    "SharedState",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
+    "TensorInfo",
+    "__version__",
+]
+
+_configure_logging()

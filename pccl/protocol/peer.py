@@ -475,6 +475,15 @@ class Peer:
             assert entry.ref is not None
             self._done_batch.append(entry.ref)
 
+    def op_refused(self, op: int, code: Result, reason: str) -> None:
+        """The engine did not take an op that was submitted: it fails here, and so on all peers."""
+        entry = self._ops[op]
+        assert entry.ref is not None
+        entry.ended = (0, 0)
+        if self.view is not None and not self.is_over:
+            failed = m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason)
+            self._effects.append(ToMaster(failed))
+
     def op_mismatch(self, op: int, reason: str) -> None:
         self.cancel(op, Result.INVALID_ARGUMENT, reason)
 
@@ -611,7 +620,10 @@ class Peer:
         assert op.done or code is not Result.SUCCESS, f"commit of an op that is not done: {op.ref}"
         op.verdict = code, reason
         del self._by_ref[op.ref]
-        self._effects.append(EndOp(op.op, code is Result.SUCCESS))
+        if op.ended is None:
+            self._effects.append(EndOp(op.op, code is Result.SUCCESS))
+        else:
+            self._release(op)
 
     def _release(self, op: _Op) -> None:
         if op.verdict is not None and op.ended is not None and not op.until_install:

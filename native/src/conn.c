@@ -1,0 +1,343 @@
+#include "conn.h"
+
+#include "link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 /* SO_NOSIGPIPE does it */
+#endif
+
+enum {
+    RECEIVE_BYTES_MAX = 512 << 10, /* per wake, so that no connection keeps the others waiting */
+    NOT_SENT_LOW_WATER_BYTES = 256 << 10
+};
+
+static void count(uint64_t *counter, uint64_t bytes)
+{
+    __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + bytes, __ATOMIC_RELAXED);
+}
+
+int pccl_conn_prepare_socket(int fd)
+{
+    int on = 1;
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
+        return -1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* fails on what is not TCP */
+#ifdef TCP_NOTSENT_LOWAT
+    int low_water_bytes = NOT_SENT_LOW_WATER_BYTES;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &low_water_bytes, sizeof low_water_bytes);
+#endif
+#ifdef SO_NOSIGPIPE
+    (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
+    return 0;
+}
+
+pccl_conn *pccl_conn_create(int fd)
+{
+    pccl_conn *conn = calloc(1, sizeof *conn);
+    if (conn == NULL)
+        return NULL;
+    conn->poll.fd = fd;
+    conn->poll.owner = conn;
+    pccl_list_init(&conn->in_conns);
+    pccl_list_init(&conn->in_free);
+    return conn;
+}
+
+void pccl_conn_destroy(pccl_conn *conn)
+{
+    for (unsigned i = 0; i < conn->tx_count; i++)
+        free(conn->tx_frames[i].spill);
+    free(conn);
+}
+
+/* In */
+
+static void rx_expect_header(pccl_conn *conn)
+{
+    conn->rx_state = RX_HEADER;
+    conn->rx_op = NULL;
+}
+
+void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound)
+{
+    PCCL_ASSERT(conn->rx_state == RX_HEADER && inbound->payload_bytes > 0);
+    conn->rx_state = inbound->store != NULL ? RX_STORE : RX_REDUCE;
+    conn->rx_op = op;
+    conn->rx_inbound = *inbound;
+    conn->rx_left_bytes = inbound->payload_bytes;
+    conn->rx_reduced = 0;
+    conn->rx_carry_bytes = 0;
+}
+
+void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes)
+{
+    PCCL_ASSERT(conn->rx_state == RX_HEADER && payload_bytes > 0);
+    conn->rx_state = RX_DISCARD;
+    conn->rx_left_bytes = payload_bytes;
+}
+
+/* Where the next payload bytes go, and how many at most. */
+static struct iovec rx_target(pccl_conn *conn)
+{
+    struct iovec target;
+    size_t left_bytes = conn->rx_left_bytes;
+    uint8_t *staging = conn->link->host->staging;
+    switch (conn->rx_state) {
+    case RX_STORE:
+        target.iov_base = conn->rx_inbound.store + (conn->rx_inbound.payload_bytes - left_bytes);
+        target.iov_len = left_bytes;
+        break;
+    case RX_REDUCE:
+        memcpy(staging, conn->rx_carry, conn->rx_carry_bytes);
+        target.iov_base = staging + conn->rx_carry_bytes;
+        target.iov_len = pccl_min_size(left_bytes, PCCL_STAGING_BYTES - conn->rx_carry_bytes);
+        break;
+    default:
+        target.iov_base = staging;
+        target.iov_len = pccl_min_size(left_bytes, PCCL_STAGING_BYTES);
+        break;
+    }
+    return target;
+}
+
+/* `bytes` of payload lie where rx_target said. */
+static void rx_advance(pccl_conn *conn, size_t bytes)
+{
+    pccl_conn_host *host = conn->link->host;
+    conn->rx_left_bytes -= (uint32_t)bytes;
+    count(&host->counters.rx_payload_bytes, bytes);
+    if (conn->rx_state == RX_REDUCE) {
+        size_t staged_bytes = conn->rx_carry_bytes + bytes;
+        size_t elements = staged_bytes / conn->rx_op->element_bytes;
+        size_t used_bytes = elements * conn->rx_op->element_bytes;
+        pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, host->staging, elements);
+        conn->rx_reduced += (uint32_t)elements;
+        conn->rx_carry_bytes = (uint32_t)(staged_bytes - used_bytes);
+        memcpy(conn->rx_carry, host->staging + used_bytes, conn->rx_carry_bytes);
+    }
+    if (conn->rx_left_bytes == 0) {
+        pccl_op *op = conn->rx_op;
+        PCCL_ASSERT(conn->rx_state != RX_REDUCE || conn->rx_carry_bytes == 0);
+        rx_expect_header(conn);
+        if (op != NULL)
+            host->on_arrived(host, op, &conn->rx_inbound);
+    }
+}
+
+static void rx_header(pccl_conn *conn, const uint8_t *header)
+{
+    pccl_frame frame;
+    const char *broken_rule = pccl_frame_decode(header, &frame);
+    if (broken_rule == NULL)
+        broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);
+    if (broken_rule != NULL)
+        pccl_link_fail(conn->link, 0, "connection %u: protocol error: %s", conn->number, broken_rule);
+}
+
+/* Handles what was read ahead; what remains is less than a header. */
+static void rx_consume_ahead(pccl_conn *conn)
+{
+    while (!conn->link->is_failed) {
+        size_t bytes = conn->rx_ahead_end - conn->rx_ahead_begin;
+        const uint8_t *at = conn->rx_ahead + conn->rx_ahead_begin;
+        if (conn->rx_state == RX_HEADER) {
+            if (bytes < PCCL_FRAME_BYTES)
+                break;
+            conn->rx_ahead_begin += PCCL_FRAME_BYTES;
+            rx_header(conn, at);
+        } else {
+            if (bytes == 0)
+                break;
+            struct iovec target = rx_target(conn);
+            size_t n = pccl_min_size(bytes, target.iov_len);
+            memcpy(target.iov_base, at, n);
+            conn->rx_ahead_begin += (uint32_t)n;
+            rx_advance(conn, n);
+        }
+    }
+    size_t rest = conn->rx_ahead_end - conn->rx_ahead_begin;
+    if (rest < PCCL_FRAME_BYTES) {
+        memmove(conn->rx_ahead, conn->rx_ahead + conn->rx_ahead_begin, rest);
+        conn->rx_ahead_begin = 0;
+        conn->rx_ahead_end = (uint32_t)rest;
+    }
+}
+
+void pccl_conn_receive(pccl_conn *conn)
+{
+    size_t received_bytes = 0;
+    while (!conn->link->is_failed && received_bytes < RECEIVE_BYTES_MAX) {
+        struct iovec iov[2];
+        int iov_count = 0;
+        size_t payload_bytes = 0;
+        if (conn->rx_state != RX_HEADER) {
+            iov[0] = rx_target(conn);
+            payload_bytes = iov[0].iov_len;
+            iov_count = 1;
+        }
+        size_t wanted_bytes = payload_bytes;
+        if (payload_bytes == conn->rx_left_bytes || conn->rx_state == RX_HEADER) {
+            iov[iov_count].iov_base = conn->rx_ahead + conn->rx_ahead_end;
+            iov[iov_count].iov_len = READ_AHEAD_BYTES - conn->rx_ahead_end;
+            wanted_bytes += iov[iov_count].iov_len;
+            iov_count++;
+        }
+        ssize_t n = readv(conn->poll.fd, iov, iov_count);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                int error = errno;
+                pccl_link_fail(conn->link, error, "connection %u: receive: %s", conn->number, strerror(error));
+            }
+            return;
+        }
+        if (n == 0) {
+            pccl_link_fail(conn->link, 0, "connection %u: closed by the other side", conn->number);
+            return;
+        }
+        received_bytes += (size_t)n;
+        count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
+        size_t direct_bytes = pccl_min_size((size_t)n, payload_bytes);
+        conn->rx_ahead_end += (uint32_t)((size_t)n - direct_bytes);
+        if (direct_bytes > 0)
+            rx_advance(conn, direct_bytes);
+        rx_consume_ahead(conn);
+        if ((size_t)n < wanted_bytes)
+            return;
+    }
+}
+
+void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op)
+{
+    if (conn->rx_op != op)
+        return;
+    conn->rx_op = NULL;
+    conn->rx_state = RX_DISCARD;
+}
+
+/* Out */
+
+int pccl_conn_has_room(const pccl_conn *conn)
+{
+    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < TX_BATCH_BYTES;
+}
+
+void pccl_conn_add(
+    pccl_conn *conn, const pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
+{
+    PCCL_ASSERT(pccl_conn_has_room(conn) && conn->tx_first == 0 && conn->tx_offset == 0);
+    pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
+    pccl_frame_encode(frame, tx->header);
+    tx->payload = payload;
+    tx->payload_bytes = frame->payload_bytes;
+    tx->spill = NULL;
+    tx->op = op;
+    tx->index = index;
+    conn->tx_batch_bytes += PCCL_FRAME_BYTES + frame->payload_bytes;
+}
+
+static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
+{
+    count(&conn->link->host->counters.tx_payload_bytes, tx->payload_bytes);
+    if (tx->op != NULL)
+        pccl_op_sent(tx->op, tx->index, tx->payload_bytes);
+    free(tx->spill);
+    tx->spill = NULL;
+}
+
+static void tx_advance(pccl_conn *conn, size_t bytes)
+{
+    conn->tx_offset += bytes;
+    while (conn->tx_first < conn->tx_count) {
+        pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_first];
+        size_t frame_bytes = PCCL_FRAME_BYTES + (size_t)tx->payload_bytes;
+        if (conn->tx_offset < frame_bytes)
+            return;
+        conn->tx_offset -= frame_bytes;
+        conn->tx_first++;
+        tx_frame_sent(conn, tx);
+    }
+    PCCL_ASSERT(conn->tx_offset == 0);
+    conn->tx_count = conn->tx_first = 0;
+    conn->tx_batch_bytes = 0;
+}
+
+static int tx_gather(pccl_conn *conn, struct iovec *iov, size_t *bytes)
+{
+    int iov_count = 0;
+    size_t skip = conn->tx_offset;
+    *bytes = 0;
+    for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
+        pccl_conn_tx_frame *tx = &conn->tx_frames[i];
+        size_t skip_header = pccl_min_size(skip, PCCL_FRAME_BYTES);
+        size_t skip_payload = skip - skip_header;
+        if (skip_header < PCCL_FRAME_BYTES) {
+            iov[iov_count].iov_base = tx->header + skip_header;
+            iov[iov_count].iov_len = PCCL_FRAME_BYTES - skip_header;
+            *bytes += iov[iov_count++].iov_len;
+        }
+        if (skip_payload < tx->payload_bytes) {
+            iov[iov_count].iov_base = (void *)(uintptr_t)(tx->payload + skip_payload);
+            iov[iov_count].iov_len = tx->payload_bytes - skip_payload;
+            *bytes += iov[iov_count++].iov_len;
+        }
+        skip = 0;
+    }
+    return iov_count;
+}
+
+int pccl_conn_flush(pccl_conn *conn)
+{
+    while (conn->tx_count > 0) {
+        struct iovec iov[2 * TX_FRAMES_MAX];
+        struct msghdr message;
+        size_t bytes;
+        memset(&message, 0, sizeof message);
+        message.msg_iov = iov;
+        message.msg_iovlen = (size_t)tx_gather(conn, iov, &bytes);
+        ssize_t n = sendmsg(conn->poll.fd, &message, MSG_NOSIGNAL);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                int error = errno;
+                pccl_link_fail(conn->link, error, "connection %u: send: %s", conn->number, strerror(error));
+            }
+            return 0;
+        }
+        count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
+        tx_advance(conn, (size_t)n);
+        if ((size_t)n < bytes)
+            return 0;
+    }
+    return 1;
+}
+
+void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
+{
+    for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
+        pccl_conn_tx_frame *tx = &conn->tx_frames[i];
+        if (tx->op != op)
+            continue;
+        tx->spill = malloc(tx->payload_bytes);
+        if (tx->spill != NULL)
+            memcpy(tx->spill, tx->payload, tx->payload_bytes);
+        else
+            pccl_link_fail(conn->link, ENOMEM, "connection %u: %s", conn->number, strerror(ENOMEM));
+        tx->payload = tx->spill;
+        tx->op = NULL;
+    }
+}

@@ -1,0 +1,53 @@
+/* core.h: everything the engine thread owns: links, ops, epochs. It is single-threaded and has no thread; engine.c
+ * calls it from one.
+ *
+ * An op comes by pccl_core_submit, is announced to rank - 1, and becomes active on its link to rank + 1 once that one
+ * has announced the same op. Arriving frames name their op by its key. A frame for a key that is not open here is
+ * none of our business any more (the op has ended) and is dropped; one that contradicts its op, or comes from
+ * the wrong peer, fails the link.
+ *
+ * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
+ * hears of the loss, decides. */
+#ifndef PCCL_CORE_H
+#define PCCL_CORE_H
+
+#include "conn.h"
+#include "event_queue.h"
+#include "fd_registry.h"
+#include "link.h"
+#include "op.h"
+#include "poller.h"
+
+/* Promised to the event queue by whoever hands these over. */
+enum { PCCL_EVENTS_PER_OP = 3, PCCL_EVENTS_PER_CONN = 1, PCCL_EVENTS_PER_FREEZE = 1 };
+
+typedef struct pccl_group {
+    pccl_table_node by_number;
+    uint32_t number;
+    uint8_t is_frozen;
+    uint64_t frozen_epoch;
+    uint64_t newest_epoch;
+} pccl_group;
+
+typedef struct pccl_core pccl_core;
+
+pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events); /* NULL: memory */
+void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
+
+/* These take ownership of what they are given. `spare` is for a group not seen before. */
+void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare);
+void pccl_core_link_close(pccl_core *core, uint64_t link);
+void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare);
+void pccl_core_freeze(pccl_core *core, uint32_t group, uint64_t epoch, pccl_group *spare);
+void pccl_core_end(pccl_core *core, uint64_t op, int commit);
+
+/* A connection's descriptor is ready. Frees nothing, so that a batch of events stays valid. */
+void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);
+
+/* Between batches: buries failed links, sends what can be sent. Nonzero if more can be sent at once. */
+int pccl_core_settle(pccl_core *core);
+
+/* Of any thread. */
+void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);
+
+#endif

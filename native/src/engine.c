@@ -1,0 +1,370 @@
+/* engine.c: the public functions, and the thread behind them.
+ *
+ * All state is the core's and the core is the thread's. A caller's call becomes a command in a queue, which the
+ * thread empties when woken; the answers come back through the event queue. Whatever can fail for want of memory
+ * or for a wrong argument does so in the call: ops, connections and events are allocated there, the thread only
+ * links them in. */
+#include "pccl_native.h"
+
+#include "core.h"
+#include "event_queue.h"
+#include "fd_registry.h"
+#include "pool.h"
+#include "wake.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EVENTS_PER_BATCH_MAX = 64 };
+
+enum command_kind {
+    COMMAND_LINK_ADD,
+    COMMAND_LINK_CLOSE,
+    COMMAND_SUBMIT,
+    COMMAND_FREEZE,
+    COMMAND_END,
+    COMMAND_STOP
+};
+
+typedef struct command {
+    struct command *next;
+    enum command_kind kind;
+    int commit;
+    uint32_t group;
+    uint64_t id; /* link, op or epoch */
+    pccl_conn *conn;
+    pccl_link *spare_link;
+    pccl_group *spare_group;
+    pccl_op *op;
+} command;
+
+struct pccl_engine {
+    pthread_t thread;
+    pccl_poller *poller;
+    pccl_poll_entry wake_entry;
+    pccl_wake wake;
+    pccl_fd_registry *fds;
+    pccl_event_queue *events;
+    pccl_pool *pool;
+    pccl_core *core;
+
+    pthread_mutex_t mutex; /* for what follows */
+    command *first_command;
+    command *last_command;
+    int is_woken;
+    command stop; /* destroying must not need memory */
+};
+
+void pccl_engine_options_default(pccl_engine_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->pool_bytes_max = UINT64_C(1) << 30;
+}
+
+uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }
+
+/* The thread */
+
+static void command_run(pccl_engine *engine, command *todo)
+{
+    switch (todo->kind) {
+    case COMMAND_LINK_ADD:
+        pccl_core_link_add(engine->core, todo->conn, todo->spare_link);
+        break;
+    case COMMAND_LINK_CLOSE:
+        pccl_core_link_close(engine->core, todo->id);
+        break;
+    case COMMAND_SUBMIT:
+        pccl_core_submit(engine->core, todo->op, todo->spare_group);
+        break;
+    case COMMAND_FREEZE:
+        pccl_core_freeze(engine->core, todo->group, todo->id, todo->spare_group);
+        break;
+    case COMMAND_END:
+        pccl_core_end(engine->core, todo->id, todo->commit);
+        break;
+    case COMMAND_STOP:
+        break;
+    }
+}
+
+/* Nonzero when told to stop. */
+static int engine_run_commands(pccl_engine *engine)
+{
+    int is_stopping = 0;
+    pthread_mutex_lock(&engine->mutex);
+    command *todo = engine->first_command;
+    engine->first_command = engine->last_command = NULL;
+    engine->is_woken = 0;
+    pccl_wake_clear(&engine->wake);
+    pthread_mutex_unlock(&engine->mutex);
+    while (todo != NULL) {
+        command *next = todo->next;
+        if (todo->kind == COMMAND_STOP) {
+            is_stopping = 1;
+        } else {
+            command_run(engine, todo);
+            free(todo);
+        }
+        todo = next;
+    }
+    return is_stopping;
+}
+
+static void *engine_main(void *argument)
+{
+    pccl_engine *engine = argument;
+    pccl_poll_event events[EVENTS_PER_BATCH_MAX];
+    int is_stopping = 0;
+    int has_more = 0;
+    while (!is_stopping) {
+        int is_woken = 0;
+        int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : -1);
+        for (int i = 0; i < count; i++) {
+            if (events[i].entry == &engine->wake_entry)
+                is_woken = 1;
+            else
+                pccl_core_on_poll(engine->core, &events[i]);
+        }
+        if (is_woken)
+            is_stopping = engine_run_commands(engine);
+        has_more = pccl_core_settle(engine->core);
+    }
+    return NULL;
+}
+
+/* Signals are for the caller's threads. */
+static int engine_start_thread(pccl_engine *engine)
+{
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    int rc = pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (rc != 0)
+        return rc;
+    rc = pthread_create(&engine->thread, NULL, engine_main, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        return rc;
+#if defined(__linux__)
+    (void)pthread_setname_np(engine->thread, "pccl-engine");
+#endif
+    return 0;
+}
+
+/* Commands from the callers */
+
+static command *command_create(enum command_kind kind)
+{
+    command *made = calloc(1, sizeof *made);
+    if (made != NULL)
+        made->kind = kind;
+    return made;
+}
+
+static void engine_command(pccl_engine *engine, command *todo)
+{
+    pthread_mutex_lock(&engine->mutex);
+    if (engine->last_command != NULL)
+        engine->last_command->next = todo;
+    else
+        engine->first_command = todo;
+    engine->last_command = todo;
+    if (!engine->is_woken) {
+        engine->is_woken = 1;
+        pccl_wake_signal(&engine->wake);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+static void engine_free(pccl_engine *engine)
+{
+    if (engine->core != NULL)
+        pccl_core_destroy(engine->core);
+    pccl_pool_destroy(engine->pool);
+    pccl_poller_close(engine->poller);
+    pccl_wake_close(&engine->wake);
+    pccl_event_queue_destroy(engine->events);
+    pccl_fd_registry_destroy(engine->fds);
+    pthread_mutex_destroy(&engine->mutex);
+    free(engine);
+}
+
+static pccl_engine *engine_create_failed(
+    pccl_engine *engine, const char *what, int system_error, char *error, size_t error_bytes)
+{
+    snprintf(error, error_bytes, "%s: %s", what, strerror(system_error));
+    if (engine != NULL)
+        engine_free(engine);
+    return NULL;
+}
+
+pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error, size_t error_bytes)
+{
+    pccl_engine_options defaults;
+    if (options == NULL) {
+        pccl_engine_options_default(&defaults);
+        options = &defaults;
+    }
+    pccl_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return engine_create_failed(NULL, "engine", ENOMEM, error, error_bytes);
+    engine->wake.read_fd = engine->wake.write_fd = -1;
+    int rc = pthread_mutex_init(&engine->mutex, NULL);
+    if (rc != 0) {
+        free(engine);
+        return engine_create_failed(NULL, "pthread_mutex_init", rc, error, error_bytes);
+    }
+    engine->fds = pccl_fd_registry_create();
+    engine->pool = pccl_pool_create(options->pool_bytes_max);
+    if (engine->fds == NULL || engine->pool == NULL)
+        return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
+    engine->events = pccl_event_queue_create();
+    if (engine->events == NULL)
+        return engine_create_failed(engine, "event queue", errno, error, error_bytes);
+    if (pccl_wake_open(&engine->wake) != 0)
+        return engine_create_failed(engine, "eventfd or pipe", errno, error, error_bytes);
+    engine->poller = pccl_poller_open(options->force_poll != 0);
+    if (engine->poller == NULL)
+        return engine_create_failed(engine, "epoll_create1", errno, error, error_bytes);
+    if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
+        return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
+    engine->core = pccl_core_create(engine->poller, engine->fds, engine->events);
+    if (engine->core == NULL)
+        return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
+    rc = engine_start_thread(engine);
+    if (rc != 0)
+        return engine_create_failed(engine, "pthread_create", rc, error, error_bytes);
+    return engine;
+}
+
+void pccl_engine_destroy(pccl_engine *engine)
+{
+    if (engine == NULL)
+        return;
+    engine->stop.kind = COMMAND_STOP;
+    engine_command(engine, &engine->stop);
+    pthread_join(engine->thread, NULL);
+    engine_free(engine);
+}
+
+void pccl_engine_forget_after_fork(pccl_engine *engine)
+{
+    pccl_fd_registry_forget(engine->fds);
+    pccl_poller_forget_after_fork(engine->poller);
+    pccl_wake_close(&engine->wake);
+    pccl_event_queue_forget_after_fork(engine->events);
+}
+
+int pccl_engine_event_fd(const pccl_engine *engine) { return pccl_event_queue_fd(engine->events); }
+
+int pccl_engine_poll_events(pccl_engine *engine, pccl_event *events, int events_max)
+{
+    return pccl_event_queue_poll(engine->events, events, events_max);
+}
+
+void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats)
+{
+    memset(stats, 0, sizeof *stats);
+    pccl_core_count(engine->core, stats);
+    pccl_pool_usage(engine->pool, &stats->pool_bytes, &stats->scratch_bytes);
+}
+
+int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd)
+{
+    if (fd < 0)
+        return PCCL_E_INVALID;
+    if (pccl_fd_registry_add(engine->fds, fd) != 0) {
+        close(fd);
+        return PCCL_E_INVALID;
+    }
+    int status = PCCL_E_SYSTEM;
+    command *todo = NULL;
+    if (pccl_conn_prepare_socket(fd) == 0) {
+        status = PCCL_E_MEMORY;
+        todo = command_create(COMMAND_LINK_ADD);
+    }
+    if (todo != NULL) {
+        todo->conn = pccl_conn_create(fd);
+        todo->spare_link = pccl_link_create(link);
+        if (todo->conn != NULL && todo->spare_link != NULL)
+            status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_CONN);
+    }
+    if (status == 0) {
+        engine_command(engine, todo);
+        return 0;
+    }
+    if (todo != NULL) {
+        free(todo->conn);
+        free(todo->spare_link);
+        free(todo);
+    }
+    pccl_fd_registry_close(engine->fds, fd);
+    return status;
+}
+
+int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
+{
+    command *todo = command_create(COMMAND_LINK_CLOSE);
+    if (todo == NULL)
+        return PCCL_E_MEMORY;
+    todo->id = link;
+    engine_command(engine, todo);
+    return 0;
+}
+
+int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
+{
+    pccl_op *op;
+    int status = pccl_op_create(request, engine->pool, &op);
+    if (status != 0)
+        return status;
+    command *todo = command_create(COMMAND_SUBMIT);
+    pccl_group *spare = calloc(1, sizeof *spare);
+    status = todo == NULL || spare == NULL ? PCCL_E_MEMORY
+                                           : pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_OP);
+    if (status != 0) {
+        free(todo);
+        free(spare);
+        pccl_op_destroy(op);
+        return status;
+    }
+    todo->op = op;
+    todo->spare_group = spare;
+    engine_command(engine, todo);
+    return 0;
+}
+
+int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
+{
+    command *todo = command_create(COMMAND_FREEZE);
+    pccl_group *spare = calloc(1, sizeof *spare);
+    int status = todo == NULL || spare == NULL ? PCCL_E_MEMORY
+                                               : pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_FREEZE);
+    if (status != 0) {
+        free(todo);
+        free(spare);
+        return status;
+    }
+    todo->group = group;
+    todo->id = epoch;
+    todo->spare_group = spare;
+    engine_command(engine, todo);
+    return 0;
+}
+
+int pccl_engine_end(pccl_engine *engine, uint64_t op, int commit)
+{
+    command *todo = command_create(COMMAND_END);
+    if (todo == NULL)
+        return PCCL_E_MEMORY;
+    todo->id = op;
+    todo->commit = commit;
+    engine_command(engine, todo);
+    return 0;
+}

@@ -1,0 +1,118 @@
+#include "event_queue.h"
+
+#include "base.h"
+#include "wake.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+struct pccl_event_queue {
+    pthread_mutex_t mutex;
+    pccl_wake wake;
+    size_t promised;
+    size_t count;
+    size_t first;
+    size_t capacity; /* >= promised + count */
+    pccl_event *ring;
+};
+
+pccl_event_queue *pccl_event_queue_create(void)
+{
+    pccl_event_queue *queue = calloc(1, sizeof *queue);
+    if (queue == NULL)
+        return NULL;
+    if (pccl_wake_open(&queue->wake) != 0) {
+        int saved = errno;
+        free(queue);
+        errno = saved;
+        return NULL;
+    }
+    int rc = pthread_mutex_init(&queue->mutex, NULL);
+    if (rc != 0) {
+        pccl_wake_close(&queue->wake);
+        free(queue);
+        errno = rc;
+        return NULL;
+    }
+    return queue;
+}
+
+void pccl_event_queue_destroy(pccl_event_queue *queue)
+{
+    if (queue == NULL)
+        return;
+    pccl_wake_close(&queue->wake);
+    pthread_mutex_destroy(&queue->mutex);
+    free(queue->ring);
+    free(queue);
+}
+
+static int queue_grow(pccl_event_queue *queue, size_t needed)
+{
+    size_t capacity = pccl_max_size(needed, pccl_max_size(64, queue->capacity * 2));
+    pccl_event *ring = calloc(capacity, sizeof *ring);
+    if (ring == NULL)
+        return PCCL_E_MEMORY;
+    for (size_t i = 0; i < queue->count; i++)
+        ring[i] = queue->ring[(queue->first + i) % queue->capacity];
+    free(queue->ring);
+    queue->ring = ring;
+    queue->first = 0;
+    queue->capacity = capacity;
+    return 0;
+}
+
+int pccl_event_queue_promise(pccl_event_queue *queue, unsigned count)
+{
+    int status = 0;
+    pthread_mutex_lock(&queue->mutex);
+    size_t needed = queue->promised + queue->count + count;
+    if (needed > queue->capacity)
+        status = queue_grow(queue, needed);
+    if (status == 0)
+        queue->promised += count;
+    pthread_mutex_unlock(&queue->mutex);
+    return status;
+}
+
+void pccl_event_queue_release(pccl_event_queue *queue, unsigned count)
+{
+    if (count == 0)
+        return;
+    pthread_mutex_lock(&queue->mutex);
+    PCCL_ASSERT(queue->promised >= count);
+    queue->promised -= count;
+    pthread_mutex_unlock(&queue->mutex);
+}
+
+void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event)
+{
+    pthread_mutex_lock(&queue->mutex);
+    PCCL_ASSERT(queue->promised > 0);
+    queue->promised--;
+    queue->ring[(queue->first + queue->count) % queue->capacity] = *event;
+    if (queue->count++ == 0)
+        pccl_wake_signal(&queue->wake);
+    pthread_mutex_unlock(&queue->mutex);
+}
+
+int pccl_event_queue_fd(const pccl_event_queue *queue) { return queue->wake.read_fd; }
+
+int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int events_max)
+{
+    int n = 0;
+    pthread_mutex_lock(&queue->mutex);
+    int waiting = queue->count > 0;
+    for (; n < events_max && queue->count > 0; n++) {
+        events[n] = queue->ring[queue->first];
+        queue->first = (queue->first + 1) % queue->capacity;
+        queue->count--;
+    }
+    if (waiting && queue->count == 0)
+        pccl_wake_clear(&queue->wake);
+    pthread_mutex_unlock(&queue->mutex);
+    return n;
+}
+
+void pccl_event_queue_forget_after_fork(pccl_event_queue *queue) { pccl_wake_close(&queue->wake); }

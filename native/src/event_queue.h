@@ -1,0 +1,24 @@
+/* event_queue.h: what the engine thread has to tell, until the caller collects it.
+ *
+ * A queue of events must not lose one, and the engine thread has nobody to tell that it ran out of memory. So
+ * whoever starts something that will have an event promises it first, where failing is still possible; every
+ * post redeems a promise, and one that will not be used is released. Any thread may call. */
+#ifndef PCCL_EVENT_QUEUE_H
+#define PCCL_EVENT_QUEUE_H
+
+#include "pccl_native.h"
+
+typedef struct pccl_event_queue pccl_event_queue;
+
+pccl_event_queue *pccl_event_queue_create(void); /* NULL with errno set */
+void pccl_event_queue_destroy(pccl_event_queue *queue);
+
+int pccl_event_queue_promise(pccl_event_queue *queue, unsigned count); /* 0 or PCCL_E_MEMORY */
+void pccl_event_queue_release(pccl_event_queue *queue, unsigned count);
+void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event);
+
+int pccl_event_queue_fd(const pccl_event_queue *queue); /* readable while events wait */
+int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int events_max);
+void pccl_event_queue_forget_after_fork(pccl_event_queue *queue);
+
+#endif

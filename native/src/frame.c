@@ -1,0 +1,123 @@
+#include "frame.h"
+
+#include <string.h>
+
+enum {
+    AT_MAGIC = 0,
+    AT_VERSION = 2,
+    AT_TYPE = 3,
+    AT_FLAGS = 4,
+    AT_RESERVED = 6,
+    AT_PAYLOAD_BYTES = 8,
+    AT_PAYLOAD_CRC = 12,
+    AT_EPOCH = 16,
+    AT_TAG = 24,
+    AT_SEQUENCE = 32,
+    AT_GROUP = 40,
+    AT_HEADER_CRC = 44,
+    AT_BODY = 48
+};
+
+static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
+{
+    pccl_put_u64(body, shape->count);
+    body[8] = shape->dtype;
+    body[9] = shape->reduce_op;
+    body[10] = shape->quantization;
+    body[11] = shape->quantized_dtype;
+    pccl_put_u32(body + 12, shape->quantization_block);
+    pccl_put_u32(body + 16, shape->segment_bytes);
+    pccl_put_u32(body + 20, shape->world_size);
+}
+
+static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
+{
+    pccl_op_shape *shape = &frame->shape;
+    shape->count = pccl_get_u64(body);
+    shape->dtype = body[8];
+    shape->reduce_op = body[9];
+    shape->quantization = body[10];
+    shape->quantized_dtype = body[11];
+    shape->quantization_block = pccl_get_u32(body + 12);
+    shape->segment_bytes = pccl_get_u32(body + 16);
+    shape->world_size = pccl_get_u32(body + 20);
+    if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
+        shape->quantization >= PCCL_QUANT_COUNT || shape->quantized_dtype >= PCCL_DTYPE_COUNT)
+        return "unknown dtype, reduce op or quantization";
+    if (frame->payload_bytes != 0)
+        return "payload after a READY frame";
+    return NULL;
+}
+
+static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
+{
+    static const uint8_t zeros[12];
+    frame->chunk = pccl_get_u32(body);
+    frame->segment = pccl_get_u32(body + 4);
+    frame->hop = pccl_get_u32(body + 8);
+    if (memcmp(body + 12, zeros, sizeof zeros) != 0)
+        return "reserved bytes in use";
+    if (frame->payload_bytes == 0)
+        return "empty segment";
+    return NULL;
+}
+
+void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
+{
+    memset(header, 0, PCCL_FRAME_BYTES);
+    pccl_put_u16(header + AT_MAGIC, PCCL_FRAME_MAGIC);
+    header[AT_VERSION] = PCCL_FRAME_VERSION;
+    header[AT_TYPE] = (uint8_t)frame->type;
+    pccl_put_u32(header + AT_PAYLOAD_BYTES, frame->payload_bytes);
+    pccl_put_u64(header + AT_EPOCH, frame->key.epoch);
+    pccl_put_u64(header + AT_TAG, frame->key.tag);
+    pccl_put_u64(header + AT_SEQUENCE, frame->key.sequence);
+    pccl_put_u32(header + AT_GROUP, frame->key.group);
+    if (frame->type == PCCL_FRAME_READY) {
+        ready_encode(&frame->shape, header + AT_BODY);
+    } else {
+        pccl_put_u32(header + AT_BODY, frame->chunk);
+        pccl_put_u32(header + AT_BODY + 4, frame->segment);
+        pccl_put_u32(header + AT_BODY + 8, frame->hop);
+    }
+}
+
+const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
+{
+    if (pccl_get_u16(header + AT_MAGIC) != PCCL_FRAME_MAGIC)
+        return "not a pccl frame";
+    if (header[AT_VERSION] != PCCL_FRAME_VERSION)
+        return "unknown frame version";
+    if (pccl_get_u16(header + AT_FLAGS) != 0 || pccl_get_u16(header + AT_RESERVED) != 0 ||
+        pccl_get_u32(header + AT_PAYLOAD_CRC) != 0 || pccl_get_u32(header + AT_HEADER_CRC) != 0)
+        return "unknown frame flags";
+    memset(frame, 0, sizeof *frame);
+    frame->payload_bytes = pccl_get_u32(header + AT_PAYLOAD_BYTES);
+    frame->key.epoch = pccl_get_u64(header + AT_EPOCH);
+    frame->key.tag = pccl_get_u64(header + AT_TAG);
+    frame->key.sequence = pccl_get_u64(header + AT_SEQUENCE);
+    frame->key.group = pccl_get_u32(header + AT_GROUP);
+    switch (header[AT_TYPE]) {
+    case PCCL_FRAME_READY:
+        frame->type = PCCL_FRAME_READY;
+        return ready_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_SEGMENT:
+        frame->type = PCCL_FRAME_SEGMENT;
+        return segment_decode(header + AT_BODY, frame);
+    default:
+        return "unknown frame type";
+    }
+}
+
+int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b)
+{
+    return a->epoch == b->epoch && a->tag == b->tag && a->sequence == b->sequence && a->group == b->group;
+}
+
+int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
+{
+    return a->count == b->count && a->dtype == b->dtype && a->reduce_op == b->reduce_op &&
+           a->quantization == b->quantization && a->quantized_dtype == b->quantized_dtype &&
+           a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
+           a->world_size == b->world_size;
+}

@@ -1,0 +1,211 @@
+/* engine_world.h: several engines in one process, joined to a ring, and waiting for what they tell. Shared by
+ * test_engine.c and bench_engine.c. */
+#ifndef PCCL_ENGINE_WORLD_H
+#define PCCL_ENGINE_WORLD_H
+
+#include "pccl_native.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WORLD_RANKS_MAX = 8, WAIT_MS = 60000 };
+
+typedef struct {
+    pccl_engine *engine;
+    pccl_event *events; /* collected, not yet looked for */
+    int events_count;
+    int events_capacity;
+} node;
+
+typedef struct {
+    uint32_t size;
+    node nodes[WORLD_RANKS_MAX];
+} world;
+
+static inline int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static inline void stop_test(const char *what)
+{
+    fprintf(stderr, "cannot go on: %s\n", what);
+    abort();
+}
+
+static inline void pair_unix(int fds[2])
+{
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0)
+        stop_test("socketpair");
+}
+
+static inline void pair_tcp(int fds[2])
+{
+    struct sockaddr_in address;
+    socklen_t address_bytes = sizeof address;
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (listener < 0 || fds[0] < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 ||
+        listen(listener, 1) != 0 || getsockname(listener, (struct sockaddr *)&address, &address_bytes) != 0 ||
+        connect(fds[0], (struct sockaddr *)&address, sizeof address) != 0)
+        stop_test("loopback TCP");
+    fds[1] = accept(listener, NULL, NULL);
+    if (fds[1] < 0)
+        stop_test("accept");
+    close(listener);
+}
+
+static inline void node_open(node *n, int force_poll)
+{
+    pccl_engine_options options;
+    char error[128];
+    memset(n, 0, sizeof *n);
+    pccl_engine_options_default(&options);
+    options.force_poll = (uint32_t)force_poll;
+    n->engine = pccl_engine_create(&options, error, sizeof error);
+    if (n->engine == NULL)
+        stop_test(error);
+}
+
+static inline void node_close(node *n)
+{
+    pccl_engine_destroy(n->engine);
+    free(n->events);
+    memset(n, 0, sizeof *n);
+}
+
+/* The link between two ranks has the same number on both. */
+static inline uint64_t link_number(uint32_t a, uint32_t b) { return a < b ? 1000 + a * 100 + b : 1000 + b * 100 + a; }
+
+static inline uint64_t link_to_next(const world *w, uint32_t rank) { return link_number(rank, (rank + 1) % w->size); }
+
+static inline uint64_t link_to_prev(const world *w, uint32_t rank)
+{
+    return link_number(rank, (rank + w->size - 1) % w->size);
+}
+
+static inline void world_open(world *w, uint32_t size, unsigned connections, int is_tcp, int force_poll)
+{
+    memset(w, 0, sizeof *w);
+    w->size = size;
+    for (uint32_t rank = 0; rank < size; rank++)
+        node_open(&w->nodes[rank], force_poll);
+    for (uint32_t rank = 0; rank < size; rank++) {
+        uint32_t next = (rank + 1) % size;
+        if (size == 1 || (size == 2 && rank == 1))
+            continue;
+        for (unsigned i = 0; i < connections; i++) {
+            int fds[2];
+            if (is_tcp)
+                pair_tcp(fds);
+            else
+                pair_unix(fds);
+            if (pccl_engine_link_add(w->nodes[rank].engine, link_number(rank, next), fds[0]) != 0 ||
+                pccl_engine_link_add(w->nodes[next].engine, link_number(rank, next), fds[1]) != 0)
+                stop_test("link_add");
+        }
+    }
+}
+
+static inline void world_close(world *w)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        node_close(&w->nodes[rank]);
+}
+
+/* Removes and returns the first collected event of this kind and id. */
+static inline int node_take_collected(node *n, uint32_t kind, uint64_t id, pccl_event *event)
+{
+    for (int i = 0; i < n->events_count; i++) {
+        if (n->events[i].kind != kind || n->events[i].id != id)
+            continue;
+        *event = n->events[i];
+        n->events_count--;
+        memmove(&n->events[i], &n->events[i + 1], (size_t)(n->events_count - i) * sizeof *n->events);
+        return 1;
+    }
+    return 0;
+}
+
+static inline void node_collect(node *n)
+{
+    for (;;) {
+        if (n->events_count + 16 > n->events_capacity) {
+            n->events_capacity = n->events_capacity * 2 + 64;
+            n->events = realloc(n->events, (size_t)n->events_capacity * sizeof *n->events);
+            if (n->events == NULL)
+                stop_test("memory");
+        }
+        int count = pccl_engine_poll_events(n->engine, n->events + n->events_count, 16);
+        if (count == 0)
+            return;
+        n->events_count += count;
+    }
+}
+
+/* 0 when it does not come in time. */
+static inline int node_wait_for(node *n, uint32_t kind, uint64_t id, pccl_event *event, int timeout_ms)
+{
+    int64_t deadline_ms = now_ms() + timeout_ms;
+    for (;;) {
+        if (node_take_collected(n, kind, id, event))
+            return 1;
+        struct pollfd pfd = {.fd = pccl_engine_event_fd(n->engine), .events = POLLIN};
+        int64_t left_ms = deadline_ms - now_ms();
+        if (left_ms < 0 || poll(&pfd, 1, (int)left_ms) == 0)
+            return 0;
+        node_collect(n);
+    }
+}
+
+static inline pccl_event node_wait(node *n, uint32_t kind, uint64_t id)
+{
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    if (!node_wait_for(n, kind, id, &event, WAIT_MS)) {
+        fprintf(stderr, "no event of kind %u and id %llu\n", kind, (unsigned long long)id);
+        abort();
+    }
+    return event;
+}
+
+static inline pccl_op_request request_for(const world *w, uint32_t rank, uint64_t op, const pccl_op_shape *shape)
+{
+    pccl_op_request request;
+    memset(&request, 0, sizeof request);
+    request.op = op;
+    request.key.epoch = 1;
+    request.key.sequence = op;
+    request.shape = *shape;
+    request.rank = rank;
+    request.link_prev = link_to_prev(w, rank);
+    request.link_next = link_to_next(w, rank);
+    return request;
+}
+
+static inline pccl_op_shape plain_shape(uint64_t count, uint32_t dtype, uint32_t reduce_op, uint32_t segment_bytes,
+                                 uint32_t world_size)
+{
+    pccl_op_shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.count = count;
+    shape.dtype = (uint8_t)dtype;
+    shape.reduce_op = (uint8_t)reduce_op;
+    shape.segment_bytes = segment_bytes;
+    shape.world_size = world_size;
+    return shape;
+}
+
+#endif

@@ -1,0 +1,865 @@
+/* Whole engines, joined to rings in one process, beside a model that folds the ranks' inputs in ring order. */
+#include "check.h"
+#include "engine_world.h"
+
+#include <errno.h>
+#include <sys/wait.h>
+
+/* Sanitizers slow everything down by an order of magnitude. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { THOROUGHNESS = 1 };
+#else
+enum { THOROUGHNESS = 4 };
+#endif
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint64_t random_u64(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+static uint32_t random_below(uint32_t bound) { return (uint32_t)(random_u64() >> 33) % bound; }
+
+/* Finite floats of similar size: exponent is the one random part that is bounded. */
+static void fill_random(void *values, uint32_t dtype, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = random_u64();
+        uint32_t spread = random_below(8);
+        switch (dtype) {
+        case PCCL_FLOAT16:
+            ((uint16_t *)values)[i] = (uint16_t)((bits & 0x83ff) | (10 + spread) << 10);
+            break;
+        case PCCL_BFLOAT16:
+            ((uint16_t *)values)[i] = (uint16_t)((bits & 0x807f) | (120 + spread) << 7);
+            break;
+        case PCCL_FLOAT32:
+            ((uint32_t *)values)[i] = (uint32_t)((bits & 0x807fffff) | (120 + spread) << 23);
+            break;
+        case PCCL_FLOAT64:
+            ((uint64_t *)values)[i] = (bits & 0x800fffffffffffffu) | (uint64_t)(1016 + spread) << 52;
+            break;
+        default:
+            memcpy((uint8_t *)values + i * pccl_dtype_bytes(dtype), &bits, pccl_dtype_bytes(dtype));
+        }
+    }
+}
+
+/* One op on all ranks. */
+typedef struct {
+    uint64_t number;
+    uint32_t group;
+    uint64_t epoch;
+    pccl_op_shape shape;
+    int in_place;
+    size_t bytes;
+    uint8_t *inputs[WORLD_RANKS_MAX];
+    uint8_t *send[WORLD_RANKS_MAX];
+    uint8_t *recv[WORLD_RANKS_MAX];
+} trial;
+
+static uint64_t next_number = 1;
+
+static uint8_t *allocate(size_t bytes)
+{
+    uint8_t *buffer = malloc(bytes == 0 ? 1 : bytes);
+    if (buffer == NULL)
+        stop_test("memory");
+    return buffer;
+}
+
+static void trial_open(trial *t, const pccl_op_shape *shape, int in_place)
+{
+    memset(t, 0, sizeof *t);
+    t->number = next_number++;
+    t->epoch = 1;
+    t->shape = *shape;
+    t->in_place = in_place;
+    t->bytes = (size_t)shape->count * pccl_dtype_bytes(shape->dtype);
+    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
+        t->inputs[rank] = allocate(t->bytes);
+        t->send[rank] = allocate(t->bytes);
+        t->recv[rank] = in_place ? t->send[rank] : allocate(t->bytes);
+        fill_random(t->inputs[rank], shape->dtype, (size_t)shape->count);
+        memset(t->recv[rank], 0xee, t->bytes);
+        memcpy(t->send[rank], t->inputs[rank], t->bytes);
+    }
+}
+
+static void trial_close(trial *t)
+{
+    for (uint32_t rank = 0; rank < t->shape.world_size; rank++) {
+        free(t->inputs[rank]);
+        free(t->send[rank]);
+        if (!t->in_place)
+            free(t->recv[rank]);
+    }
+}
+
+static pccl_op_request trial_request(const trial *t, const world *w, uint32_t rank)
+{
+    pccl_op_request request = request_for(w, rank, t->number, &t->shape);
+    request.key.group = t->group;
+    request.key.epoch = t->epoch;
+    request.send = t->send[rank];
+    request.recv = t->recv[rank];
+    return request;
+}
+
+static void trial_submit(const trial *t, world *w, uint32_t rank)
+{
+    pccl_op_request request = trial_request(t, w, rank);
+    CHECK(pccl_engine_submit(w->nodes[rank].engine, &request) == 0);
+}
+
+static void trial_submit_all(const trial *t, world *w)
+{
+    uint32_t first = random_below(w->size);
+    for (uint32_t i = 0; i < w->size; i++)
+        trial_submit(t, w, (first + i) % w->size);
+}
+
+static void trial_await_done(const trial *t, world *w)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        node_wait(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number);
+}
+
+static pccl_event trial_end(const trial *t, world *w, uint32_t rank, int commit)
+{
+    CHECK(pccl_engine_end(w->nodes[rank].engine, t->number, commit) == 0);
+    return node_wait(&w->nodes[rank], PCCL_EVENT_OP_ENDED, t->number);
+}
+
+static void trial_end_all(const trial *t, world *w, int commit)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        CHECK(pccl_engine_end(w->nodes[rank].engine, t->number, commit) == 0);
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        CHECK(node_wait(&w->nodes[rank], PCCL_EVENT_OP_ENDED, t->number).system_error == 0);
+}
+
+static uint8_t *trial_expected(const trial *t)
+{
+    const pccl_op_shape *shape = &t->shape;
+    uint32_t world_size = shape->world_size;
+    size_t element_bytes = pccl_dtype_bytes(shape->dtype);
+    uint8_t *expected = allocate(t->bytes);
+    size_t at = 0;
+    for (uint32_t chunk = 0; chunk < world_size; chunk++) {
+        size_t elements = (size_t)(shape->count / world_size) + (chunk < shape->count % world_size);
+        memcpy(expected + at, t->inputs[chunk] + at, elements * element_bytes);
+        for (uint32_t i = 1; i < world_size; i++)
+            pccl_kernel_reduce(shape->dtype, shape->reduce_op, expected + at,
+                               t->inputs[(chunk + i) % world_size] + at, expected + at, elements);
+        if (shape->reduce_op == PCCL_AVG && world_size > 1)
+            pccl_kernel_average(shape->dtype, expected + at, elements, world_size);
+        at += elements * element_bytes;
+    }
+    return expected;
+}
+
+static void trial_check_results(const trial *t)
+{
+    uint8_t *expected = trial_expected(t);
+    for (uint32_t rank = 0; rank < t->shape.world_size; rank++) {
+        CHECK_MSG(memcmp(t->recv[rank], expected, t->bytes) == 0,
+                  "rank %u of %u, %llu elements of type %u, op %u, segments of %u, in place %d", rank,
+                  t->shape.world_size, (unsigned long long)t->shape.count, t->shape.dtype, t->shape.reduce_op,
+                  t->shape.segment_bytes, t->in_place);
+        if (!t->in_place)
+            CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
+    }
+    free(expected);
+}
+
+static void trial_check_inputs_kept(const trial *t, uint32_t rank)
+{
+    CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
+}
+
+static void trial_run(world *w, const pccl_op_shape *shape, int in_place)
+{
+    trial t;
+    trial_open(&t, shape, in_place);
+    trial_submit_all(&t, w);
+    trial_await_done(&t, w);
+    trial_end_all(&t, w, 1);
+    trial_check_results(&t);
+    trial_close(&t);
+}
+
+static void for_all_worlds(void (*body)(world *w, uint32_t size))
+{
+    for (uint32_t size = 1; size <= 6; size++) {
+        world w;
+        world_open(&w, size, 1 + size % 4, size % 2, size == 4);
+        body(&w, size);
+        world_close(&w);
+    }
+}
+
+static void run_every_dtype_and_op(world *w, uint32_t size)
+{
+    for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
+        for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
+            for (int in_place = 0; in_place < 2; in_place++) {
+                pccl_op_shape shape = plain_shape(97, dtype, op, 24, size);
+                trial_run(w, &shape, in_place);
+            }
+}
+
+static void all_dtypes_and_ops(void) { for_all_worlds(run_every_dtype_and_op); }
+
+static void run_many_counts(world *w, uint32_t size)
+{
+    static const uint32_t counts[] = {0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 64, 255, 1000, 20011};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int k = 0; k < THOROUGHNESS; k++) {
+            uint32_t dtype = random_below(PCCL_DTYPE_COUNT);
+            uint32_t element_bytes = pccl_dtype_bytes(dtype);
+            uint32_t segment_bytes = counts[i] > 1000 ? 1000 : element_bytes * (1 + random_below(9)) + k % 2;
+            pccl_op_shape shape =
+                plain_shape(counts[i], dtype, random_below(PCCL_REDUCE_OP_COUNT), segment_bytes, size);
+            trial_run(w, &shape, (int)random_below(2));
+        }
+}
+
+static void all_counts(void) { for_all_worlds(run_many_counts); }
+
+static void all_connection_counts(void)
+{
+    for (unsigned connections = 1; connections <= 4; connections++)
+        for (int is_tcp = 0; is_tcp < 2; is_tcp++)
+            for (int force_poll = 0; force_poll < 2; force_poll++) {
+                world w;
+                world_open(&w, 3, connections, is_tcp, force_poll);
+                pccl_op_shape shape = plain_shape(1000003, PCCL_FLOAT32, PCCL_AVG, 4096, 3);
+                trial_run(&w, &shape, 0);
+                shape.segment_bytes = 100000;
+                trial_run(&w, &shape, 1);
+                world_close(&w);
+            }
+}
+
+static void segments_larger_than_staging(void)
+{
+    world w;
+    world_open(&w, 2, 1, 1, 0);
+    for (int in_place = 0; in_place < 2; in_place++) {
+        pccl_op_shape shape = plain_shape(1500001, PCCL_FLOAT32, PCCL_SUM, 3 << 20, 2);
+        trial_run(&w, &shape, in_place);
+    }
+    world_close(&w);
+}
+
+/* Ranks that launch the same ops in different orders must not hold each other up. */
+static void concurrent_ops_in_any_order(void)
+{
+    enum { OPS = 60 };
+    for (uint32_t size = 2; size <= 5; size++) {
+        static trial trials[OPS];
+        world w;
+        world_open(&w, size, size - 1, 1, 0);
+        for (int i = 0; i < OPS; i++) {
+            uint32_t count = i % 7 == 0 ? 30000 + random_below(30000) : random_below(600);
+            pccl_op_shape shape = plain_shape(count, random_below(PCCL_DTYPE_COUNT),
+                                              random_below(PCCL_REDUCE_OP_COUNT), i % 3 ? 64 : 2000, size);
+            trial_open(&trials[i], &shape, (int)random_below(2));
+        }
+        for (uint32_t rank = 0; rank < size; rank++) {
+            int order[OPS];
+            for (int i = 0; i < OPS; i++) {
+                int j = (int)random_below((uint32_t)i + 1);
+                order[i] = order[j];
+                order[j] = i;
+            }
+            for (int i = 0; i < OPS; i++)
+                trial_submit(&trials[order[i]], &w, rank);
+        }
+        for (int i = 0; i < OPS; i++)
+            trial_await_done(&trials[i], &w);
+        for (int i = 0; i < OPS; i++) {
+            trial_end_all(&trials[i], &w, 1);
+            trial_check_results(&trials[i]);
+            trial_close(&trials[i]);
+        }
+        world_close(&w);
+    }
+}
+
+static void thousands_of_ops(void)
+{
+    enum { OPS = 3000, COUNT = 5 };
+    static float values[2][OPS][COUNT];
+    world w;
+    world_open(&w, 2, 2, 1, 0);
+    pccl_op_shape shape = plain_shape(COUNT, PCCL_FLOAT32, PCCL_SUM, 8, 2);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        for (uint64_t i = 0; i < OPS; i++) {
+            for (int k = 0; k < COUNT; k++)
+                values[rank][i][k] = (float)(i * (rank + 1) + (uint64_t)k);
+            pccl_op_request request = request_for(&w, rank, i, &shape);
+            request.send = request.recv = values[rank][i];
+            CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
+        }
+    for (uint32_t rank = 0; rank < 2; rank++)
+        for (uint64_t i = 0; i < OPS; i++)
+            node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, i);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        for (uint64_t i = 0; i < OPS; i++)
+            pccl_engine_end(w.nodes[rank].engine, i, 1);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        for (uint64_t i = 0; i < OPS; i++) {
+            node_wait(&w.nodes[rank], PCCL_EVENT_OP_ENDED, i);
+            for (int k = 0; k < COUNT; k++)
+                CHECK(values[rank][i][k] == (float)(3 * i + 2 * (uint64_t)k));
+        }
+    pccl_engine_stats stats;
+    pccl_engine_get_stats(w.nodes[0].engine, &stats);
+    CHECK(stats.ops_open == 0 && stats.scratch_bytes == 0 && stats.connections == 2);
+    CHECK(stats.pool_bytes > 0);
+    CHECK(stats.tx_payload_bytes == OPS * COUNT * sizeof(float));
+    CHECK(stats.rx_payload_bytes == stats.tx_payload_bytes);
+    CHECK(stats.tx_wire_bytes > stats.tx_payload_bytes);
+    world_close(&w);
+}
+
+static void done_counts_payload_bytes(void)
+{
+    world w;
+    trial t;
+    world_open(&w, 4, 2, 1, 0);
+    pccl_op_shape shape = plain_shape(4000, PCCL_FLOAT64, PCCL_MAX, 800, 4);
+    trial_open(&t, &shape, 0);
+    trial_submit_all(&t, &w);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        CHECK(node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, t.number).rx_bytes == 6 * 1000 * 8);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        CHECK(trial_end(&t, &w, rank, 1).tx_bytes == 6 * 1000 * 8);
+    trial_check_results(&t);
+    trial_close(&t);
+    world_close(&w);
+}
+
+static pccl_op_shape quantized_shape(
+    uint64_t count, uint32_t op, uint32_t quantization, uint32_t quantized_dtype, uint32_t world_size)
+{
+    pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, op, 1000, world_size);
+    shape.quantization = (uint8_t)quantization;
+    shape.quantized_dtype = (uint8_t)quantized_dtype;
+    shape.quantization_block = 64;
+    return shape;
+}
+
+static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
+{
+    trial t;
+    trial_open(&t, shape, in_place);
+    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
+        for (uint64_t i = 0; i < shape->count; i++)
+            ((float *)t.inputs[rank])[i] = (float)random_below(2001) / 1000.0f - 0.9f;
+        memcpy(t.send[rank], t.inputs[rank], t.bytes);
+    }
+    trial_submit_all(&t, w);
+    trial_await_done(&t, w);
+    trial_end_all(&t, w, 1);
+    const float *expected = (const float *)trial_expected(&t);
+    double worst = 0;
+    for (uint64_t i = 0; i < shape->count; i++) {
+        double error = (double)((float *)t.recv[0])[i] - (double)expected[i];
+        worst = error > worst ? error : -error > worst ? -error : worst;
+    }
+    CHECK_MSG(worst < 0.2, "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
+    for (uint32_t rank = 1; rank < shape->world_size; rank++)
+        CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
+    free((void *)(uintptr_t)expected);
+    trial_close(&t);
+}
+
+static void quantized_results_are_identical(void)
+{
+    static const uint32_t dtypes[] = {PCCL_UINT8, PCCL_INT8, PCCL_UINT16, PCCL_INT16};
+    for (uint32_t size = 1; size <= 5; size++) {
+        world w;
+        world_open(&w, size, 2, 1, 0);
+        for (uint32_t quantization = 1; quantization < PCCL_QUANT_COUNT; quantization++)
+            for (int d = 0; d < 4; d++)
+                for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
+                    for (uint64_t count = 3; count < 5000; count = count * 12 + 5) {
+                        pccl_op_shape shape = quantized_shape(count, op, quantization, dtypes[d], size);
+                        check_quantized(&w, &shape, d % 2);
+                    }
+        world_close(&w);
+    }
+}
+
+static void mismatch_is_told_to_both(void)
+{
+    world w;
+    trial t;
+    world_open(&w, 2, 2, 1, 0);
+    pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 100, 2);
+    trial_open(&t, &shape, 1);
+    pccl_op_request request = trial_request(&t, &w, 1);
+    request.shape.count = 999;
+    trial_submit(&t, &w, 0);
+    CHECK(pccl_engine_submit(w.nodes[1].engine, &request) == 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        pccl_event event = node_wait(&w.nodes[rank], PCCL_EVENT_OP_MISMATCH, t.number);
+        CHECK(event.mine.count == 1000 - rank && event.theirs.count == 999 + rank);
+        CHECK(event.link == link_number(0, 1));
+        pccl_event ended = trial_end(&t, &w, rank, 0);
+        CHECK(ended.tx_bytes == 0 && ended.rx_bytes == 0);
+        trial_check_inputs_kept(&t, rank);
+    }
+    trial_close(&t);
+    trial_run(&w, &shape, 1);
+
+    /* No elements here, some there. */
+    trial_open(&t, &shape, 1);
+    request = trial_request(&t, &w, 1);
+    request.shape.count = 0;
+    trial_submit(&t, &w, 0);
+    CHECK(pccl_engine_submit(w.nodes[1].engine, &request) == 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        node_wait(&w.nodes[rank], PCCL_EVENT_OP_MISMATCH, t.number);
+        trial_end(&t, &w, rank, 0);
+    }
+    trial_close(&t);
+    world_close(&w);
+}
+
+static void wait_for_payload(node *n, uint64_t bytes)
+{
+    int64_t deadline_ms = now_ms() + WAIT_MS;
+    pccl_engine_stats stats;
+    do {
+        pccl_engine_get_stats(n->engine, &stats);
+        if (now_ms() > deadline_ms)
+            stop_test("payload did not come");
+        poll(NULL, 0, 1);
+    } while (stats.rx_payload_bytes < bytes);
+}
+
+static void abort_half_way(int in_place, const pccl_op_shape *shape)
+{
+    world w;
+    trial t;
+    world_open(&w, 3, 2, 1, 0);
+    trial_open(&t, shape, in_place);
+    t.group = 9;
+    /* Rank 2 is missing: rank 0 sends its chunk to rank 1, which reduces it and can send nothing on. */
+    trial_submit(&t, &w, 0);
+    trial_submit(&t, &w, 1);
+    uint64_t chunk_bytes = shape->quantization == PCCL_QUANT_NONE ? t.bytes / 3 : t.bytes / 3 / 4;
+    wait_for_payload(&w.nodes[1], chunk_bytes);
+    CHECK(pccl_engine_freeze(w.nodes[1].engine, 9, 1) == 0);
+    node_wait(&w.nodes[1], PCCL_EVENT_GROUP_FROZEN, 1);
+    CHECK(memcmp(t.recv[1], t.inputs[1], t.bytes) != 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        trial_end(&t, &w, rank, 0);
+        trial_check_inputs_kept(&t, rank);
+    }
+    trial_close(&t);
+    pccl_op_shape after = plain_shape(500, PCCL_INT32, PCCL_SUM, 100, 3);
+    trial_run(&w, &after, 1);
+    world_close(&w);
+}
+
+static void abort_restores_inputs(void)
+{
+    pccl_op_shape shape = plain_shape(30000, PCCL_FLOAT32, PCCL_SUM, 1000, 3);
+    abort_half_way(1, &shape);
+    abort_half_way(0, &shape);
+    shape = quantized_shape(30000, PCCL_SUM, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 3);
+    abort_half_way(1, &shape);
+}
+
+/* Every rank may be anywhere: ops are aborted at arbitrary moments, some before, some after they are done. */
+static void abort_at_any_moment(void)
+{
+    for (int round = 0; round < 10 * THOROUGHNESS; round++) {
+        enum { OPS = 8 };
+        static trial trials[OPS];
+        world w;
+        uint32_t size = 2 + (uint32_t)round % 3;
+        world_open(&w, size, 1 + (unsigned)round % 2, round % 2, 0);
+        for (int i = 0; i < OPS; i++) {
+            pccl_op_shape shape = plain_shape(20000 + random_below(100000), PCCL_FLOAT32, PCCL_SUM, 4000, size);
+            if (i % 4 == 3) {
+                shape.quantization = PCCL_QUANT_ZERO_POINT_SCALE;
+                shape.quantized_dtype = PCCL_INT8;
+                shape.quantization_block = 256;
+            }
+            trial_open(&trials[i], &shape, i % 2);
+            trial_submit_all(&trials[i], &w);
+        }
+        node_wait(&w.nodes[random_below(size)], PCCL_EVENT_OP_DONE, trials[random_below(OPS)].number);
+        for (int i = 0; i < OPS; i++) {
+            for (uint32_t rank = 0; rank < size; rank++) {
+                trial_end(&trials[i], &w, rank, 0);
+                trial_check_inputs_kept(&trials[i], rank);
+                /* From here on they are not the engine's: the address sanitizer watches. */
+                if (!trials[i].in_place)
+                    free(trials[i].recv[rank]);
+                free(trials[i].send[rank]);
+                free(trials[i].inputs[rank]);
+            }
+        }
+        pccl_op_shape after = plain_shape(5000, PCCL_FLOAT32, PCCL_SUM, 1000, size);
+        trial_run(&w, &after, 0);
+        world_close(&w);
+    }
+}
+
+static void commit_of_an_unfinished_op_aborts(void)
+{
+    world w;
+    trial t;
+    world_open(&w, 2, 1, 0, 0);
+    pccl_op_shape shape = plain_shape(100, PCCL_FLOAT32, PCCL_SUM, 100, 2);
+    trial_open(&t, &shape, 1);
+    trial_submit(&t, &w, 0);
+    CHECK(trial_end(&t, &w, 0, 1).system_error == EPROTO);
+    trial_check_inputs_kept(&t, 0);
+    trial_close(&t);
+    world_close(&w);
+}
+
+static void freeze_stops_a_group(void)
+{
+    world w;
+    trial done, stuck, other, late;
+    world_open(&w, 2, 1, 1, 0);
+    pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 100, 2);
+    trial_open(&done, &shape, 1);
+    trial_open(&stuck, &shape, 1);
+    trial_open(&other, &shape, 1);
+    trial_open(&late, &shape, 1);
+    trial_submit_all(&done, &w);
+    trial_await_done(&done, &w);
+    trial_submit(&stuck, &w, 0);
+    other.group = 7;
+    trial_submit(&other, &w, 0);
+
+    CHECK(pccl_engine_freeze(w.nodes[0].engine, 0, 1) == 0);
+    pccl_event frozen = node_wait(&w.nodes[0], PCCL_EVENT_GROUP_FROZEN, 1);
+    CHECK(frozen.group == 0);
+    trial_submit(&late, &w, 0);
+    trial_submit(&late, &w, 1);
+    trial_submit(&stuck, &w, 1);
+    trial_submit(&other, &w, 1);
+
+    /* The other group goes on, and so does a later epoch of the frozen one; what follows on the same connection was
+     * handled after whatever the frozen ops might have sent. */
+    trial_await_done(&other, &w);
+    trial after;
+    trial_open(&after, &shape, 1);
+    after.epoch = 2;
+    trial_submit_all(&after, &w);
+    trial_await_done(&after, &w);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        pccl_event event;
+        CHECK(!node_take_collected(&w.nodes[rank], PCCL_EVENT_OP_DONE, stuck.number, &event));
+        CHECK(!node_take_collected(&w.nodes[rank], PCCL_EVENT_OP_DONE, late.number, &event));
+    }
+    trial_end_all(&stuck, &w, 0);
+    trial_end_all(&late, &w, 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        trial_check_inputs_kept(&stuck, rank);
+        trial_check_inputs_kept(&late, rank);
+    }
+    trial_end_all(&done, &w, 1);
+    trial_end_all(&other, &w, 1);
+    trial_end_all(&after, &w, 1);
+    trial_check_results(&done);
+    trial_check_results(&other);
+    trial_check_results(&after);
+    trial_close(&done);
+    trial_close(&stuck);
+    trial_close(&other);
+    trial_close(&late);
+    trial_close(&after);
+    world_close(&w);
+}
+
+/* Frozen in full flight, on all ranks: what is not done then never will be. */
+static void freeze_in_flight(void)
+{
+    for (int round = 0; round < 5 * THOROUGHNESS; round++) {
+        world w;
+        trial t;
+        world_open(&w, 3, 2, 1, 0);
+        pccl_op_shape shape = plain_shape(400000, PCCL_FLOAT32, PCCL_SUM, 8000, 3);
+        trial_open(&t, &shape, 1);
+        trial_submit_all(&t, &w);
+        wait_for_payload(&w.nodes[0], 1 + random_below(300000));
+        for (uint32_t rank = 0; rank < 3; rank++)
+            CHECK(pccl_engine_freeze(w.nodes[rank].engine, 0, 1) == 0);
+        int done[3];
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            pccl_event event;
+            node_wait(&w.nodes[rank], PCCL_EVENT_GROUP_FROZEN, 1);
+            done[rank] = node_take_collected(&w.nodes[rank], PCCL_EVENT_OP_DONE, t.number, &event);
+        }
+        int commit = done[0] && done[1] && done[2];
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            pccl_event event;
+            trial_end(&t, &w, rank, commit);
+            CHECK(!node_take_collected(&w.nodes[rank], PCCL_EVENT_OP_DONE, t.number, &event));
+            if (!commit)
+                trial_check_inputs_kept(&t, rank);
+        }
+        if (commit)
+            trial_check_results(&t);
+        trial_close(&t);
+        world_close(&w);
+    }
+}
+
+static void lost_link_is_told_once(void)
+{
+    world w;
+    trial t;
+    world_open(&w, 3, 3, 1, 0);
+    pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 100, 3);
+    trial_open(&t, &shape, 1);
+    trial_submit(&t, &w, 0);
+    trial_submit(&t, &w, 1);
+    CHECK(pccl_engine_link_close(w.nodes[2].engine, link_number(1, 2)) == 0);
+    pccl_event lost = node_wait(&w.nodes[1], PCCL_EVENT_LINK_LOST, link_number(1, 2));
+    CHECK(strlen(lost.detail) > 0 && memchr(lost.detail, 0, sizeof lost.detail) != NULL);
+    CHECK(pccl_engine_link_close(w.nodes[2].engine, 424242) == 0);
+    trial_submit(&t, &w, 2);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        pccl_event event;
+        trial_end(&t, &w, rank, 0);
+        trial_check_inputs_kept(&t, rank);
+        CHECK(!node_take_collected(&w.nodes[rank], PCCL_EVENT_LINK_LOST, link_number(1, 2), &event));
+    }
+    pccl_engine_stats stats;
+    pccl_engine_get_stats(w.nodes[1].engine, &stats);
+    CHECK(stats.connections == 3);
+    trial_close(&t);
+    world_close(&w);
+}
+
+/* A link that was lost is not revived by connections that come late. */
+static void lost_link_stays_lost(void)
+{
+    world w;
+    int fds[2];
+    char byte;
+    world_open(&w, 2, 1, 0, 0);
+    CHECK(pccl_engine_link_close(w.nodes[1].engine, link_number(0, 1)) == 0);
+    node_wait(&w.nodes[0], PCCL_EVENT_LINK_LOST, link_number(0, 1));
+    pair_unix(fds);
+    CHECK(pccl_engine_link_add(w.nodes[0].engine, link_number(0, 1), fds[0]) == 0);
+    CHECK(read(fds[1], &byte, 1) == 0);
+    close(fds[1]);
+    world_close(&w);
+}
+
+/* Ops may be submitted before their links are there. */
+static void links_may_come_late(void)
+{
+    world w;
+    trial t;
+    int fds[2];
+    world_open(&w, 2, 0, 0, 0);
+    pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 100, 2);
+    trial_open(&t, &shape, 1);
+    trial_submit(&t, &w, 0);
+    pair_unix(fds);
+    CHECK(pccl_engine_link_add(w.nodes[0].engine, link_number(0, 1), fds[0]) == 0);
+    CHECK(pccl_engine_link_add(w.nodes[1].engine, link_number(0, 1), fds[1]) == 0);
+    trial_submit(&t, &w, 1);
+    trial_await_done(&t, &w);
+    trial_end_all(&t, &w, 1);
+    trial_check_results(&t);
+    trial_close(&t);
+    world_close(&w);
+}
+
+static void destroy_restores_open_ops(void)
+{
+    for (int round = 0; round < 3 * THOROUGHNESS; round++) {
+        world w;
+        trial t[3];
+        world_open(&w, 3, 2, 1, 0);
+        for (int i = 0; i < 3; i++) {
+            pccl_op_shape shape = plain_shape(100000, PCCL_FLOAT32, PCCL_SUM, 3000, 3);
+            trial_open(&t[i], &shape, 1);
+            trial_submit_all(&t[i], &w);
+        }
+        wait_for_payload(&w.nodes[1], random_below(200000));
+        world_close(&w);
+        for (int i = 0; i < 3; i++) {
+            for (uint32_t rank = 0; rank < 3; rank++)
+                trial_check_inputs_kept(&t[i], rank);
+            trial_close(&t[i]);
+        }
+    }
+}
+
+static int submit_status(const pccl_op_request *request)
+{
+    static node n;
+    if (n.engine == NULL)
+        node_open(&n, 0);
+    if (request == NULL) {
+        node_close(&n);
+        return 0;
+    }
+    return pccl_engine_submit(n.engine, request);
+}
+
+static void invalid_requests_are_refused(void)
+{
+    static float buffer[200];
+    world w = {.size = 2};
+    pccl_op_shape shape = plain_shape(100, PCCL_FLOAT32, PCCL_SUM, 100, 2);
+    pccl_op_request good = request_for(&w, 0, 1, &shape);
+    good.send = good.recv = buffer;
+    pccl_op_request bad;
+
+#define REFUSED(change) \
+    do { \
+        bad = good; \
+        change; \
+        CHECK(submit_status(&bad) == PCCL_E_INVALID); \
+    } while (0)
+    REFUSED(bad.shape.dtype = PCCL_DTYPE_COUNT);
+    REFUSED(bad.shape.reduce_op = PCCL_REDUCE_OP_COUNT);
+    REFUSED(bad.shape.quantization = PCCL_QUANT_COUNT);
+    REFUSED(bad.shape.quantization = PCCL_QUANT_MIN_MAX);
+    REFUSED(bad.shape.quantized_dtype = PCCL_INT8);
+    REFUSED(bad.shape.quantization_block = 64);
+    REFUSED(bad.shape.world_size = 0);
+    REFUSED(bad.shape.world_size = UINT32_MAX);
+    REFUSED(bad.rank = 2);
+    REFUSED(bad.shape.segment_bytes = 3);
+    REFUSED(bad.shape.count = UINT64_MAX);
+    REFUSED(bad.send = NULL);
+    REFUSED(bad.recv = NULL);
+    REFUSED(bad.recv = buffer + 99);
+    REFUSED(bad.send = buffer + 99);
+    REFUSED(bad.reserved = 1);
+    REFUSED(bad.key.reserved = 1);
+    REFUSED((bad.shape.quantization = PCCL_QUANT_MIN_MAX, bad.shape.quantized_dtype = PCCL_UINT8,
+             bad.shape.quantization_block = 64, bad.shape.dtype = PCCL_INT32));
+#undef REFUSED
+    CHECK(submit_status(&good) == 0);
+    bad = good;
+    bad.op = 2;
+    bad.recv = buffer + 100;
+    CHECK(submit_status(&bad) == 0);
+    bad.op = 3;
+    bad.shape.count = 0;
+    bad.send = bad.recv = NULL;
+    CHECK(submit_status(&bad) == 0);
+    submit_status(NULL);
+}
+
+static void bad_descriptors_are_refused(void)
+{
+    node n;
+    node_open(&n, 0);
+    CHECK(pccl_engine_link_add(n.engine, 1, -1) == PCCL_E_INVALID);
+    int fds[2];
+    pair_unix(fds);
+    close(fds[0]);
+    CHECK(pccl_engine_link_add(n.engine, 1, fds[0]) == PCCL_E_SYSTEM);
+    close(fds[1]);
+    node_close(&n);
+}
+
+/* A child that forgets the engine does not keep its connections alive. */
+static void forked_child_lets_go(void)
+{
+    node n;
+    int fds[2];
+    int hold[2];
+    char byte;
+    node_open(&n, 0);
+    pair_unix(fds);
+    if (pipe(hold) != 0)
+        stop_test("pipe");
+    CHECK(pccl_engine_link_add(n.engine, 1, fds[0]) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(hold[1]);
+        close(fds[1]);
+        pccl_engine_forget_after_fork(n.engine);
+        _exit(write(fds[0], "x", 1) >= 0 ? 1 : read(hold[0], &byte, 1) != 0);
+    }
+    close(hold[0]);
+    CHECK(child > 0);
+    node_close(&n);
+    struct pollfd pfd = {.fd = fds[1], .events = POLLIN};
+    CHECK(poll(&pfd, 1, WAIT_MS) == 1);
+    CHECK(read(fds[1], &byte, 1) == 0);
+    close(fds[1]);
+    close(hold[1]);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static double cpu_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* With ops waiting for peers and nothing to do, nothing is done. */
+static void idle_engines_sleep(void)
+{
+    world w;
+    trial t;
+    world_open(&w, 2, 4, 1, 0);
+    pccl_op_shape shape = plain_shape(100000, PCCL_FLOAT32, PCCL_SUM, 1000, 2);
+    trial_run(&w, &shape, 1);
+    trial_open(&t, &shape, 1);
+    trial_submit(&t, &w, 0);
+    pccl_event event;
+    double before_s = cpu_s();
+    CHECK(!node_wait_for(&w.nodes[0], PCCL_EVENT_OP_DONE, t.number, &event, 300));
+    CHECK(cpu_s() - before_s < 0.1);
+    trial_end(&t, &w, 0, 0);
+    trial_close(&t);
+    world_close(&w);
+}
+
+int main(void)
+{
+    RUN(all_dtypes_and_ops);
+    RUN(all_counts);
+    RUN(all_connection_counts);
+    RUN(segments_larger_than_staging);
+    RUN(concurrent_ops_in_any_order);
+    RUN(thousands_of_ops);
+    RUN(done_counts_payload_bytes);
+    RUN(quantized_results_are_identical);
+    RUN(mismatch_is_told_to_both);
+    RUN(abort_restores_inputs);
+    RUN(abort_at_any_moment);
+    RUN(commit_of_an_unfinished_op_aborts);
+    RUN(freeze_stops_a_group);
+    RUN(freeze_in_flight);
+    RUN(lost_link_is_told_once);
+    RUN(lost_link_stays_lost);
+    RUN(links_may_come_late);
+    RUN(destroy_restores_open_ops);
+    RUN(invalid_requests_are_refused);
+    RUN(bad_descriptors_are_refused);
+    RUN(forked_child_lets_go);
+    RUN(idle_engines_sleep);
+    return check_summary();
+}

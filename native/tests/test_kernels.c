@@ -1,0 +1,784 @@
+/* Kernels against element-by-element references that are written another way, at every level the CPU has. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+
+#include "../src/base.h"
+#include "../src/dtype.h"
+#include "../src/half.h"
+#include "../src/kernels.h"
+#include "../src/quant.h"
+#include "../src/simd.h"
+
+enum { COUNT_MAX = 1100, ELEMENT_BYTES_MAX = 8, GUARD_BYTES = 16, GUARD = 0xa5 };
+
+static const size_t counts[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 255, 257, 511, 513, 1025};
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint64_t random_u64(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+static float random_unit(void) { return (float)((double)(random_u64() >> 11) * 0x1p-52 - 1.0); }
+
+static uint64_t hash_bytes(const void *bytes, size_t count)
+{
+    const uint8_t *at = bytes;
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ at[i]) * 1099511628211u;
+    return hash;
+}
+
+/* float16 by way of powers of two */
+
+static double f16_value(uint16_t half)
+{
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    double magnitude = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, exponent - 25);
+    if (exponent == 31)
+        magnitude = fraction ? (double)NAN : (double)INFINITY;
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+static uint16_t f16_nearest(double value)
+{
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    double magnitude = fabs(value);
+    if (isnan(value))
+        return 0x7e00;
+    if (magnitude >= 65520)
+        return sign | 0x7c00;
+    int exponent;
+    frexp(magnitude, &exponent);
+    int last_bit = exponent - 11 < -24 || magnitude == 0 ? -24 : exponent - 11;
+    double units = nearbyint(ldexp(magnitude, -last_bit));
+    /* A carry out of the fraction moves into the exponent, where it belongs. */
+    return (uint16_t)(sign | ((uint32_t)(last_bit + 24) * 1024 + (uint32_t)units));
+}
+
+static uint16_t bf16_nearest(double value)
+{
+    uint32_t bits = pccl_f32_bits((float)value), low = bits & 0xffff, high = bits >> 16;
+    if (isnan(value))
+        return 0x7fc0;
+    return (uint16_t)(high + (low > 0x8000 || (low == 0x8000 && (high & 1))));
+}
+
+static void check_narrow(float value)
+{
+    uint16_t expected = f16_nearest((double)value), got = pccl_f16_from_f32(value);
+    CHECK_MSG(got == expected, "f16 of %a: %04x, not %04x", (double)value, got, expected);
+    expected = bf16_nearest((double)value);
+    got = pccl_bf16_from_f32(value);
+    CHECK_MSG(got == expected, "bf16 of %a: %04x, not %04x", (double)value, got, expected);
+}
+
+static void test_half_scalar(void)
+{
+    for (uint32_t h = 0; h < 65536; h++) {
+        double expected = f16_value((uint16_t)h);
+        float got = pccl_f16_to_f32((uint16_t)h);
+        int same = (double)got == expected && !signbit(got) == !signbit(expected);
+        CHECK_MSG(isnan(expected) ? isnan(got) : same, "f32 of half %04x: %a", h, (double)got);
+        CHECK(pccl_f16_from_f32(got) == (isnan(got) ? 0x7e00 : h));
+        CHECK(pccl_bf16_from_f32(pccl_bf16_to_f32((uint16_t)h)) == ((h & 0x7fff) > 0x7f80 ? 0x7fc0 : h));
+        /* The float half-way to the next half, a bit less and a bit more. */
+        if (!isfinite(expected) || (h & 0x7fff) == 0x7bff)
+            continue;
+        float middle = (float)((expected + f16_value((uint16_t)(h + 1))) / 2);
+        check_narrow(middle);
+        check_narrow(pccl_f32_of_bits(pccl_f32_bits(middle) + 1));
+        check_narrow(pccl_f32_of_bits(pccl_f32_bits(middle) - 1));
+    }
+    static const float edges[] = {65519.996f, 65520, 65535, 65536, 1e30f, 0x1p-25f, 0x1.000002p-25f, 0x1p-26f,
+        0x1p-149f, 0x1p-126f, 0x1.ffcp-15f, 0x1.ffep-15f, 0x1.fffffep127f};
+    for (size_t i = 0; i < PCCL_COUNT_OF(edges); i++) {
+        check_narrow(edges[i]);
+        check_narrow(-edges[i]);
+    }
+    for (int i = 0; i < 300000; i++)
+        check_narrow(pccl_f32_of_bits((uint32_t)random_u64()));
+}
+
+static void test_half_arrays(void)
+{
+    static uint16_t halves[65536], narrow[65536];
+    static float wide[65536];
+    for (uint32_t h = 0; h < 65536; h++)
+        halves[h] = (uint16_t)h;
+    for (int level = 0; level < PCCL_SIMD_LEVEL_COUNT && pccl_simd_limit(level) == level; level++) {
+        pccl_f16_widen(halves, 65536, wide);
+        for (uint32_t h = 0; h < 65536; h++) {
+            float expected = pccl_f16_to_f32((uint16_t)h);
+            /* A conversion instruction quiets a signaling NaN; narrowing hides that. */
+            CHECK(isnan(expected) ? isnan(wide[h]) : pccl_f32_bits(wide[h]) == pccl_f32_bits(expected));
+        }
+        pccl_bf16_widen(halves, 65536, wide);
+        for (uint32_t h = 0; h < 65536; h++)
+            CHECK(pccl_f32_bits(wide[h]) == h << 16);
+        for (int round = 0; round < 8; round++) {
+            for (uint32_t i = 0; i < 65536; i++) {
+                uint64_t random = random_u64();
+                /* Half of them in float16's range, and close to ties. */
+                uint32_t near = (uint32_t)(random >> 40 & 0x8fffe000) + 0x37fff000 + (random >> 32 & 3);
+                wide[i] = pccl_f32_of_bits(random & 1 ? (uint32_t)(random >> 32) : near);
+            }
+            pccl_f16_narrow(wide, 65535, narrow);
+            for (uint32_t i = 0; i < 65535; i++)
+                CHECK(narrow[i] == pccl_f16_from_f32(wide[i]));
+            pccl_bf16_narrow(wide, 65535, narrow);
+            for (uint32_t i = 0; i < 65535; i++)
+                CHECK(narrow[i] == pccl_bf16_from_f32(wide[i]));
+        }
+    }
+    pccl_simd_limit(PCCL_SIMD_LEVEL_COUNT);
+}
+
+/* Reduction */
+
+/* An element of any integer dtype as a wide integer, sign-extended where that applies. */
+static uint64_t get_integer(uint32_t dtype, const uint8_t *at)
+{
+    uint32_t bytes = pccl_dtype_bytes(dtype);
+    uint64_t value = 0;
+    memcpy(&value, at, bytes);
+    int is_signed = dtype % 2;
+    if (is_signed && bytes < 8 && value >> (8 * bytes - 1))
+        value |= UINT64_MAX << (8 * bytes);
+    return value;
+}
+
+static int integer_less(uint32_t dtype, uint64_t x, uint64_t y)
+{
+    uint64_t flip = dtype % 2 ? (uint64_t)1 << 63 : 0;
+    return (x ^ flip) < (y ^ flip);
+}
+
+static void reference_integer(uint32_t dtype, uint32_t op, uint8_t *d, const uint8_t *a, const uint8_t *b)
+{
+    uint64_t x = get_integer(dtype, a), y = get_integer(dtype, b), result;
+    if (op == PCCL_PROD)
+        result = x * y;
+    else if (op == PCCL_MAX)
+        result = integer_less(dtype, y, x) ? x : y;
+    else if (op == PCCL_MIN)
+        result = integer_less(dtype, x, y) ? x : y;
+    else
+        result = x + y;
+    memcpy(d, &result, pccl_dtype_bytes(dtype));
+}
+
+#define CHOOSE(op, x, y) \
+    ((op) == PCCL_PROD ? (x) * (y) \
+    : (op) != PCCL_MAX && (op) != PCCL_MIN ? (x) + (y) \
+    : isnan(x) ? (x) \
+    : isnan(y) ? (y) \
+    : ((op) == PCCL_MAX ? (x) > (y) : (x) < (y)) ? (x) : (y))
+
+static void reference_float(uint32_t dtype, uint32_t op, uint8_t *d, const uint8_t *a, const uint8_t *b)
+{
+    int selects = op == PCCL_MAX || op == PCCL_MIN;
+    if (dtype == PCCL_FLOAT64) {
+        double x, y, result;
+        memcpy(&x, a, 8);
+        memcpy(&y, b, 8);
+        result = CHOOSE(op, x, y);
+        uint64_t nan = 0x7ff8000000000000u;
+        memcpy(d, isnan(result) && !selects ? (const void *)&nan : (const void *)&result, 8);
+    } else if (dtype == PCCL_FLOAT32) {
+        float x, y, result;
+        memcpy(&x, a, 4);
+        memcpy(&y, b, 4);
+        result = CHOOSE(op, x, y);
+        uint32_t nan = 0x7fc00000;
+        memcpy(d, isnan(result) && !selects ? (const void *)&nan : (const void *)&result, 4);
+    } else {
+        uint16_t h[2], result;
+        memcpy(&h[0], a, 2);
+        memcpy(&h[1], b, 2);
+        /* In double: exact for products and for nearly all sums. */
+        double x, y;
+        if (dtype == PCCL_FLOAT16) {
+            x = f16_value(h[0]);
+            y = f16_value(h[1]);
+            result = f16_nearest(CHOOSE(op, x, y));
+        } else {
+            x = (double)pccl_f32_of_bits((uint32_t)h[0] << 16);
+            y = (double)pccl_f32_of_bits((uint32_t)h[1] << 16);
+            result = bf16_nearest(CHOOSE(op, x, y));
+        }
+        memcpy(d, &result, 2);
+    }
+}
+
+/* Random bits, and often the values where mistakes live. */
+static void fill(uint32_t dtype, uint8_t *at, size_t count)
+{
+    static const uint64_t f64s[] = {0, (uint64_t)1 << 63, 0x7ff0000000000000u, 0xfff0000000000000u,
+        0x7ff8000000000000u, 0xfff8000000000001u, 0x7ff0000000000001u, 0x3ff0000000000000u, 1,
+        0x7fefffffffffffffu};
+    static const uint32_t f32s[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001,
+        0x3f800000, 1, 0x7f7fffff};
+    static const uint16_t f16s[] = {0, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0xfe01, 0x7c01, 0x3c00, 1, 0x7bff};
+    static const uint16_t bf16s[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81, 0x3f80, 1, 0x7f7f};
+    uint32_t bytes = pccl_dtype_bytes(dtype);
+    for (size_t i = 0; i < count; i++, at += bytes) {
+        uint64_t bits = random_u64(), pick = random_u64() >> 8, special = pick / 4 % 10;
+        if (pick % 4 == 0 && dtype == PCCL_FLOAT64)
+            bits = f64s[special];
+        else if (pick % 4 == 0 && dtype == PCCL_FLOAT32)
+            bits = f32s[special];
+        else if (pick % 4 == 0 && dtype == PCCL_FLOAT16)
+            bits = f16s[special];
+        else if (pick % 4 == 0 && dtype == PCCL_BFLOAT16)
+            bits = bf16s[special];
+        else if (pick % 4 == 0)
+            bits = UINT64_MAX << (pick / 4 % 64) >> 1;
+        memcpy(at, &bits, bytes);
+    }
+}
+
+static uint8_t storage[3][COUNT_MAX * ELEMENT_BYTES_MAX + 64];
+
+static void check_reduce(uint32_t dtype, uint32_t op, size_t count, size_t shift_bytes, int in_place)
+{
+    static uint8_t expected[COUNT_MAX * ELEMENT_BYTES_MAX];
+    const size_t bytes = pccl_dtype_bytes(dtype), total = count * bytes;
+    uint8_t *a = storage[0] + shift_bytes, *b = storage[1] + 2 * shift_bytes;
+    uint8_t *d = in_place ? a : storage[2] + 3 * shift_bytes;
+    fill(dtype, a, count);
+    fill(dtype, b, count);
+    for (size_t i = 0; i < count; i++)
+        (dtype < PCCL_FLOAT16 ? reference_integer : reference_float)(
+            dtype, op, expected + i * bytes, a + i * bytes, b + i * bytes);
+    memset(d + total, GUARD, GUARD_BYTES);
+    pccl_kernel_reduce(dtype, op, d, a, b, count);
+    for (size_t i = 0; i < count; i++)
+        CHECK_MSG(memcmp(d + i * bytes, expected + i * bytes, bytes) == 0,
+            "%s %s, level %d: element %zu of %zu", pccl_dtype_name(dtype), pccl_reduce_op_name(op),
+            pccl_simd_level(), i, count);
+    for (size_t i = 0; i < GUARD_BYTES; i++)
+        CHECK(d[total + i] == GUARD);
+}
+
+static void test_reduce(void)
+{
+    for (int level = 0; level < PCCL_SIMD_LEVEL_COUNT && pccl_simd_limit(level) == level; level++)
+        for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
+            for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
+                for (size_t i = 0; i < PCCL_COUNT_OF(counts); i++) {
+                    check_reduce(dtype, op, counts[i], 0, 0);
+                    check_reduce(dtype, op, counts[i], pccl_dtype_bytes(dtype), 1);
+                    check_reduce(dtype, op, counts[i], 1, i % 2 == 0);
+                }
+    pccl_simd_limit(PCCL_SIMD_LEVEL_COUNT);
+}
+
+static void test_average(void)
+{
+    static const uint32_t world_sizes[] = {1, 2, 3, 5, 8, 100, 255, 256, 65537, INT32_MAX};
+    static uint8_t values[COUNT_MAX * ELEMENT_BYTES_MAX], before[sizeof values];
+    for (int level = 0; level < PCCL_SIMD_LEVEL_COUNT && pccl_simd_limit(level) == level; level++)
+        for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
+            for (size_t w = 0; w < PCCL_COUNT_OF(world_sizes); w++) {
+                const size_t bytes = pccl_dtype_bytes(dtype), count = 700 + w;
+                const uint32_t world_size = world_sizes[w];
+                fill(dtype, values, count);
+                memcpy(before, values, sizeof values);
+                pccl_kernel_average(dtype, values, count, world_size);
+                for (size_t i = 0; i < count; i++) {
+                    uint8_t expected[8];
+                    const uint8_t *x = before + i * bytes;
+                    if (dtype < PCCL_FLOAT16) {
+                        uint64_t dividend = get_integer(dtype, x), quotient = dividend / world_size;
+                        /* -n // w == ~((n - 1) // w) == ~(~-n // w) */
+                        if (dtype % 2 && dividend >> 63)
+                            quotient = ~(~dividend / world_size);
+                        memcpy(expected, &quotient, bytes);
+                    } else if (dtype == PCCL_FLOAT64) {
+                        double value;
+                        memcpy(&value, x, 8);
+                        value /= (double)world_size;
+                        uint64_t nan = 0x7ff8000000000000u;
+                        memcpy(expected, isnan(value) ? (void *)&nan : (void *)&value, 8);
+                    } else if (dtype == PCCL_FLOAT32) {
+                        float value;
+                        memcpy(&value, x, 4);
+                        value /= (float)world_size;
+                        uint32_t nan = 0x7fc00000;
+                        memcpy(expected, isnan(value) ? (void *)&nan : (void *)&value, 4);
+                    } else {
+                        uint16_t half;
+                        memcpy(&half, x, 2);
+                        if (dtype == PCCL_FLOAT16)
+                            half = f16_nearest((double)(pccl_f16_to_f32(half) / (float)world_size));
+                        else
+                            half = bf16_nearest((double)(pccl_bf16_to_f32(half) / (float)world_size));
+                        memcpy(expected, &half, 2);
+                    }
+                    CHECK_MSG(memcmp(values + i * bytes, expected, bytes) == 0, "%s / %u: element %zu",
+                        pccl_dtype_name(dtype), world_size, i);
+                }
+                CHECK(memcmp(values + count * bytes, before + count * bytes, 8) == 0);
+            }
+    pccl_simd_limit(PCCL_SIMD_LEVEL_COUNT);
+}
+
+/* Quantization */
+
+static const uint32_t float_dtypes[] = {PCCL_FLOAT16, PCCL_BFLOAT16, PCCL_FLOAT32, PCCL_FLOAT64};
+
+static pccl_op_shape quantized_shape(
+    uint32_t dtype, uint32_t quantization, uint32_t quantized_dtype, uint32_t block)
+{
+    pccl_op_shape shape = {0};
+    shape.dtype = (uint8_t)dtype;
+    shape.quantization = (uint8_t)quantization;
+    shape.quantized_dtype = (uint8_t)quantized_dtype;
+    shape.quantization_block = block;
+    return shape;
+}
+
+static int next_level(int *level)
+{
+    ++*level;
+    if (*level < PCCL_SIMD_LEVEL_COUNT && pccl_simd_limit(*level) == *level)
+        return 1;
+    pccl_simd_limit(PCCL_SIMD_LEVEL_COUNT);
+    return 0;
+}
+
+/* Loops over the levels that this CPU has, and over 4 dtypes x 2 quantizations x 4 code types. */
+#define EACH_LEVEL for (int level_ = -1; next_level(&level_);)
+#define EACH_QUANTIZATION(shape, block) \
+    for (uint32_t k_ = 0; k_ < 32; k_++) \
+        if (shape = quantized_shape(float_dtypes[k_ / 8], 1 + k_ / 4 % 2, k_ % 4, block), 1)
+
+static void put_float(uint32_t dtype, void *values, size_t i, float value)
+{
+    uint16_t half = dtype == PCCL_FLOAT16 ? pccl_f16_from_f32(value) : pccl_bf16_from_f32(value);
+    double wide = (double)value;
+    uint32_t bytes = pccl_dtype_bytes(dtype);
+    const void *source = bytes == 2 ? (void *)&half : bytes == 4 ? (void *)&value : (void *)&wide;
+    memcpy((uint8_t *)values + i * bytes, source, bytes);
+}
+
+static double get_float(uint32_t dtype, const void *values, size_t i)
+{
+    uint16_t half;
+    float value;
+    double wide;
+    const uint8_t *at = (const uint8_t *)values + i * pccl_dtype_bytes(dtype);
+    switch (dtype) {
+    case PCCL_FLOAT16: memcpy(&half, at, 2); return f16_value(half);
+    case PCCL_BFLOAT16: memcpy(&half, at, 2); return (double)pccl_bf16_to_f32(half);
+    case PCCL_FLOAT32: memcpy(&value, at, 4); return (double)value;
+    default: memcpy(&wide, at, 8); return wide;
+    }
+}
+
+static void test_quant_shapes(void)
+{
+    pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 256);
+    CHECK(pccl_quant_valid(&shape));
+    CHECK(pccl_quantized_bytes(&shape, 0) == 0);
+    CHECK(pccl_quantized_bytes(&shape, 1) == 9);
+    CHECK(pccl_quantized_bytes(&shape, 256) == 264);
+    CHECK(pccl_quantized_bytes(&shape, 257) == 273);
+    shape.quantized_dtype = PCCL_INT16;
+    CHECK(pccl_quantized_bytes(&shape, 257) == 16 + 514);
+    shape.quantized_dtype = PCCL_UINT32;
+    CHECK(!pccl_quant_valid(&shape) && pccl_quantized_bytes(&shape, 257) == 0);
+    shape = quantized_shape(PCCL_INT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 256);
+    CHECK(!pccl_quant_valid(&shape));
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_COUNT, PCCL_UINT8, 256);
+    CHECK(!pccl_quant_valid(&shape));
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 0);
+    CHECK(!pccl_quant_valid(&shape));
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, PCCL_QUANT_BLOCK_MAX + 1);
+    CHECK(!pccl_quant_valid(&shape));
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_NONE, 0, 0);
+    CHECK(!pccl_quant_valid(&shape) && pccl_quantized_bytes(&shape, 257) == 4 * 257);
+}
+
+static void check_golden(const pccl_op_shape *shape, const float *values, size_t count,
+    const uint8_t *expected, size_t expected_bytes)
+{
+    uint8_t wire[256];
+    float back[64];
+    REQUIRE(pccl_quantized_bytes(shape, count) == expected_bytes && expected_bytes <= sizeof wire);
+    EACH_LEVEL {
+        memset(wire, GUARD, sizeof wire);
+        pccl_kernel_quantize(shape, values, count, wire);
+        for (size_t i = 0; i < expected_bytes; i++)
+            CHECK_MSG(wire[i] == expected[i], "%s, code %s: wire byte %zu is %02x, not %02x",
+                pccl_quantization_name(shape->quantization), pccl_dtype_name(shape->quantized_dtype), i,
+                wire[i], expected[i]);
+        /* These values are all codes exactly, but for the tie. */
+        pccl_kernel_dequantize(shape, wire, count, back);
+        for (size_t i = 0; i < count; i++)
+            CHECK(isnan(back[i]) || fabsf(back[i] - values[i]) <= 0.5f);
+    }
+}
+
+/* These bytes are the wire format: to change them is to change the protocol's version. */
+static void test_quant_golden(void)
+{
+    static const float bytes_range[] = {-64, 0, 0.5f, 1.5f, 191, -1, -1, INFINITY, 3, 0};
+    static const uint8_t min_max_uint8[] = {
+        0, 0, 0x80, 0x3f, 0, 0, 0x80, 0xc2, 0, 64, 64, 66, 255, /* scale 1, minimum -64; ties to even */
+        0, 0, 0xc0, 0x7f, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* infinity: marked */
+    };
+    static const uint8_t zero_point_int8[] = {
+        0, 0, 0x80, 0x3f, 0xc0, 0xff, 0xff, 0xff, 0x80, 0xc0, 0xc0, 0xc2, 0x7f, /* zero point -64 */
+        0, 0, 0xc0, 0x7f, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    };
+    pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 5);
+    check_golden(&shape, bytes_range, 10, min_max_uint8, sizeof min_max_uint8);
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8, 5);
+    check_golden(&shape, bytes_range, 10, zero_point_int8, sizeof zero_point_int8);
+
+    static const float words_range[] = {-2, 65533, 0, 258, -7, -7, 0};
+    static const uint8_t min_max_int16[] = {
+        0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0, 0, 0x80, 0xff, 0x7f, 2, 0x80, 4, 0x81, /* scale 1, minimum -2 */
+        0xe1, 0, 0xe0, 0x38, 0, 0, 0xe0, 0xc0, 0, 0x80, 0, 0x80, 0xff, 0x7f, /* scale 7/65535 rounded up */
+    };
+    static const uint8_t zero_point_uint16[] = {
+        0, 0, 0x80, 0x3f, 2, 0, 0, 0, 0, 0, 0xff, 0xff, 2, 0, 4, 1, /* zero point 2 */
+        0, 0, 0xe0, 0x40, 1, 0, 0, 0, 0, 0, 0, 0, /* a constant: one step of 7 below zero */
+    };
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_INT16, 4);
+    check_golden(&shape, words_range, 7, min_max_int16, sizeof min_max_int16);
+    shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT16, 4);
+    check_golden(&shape, words_range, 6, zero_point_uint16, sizeof zero_point_uint16);
+
+    /* A long pseudo-random segment, its wire bytes and what comes out of them, as hashes. */
+    static const struct {
+        uint32_t quantization, quantized_dtype;
+        uint64_t wire_hash, value_hash;
+    } hashes[] = {
+        {PCCL_QUANT_MIN_MAX, PCCL_UINT8, 0x89ecabeb6c6f5168u, 0x3ba82caaa450e59cu},
+        {PCCL_QUANT_MIN_MAX, PCCL_INT16, 0xd46c0044da12810bu, 0x838ba6464dee4f03u},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8, 0x7ad240e2c807c627u, 0x907d66cb1611d0cbu},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT16, 0xa70b48192dda76f9u, 0xb0ca7abf1fba3534u},
+    };
+    static float values[5000], back[5000];
+    static uint8_t wire[20000];
+    uint32_t lcg = 1;
+    for (size_t i = 0; i < 5000; i++) {
+        lcg = lcg * 1664525u + 1013904223u;
+        values[i] = (float)(int32_t)lcg * (i / 1000 == 3 ? 0x1p-60f : 0x1p-31f);
+    }
+    for (size_t k = 0; k < PCCL_COUNT_OF(hashes); k++)
+        EACH_LEVEL {
+            shape = quantized_shape(PCCL_FLOAT32, hashes[k].quantization, hashes[k].quantized_dtype, 300);
+            pccl_kernel_quantize(&shape, values, 5000, wire);
+            uint64_t wire_hash = hash_bytes(wire, pccl_quantized_bytes(&shape, 5000));
+            pccl_kernel_dequantize(&shape, wire, 5000, back);
+            uint64_t value_hash = hash_bytes(back, sizeof back);
+            CHECK_MSG(wire_hash == hashes[k].wire_hash && value_hash == hashes[k].value_hash,
+                "case %zu: 0x%llxu, 0x%llxu", k, (unsigned long long)wire_hash,
+                (unsigned long long)value_hash);
+        }
+}
+
+/* Half a scale, what float32 arithmetic adds, what rounding to the dtype adds. */
+static void check_error(const pccl_op_shape *shape, const void *values, const void *back, size_t count)
+{
+    const double roundings[] = {0x1p-11, 0x1p-8, 0x1p-23, 0x1p-23};
+    const double subnormals[] = {0x1p-25, 0x1p-134, 0x1p-150, 0x1p-150};
+    const uint32_t which = shape->dtype - PCCL_FLOAT16;
+    const double codes = pccl_dtype_bytes(shape->quantized_dtype) == 1 ? 255 : 65535;
+    for (size_t start = 0; start < count; start += shape->quantization_block) {
+        size_t end = pccl_min_size(start + shape->quantization_block, count);
+        double lo = get_float(shape->dtype, values, start), hi = lo;
+        for (size_t i = start; i < end; i++) {
+            double value = get_float(shape->dtype, values, i);
+            lo = value < lo ? value : lo;
+            hi = value > hi ? value : hi;
+        }
+        int exact = lo == hi;
+        if (shape->quantization == PCCL_QUANT_ZERO_POINT_SCALE) {
+            lo = lo < 0 ? lo : 0;
+            hi = hi > 0 ? hi : 0;
+        }
+        /* Below float32's normal range a scale is a multiple of its least value. */
+        double step = (hi - lo) / codes * (1 + 0x1p-22) + 0x1p-149;
+        for (size_t i = start; i < end; i++) {
+            double value = get_float(shape->dtype, values, i), got = get_float(shape->dtype, back, i);
+            double slack = fmax(-lo, hi) * 1.01 * roundings[which] + subnormals[which];
+            double bound = step * (codes < 256 ? 0.501 : 0.52) + slack;
+            if (exact)
+                bound = fabs(value) * 0x1p-24 + 0x1p-150;
+            CHECK_MSG(fabs(got - value) <= bound, "%s, %s, %s, level %d, element %zu: %a became %a, bound %a",
+                pccl_dtype_name(shape->dtype), pccl_quantization_name(shape->quantization),
+                pccl_dtype_name(shape->quantized_dtype), pccl_simd_level(), i, value, got, bound);
+        }
+    }
+}
+
+static uint8_t source[COUNT_MAX * 8 + 16], wires[2][COUNT_MAX * 10 + 16];
+static uint8_t backs[2][COUNT_MAX * 8 + 16];
+
+/* Quantizes `count` elements of `source` at every level, and compares them with each other and the bound. */
+static void check_round_trip(const pccl_op_shape *shape, size_t count)
+{
+    const size_t wire_bytes = pccl_quantized_bytes(shape, count);
+    const size_t bytes = count * pccl_dtype_bytes(shape->dtype);
+    REQUIRE(wire_bytes + 1 + GUARD_BYTES <= sizeof wires[0]);
+    EACH_LEVEL {
+        int other = level_ > 0;
+        uint8_t *wire = wires[other] + other, *back = backs[other] + other;
+        memset(wire + wire_bytes, GUARD, GUARD_BYTES - 1);
+        memset(back + bytes, GUARD, GUARD_BYTES - 1);
+        pccl_kernel_quantize(shape, source, count, wire);
+        pccl_kernel_dequantize(shape, wire, count, back);
+        check_error(shape, source, back, count);
+        for (size_t i = 0; i < GUARD_BYTES - 1; i++)
+            CHECK(wire[wire_bytes + i] == GUARD && back[bytes + i] == GUARD);
+        if (other) {
+            CHECK(memcmp(wires[0], wire, wire_bytes) == 0);
+            CHECK(memcmp(backs[0], back, bytes) == 0);
+        }
+    }
+}
+
+static void test_quant_error(void)
+{
+    static const uint32_t blocks[] = {1, 3, 16, 64, 100, 256, 1024, 1025};
+    pccl_op_shape shape;
+    for (size_t b = 0; b < PCCL_COUNT_OF(blocks); b++)
+        EACH_QUANTIZATION (shape, blocks[b]) {
+            size_t count = blocks[b] < 4 ? 200 : COUNT_MAX - 3;
+            /* Ranges on both sides of zero and on one, far from it and near. */
+            float middle = (float[]){0, 0, 1, -30, 1e-3f}[random_u64() % 5];
+            for (size_t i = 0; i < count; i++)
+                put_float(shape.dtype, source, i, middle + random_unit());
+            check_round_trip(&shape, count);
+        }
+}
+
+static void test_quant_extremes(void)
+{
+    pccl_op_shape shape;
+    EACH_QUANTIZATION (shape, 64) {
+        const float largest = shape.dtype == PCCL_FLOAT16 ? 65504.0f
+            : shape.dtype == PCCL_BFLOAT16                ? pccl_f32_of_bits(0x7f7f0000)
+                                                          : pccl_f32_of_bits(0x7f7fffff);
+        static const float scales[] = {0x1p-149f, 0x1p-140f, 0x1p-127f, 0x1p-118f, 0x1p-100f, 0x1p-92f,
+            0x1p-14f, 1, 0x1p100f, 0x1p107f, 0x1p116f, 0x1p126f};
+        /* The whole range: its width overflows float32. */
+        for (size_t i = 0; i < 64; i++)
+            put_float(shape.dtype, source, i, i % 2 ? largest * random_unit() : i % 4 ? largest : -largest);
+        check_round_trip(&shape, 64);
+        for (size_t i = 0; i < 64; i++)
+            put_float(shape.dtype, source, i, largest * (1 - 0.4f * (float)(i & 7) / 8));
+        check_round_trip(&shape, 64);
+        for (size_t s = 0; s < PCCL_COUNT_OF(scales); s++) {
+            if (scales[s] > largest || (shape.dtype == PCCL_FLOAT16 && scales[s] < 0x1p-24f))
+                continue;
+            for (size_t i = 0; i < 64; i++)
+                put_float(shape.dtype, source, i, scales[s] * ((float)(random_u64() % 3) - (s % 2 ? 0 : 1)));
+            check_round_trip(&shape, 64);
+            for (size_t i = 0; i < 64; i++)
+                put_float(shape.dtype, source, i, scales[s] * random_unit());
+            check_round_trip(&shape, 64);
+        }
+        /* Constants, zeros of both signs. */
+        static const float constants[] = {
+            0, -0.0f, 1, -1, 0.1f, -3e-5f, 1e-40f, -1e-45f, 3.4e38f, -3.4e38f, 65504};
+        for (size_t k = 0; k < PCCL_COUNT_OF(constants); k++) {
+            if (fabsf(constants[k]) > largest)
+                continue;
+            for (size_t i = 0; i < 64; i++)
+                put_float(shape.dtype, source, i, constants[k] == 0 && i % 2 ? 0 : constants[k]);
+            check_round_trip(&shape, 64);
+            double expected = (double)(float)get_float(shape.dtype, source, 0);
+            for (size_t i = 0; i < 64; i++)
+                CHECK(get_float(shape.dtype, backs[0], i) == expected);
+        }
+    }
+}
+
+static void test_quant_keeps_zero(void)
+{
+    pccl_op_shape shape;
+    EACH_QUANTIZATION (shape, 50) {
+        if (shape.quantization != PCCL_QUANT_ZERO_POINT_SCALE)
+            continue;
+        for (size_t i = 0; i < 1000; i++)
+            put_float(shape.dtype, source, i, i % 3 ? random_unit() + (float)(i / 50 % 5) * 0.5f - 1 : 0);
+        check_round_trip(&shape, 1000);
+        for (size_t i = 0; i < 1000; i += 3)
+            CHECK(get_float(shape.dtype, backs[0], i) == 0);
+    }
+}
+
+static void test_quant_marks(void)
+{
+    static const float poisons[] = {NAN, -NAN, INFINITY, -INFINITY};
+    pccl_op_shape shape;
+    EACH_QUANTIZATION (shape, 40)
+        EACH_LEVEL for (size_t p = 0; p < PCCL_COUNT_OF(poisons); p++) {
+            size_t poisoned = 40 + random_u64() % 40;
+            for (size_t i = 0; i < 100; i++)
+                put_float(shape.dtype, source, i, i == poisoned ? poisons[p] : (float)(i % 3));
+            if (p == 2 && shape.dtype == PCCL_FLOAT64) {
+                double beyond_float32 = 3.5e38;
+                memcpy(source + 8 * poisoned, &beyond_float32, 8);
+            }
+            pccl_kernel_quantize(&shape, source, 100, wires[0]);
+            pccl_kernel_dequantize(&shape, wires[0], 100, backs[0]);
+            for (size_t i = 0; i < 100; i++)
+                CHECK(!isnan(get_float(shape.dtype, backs[0], i)) == (i < 40 || i >= 80));
+            shape.reduce_op = PCCL_SUM;
+            pccl_quant_dequantize_reduce(&shape, backs[1], source, wires[0], 100);
+            for (size_t i = 0; i < 100; i++)
+                CHECK(!isnan(get_float(shape.dtype, backs[1], i)) == (i < 40 || i >= 80));
+        }
+}
+
+static void test_quant_bad_parameters(void)
+{
+    static const struct {
+        uint32_t quantization, quantized_dtype, scale, second;
+        int nan;
+    } cases[] = {
+        {PCCL_QUANT_MIN_MAX, PCCL_UINT8, 0x3f800000, 0x40000000, 0},
+        {PCCL_QUANT_MIN_MAX, PCCL_UINT8, 0x7f800000, 0x40000000, 1},
+        {PCCL_QUANT_MIN_MAX, PCCL_UINT8, 0x3f800000, 0xff800000, 1},
+        {PCCL_QUANT_MIN_MAX, PCCL_UINT8, 0x3f800000, 0x7fc00000, 1},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT8, 0x3f800000, 255, 0},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT8, 0x3f800000, 256, 1},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT8, 0x3f800000, 0xffffffff, 1},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8, 0x3f800000, 0xffffff80, 0},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8, 0x3f800000, 0xffffff7f, 1},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8, 0x3f800000, 128, 1},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT16, 0x3f800000, 65535, 0},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT16, 0x3f800000, 65536, 1},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT16, 0x3f800000, 32767, 0},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT16, 0x3f800000, 32768, 1},
+    };
+    for (size_t k = 0; k < PCCL_COUNT_OF(cases); k++)
+        EACH_LEVEL {
+            pccl_op_shape shape =
+                quantized_shape(PCCL_FLOAT32, cases[k].quantization, cases[k].quantized_dtype, 20);
+            memset(wires[0], 1, sizeof wires[0]);
+            pccl_put_u32(wires[0], cases[k].scale);
+            pccl_put_u32(wires[0] + 4, cases[k].second);
+            pccl_kernel_dequantize(&shape, wires[0], 20, backs[0]);
+            for (size_t i = 0; i < 20; i++)
+                CHECK_MSG(!isnan(get_float(PCCL_FLOAT32, backs[0], i)) == !cases[k].nan, "case %zu", k);
+        }
+}
+
+/* Whatever a peer sends: no trap, the same bits at every level, and finite or NaN. */
+static void test_quant_hostile_wire(void)
+{
+    static const uint32_t words[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001,
+        0x7f800001, 1, 0x7f7fffff, 0xff7fffff, 0x3f800000, 255, 256, 65535, 65536, 0xffffff80, 0xffff8000,
+        0x7fffffff};
+    pccl_op_shape shape;
+    for (int round = 0; round < 40; round++)
+        EACH_QUANTIZATION (shape, 24) {
+            const size_t count = 200, bytes = count * pccl_dtype_bytes(shape.dtype);
+            const size_t wire_bytes = pccl_quantized_bytes(&shape, count);
+            const size_t block_bytes = 8 + 24 * pccl_dtype_bytes(shape.quantized_dtype);
+            fill(PCCL_UINT8, wires[0], wire_bytes);
+            for (size_t at = 0; at < wire_bytes; at += block_bytes) {
+                pccl_put_u32(wires[0] + at, words[random_u64() % PCCL_COUNT_OF(words)]);
+                pccl_put_u32(wires[0] + at + 4, words[random_u64() % PCCL_COUNT_OF(words)]);
+            }
+            EACH_LEVEL {
+                pccl_kernel_dequantize(&shape, wires[0], count, backs[level_ > 0]);
+                CHECK(level_ == 0 || memcmp(backs[0], backs[1], bytes) == 0);
+            }
+            for (size_t i = 0; i < count; i++)
+                CHECK(!isinf(get_float(shape.dtype, backs[0], i)));
+        }
+}
+
+static void test_quant_dequantize_reduce(void)
+{
+    static uint8_t sums[2][COUNT_MAX * 8 + 16];
+    static const size_t some_counts[] = {0, 1, 30, 257, 1023, 1097};
+    pccl_op_shape shape;
+    for (size_t c = 0; c < PCCL_COUNT_OF(some_counts); c++)
+        EACH_QUANTIZATION (shape, 96) {
+            const size_t count = some_counts[c], bytes = count * pccl_dtype_bytes(shape.dtype);
+            for (size_t i = 0; i < count; i++)
+                put_float(shape.dtype, source, i, random_unit());
+            pccl_kernel_quantize(&shape, source, count, wires[0] + 1);
+            pccl_kernel_dequantize(&shape, wires[0] + 1, count, backs[0]);
+            for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
+                EACH_LEVEL {
+                    shape.reduce_op = (uint8_t)op;
+                    fill(shape.dtype, backs[1], count);
+                    pccl_kernel_reduce(shape.dtype, op, sums[0], backs[1], backs[0], count);
+                    memset(sums[1] + 1 + bytes, GUARD, 8);
+                    pccl_quant_dequantize_reduce(&shape, sums[1] + 1, backs[1], wires[0] + 1, count);
+                    CHECK(memcmp(sums[0], sums[1] + 1, bytes) == 0);
+                    pccl_quant_dequantize_reduce(&shape, backs[1], backs[1], wires[0] + 1, count);
+                    CHECK(memcmp(sums[0], backs[1], bytes) == 0);
+                    for (size_t i = 0; i < 8; i++)
+                        CHECK(sums[1][1 + bytes + i] == GUARD);
+                }
+        }
+}
+
+static void test_quant_large_blocks(void)
+{
+    enum { LARGE = 70000 };
+    static float values[LARGE], back[LARGE];
+    static uint8_t wire[LARGE * 2 + 64];
+    for (size_t i = 0; i < LARGE; i++)
+        values[i] = random_unit();
+    pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT16, 65536);
+    EACH_LEVEL {
+        pccl_kernel_quantize(&shape, values, LARGE, wire);
+        pccl_kernel_dequantize(&shape, wire, LARGE, back);
+        check_error(&shape, values, back, LARGE);
+    }
+}
+
+static void test_names(void)
+{
+    for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
+        CHECK(pccl_dtype_bytes(dtype) >= 1 && pccl_dtype_is_float(dtype) == (dtype >= PCCL_FLOAT16));
+    CHECK(pccl_dtype_bytes(PCCL_DTYPE_COUNT) == 0 && !pccl_dtype_is_float(PCCL_DTYPE_COUNT));
+    CHECK(strcmp(pccl_dtype_name(PCCL_BFLOAT16), "bfloat16") == 0);
+    CHECK(strcmp(pccl_dtype_name(PCCL_DTYPE_COUNT), "unknown") == 0);
+    CHECK(strcmp(pccl_reduce_op_name(PCCL_AVG), "avg") == 0);
+    CHECK(strcmp(pccl_reduce_op_name(PCCL_REDUCE_OP_COUNT), "unknown") == 0);
+    CHECK(strcmp(pccl_quantization_name(PCCL_QUANT_MIN_MAX), "min_max") == 0);
+    CHECK(strcmp(pccl_quantization_name(PCCL_QUANT_COUNT), "unknown") == 0);
+}
+
+int main(void)
+{
+    RUN(test_names);
+    RUN(test_half_scalar);
+    RUN(test_half_arrays);
+    RUN(test_reduce);
+    RUN(test_average);
+    RUN(test_quant_shapes);
+    RUN(test_quant_golden);
+    RUN(test_quant_error);
+    RUN(test_quant_extremes);
+    RUN(test_quant_keeps_zero);
+    RUN(test_quant_marks);
+    RUN(test_quant_bad_parameters);
+    RUN(test_quant_hostile_wire);
+    RUN(test_quant_dequantize_reduce);
+    RUN(test_quant_large_blocks);
+    return check_summary();
+}

@@ -1,0 +1,7 @@
+"""`python -m pccl` is the `pccl` command."""
+
+import sys
+
+from pccl.cli import main
+
+sys.exit(main())

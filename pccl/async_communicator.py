@@ -1,0 +1,428 @@
+"""The communicator for trio programs; `communicator.Communicator` is its blocking face."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import trio
+
+from pccl.errors import PCCLError
+from pccl.protocol.messages import Kind
+from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
+from pccl.runtime import addresses
+from pccl.runtime.engine import OpSpec
+from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
+from pccl.runtime.state_transfer import fingerprint
+from pccl.shared_state import SharedState
+from pccl.types import (
+    Attribute,
+    QuantizationOptions,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
+
+CONNECTIONS_DEFAULT = 4
+CONNECTIONS_MAX = 64
+ATTEMPT_INTERVAL_S = 1.0
+CANCEL_GRACE_S = 5.0
+"""How long a cancelled op may take to be aborted on all peers before its caller is let go."""
+
+T = TypeVar("T")
+
+
+class Default:
+    """Type of DEFAULT: the communicator's own timeout."""
+
+
+DEFAULT = Default()
+Timeout = float | None | Default
+
+
+@contextmanager
+def converting(func_name: str) -> Iterator[None]:
+    """The one place where session errors become PCCLError."""
+    try:
+        yield
+    except SessionError as error:
+        raise PCCLError(error.result, func_name, error.message) from None
+
+
+class AsyncCommunicator:
+    """A peer of a run, as coroutines for trio. Same methods and errors as `Communicator`, which documents them.
+
+    All methods must be called from one trio run. Background tasks are trio system tasks: they end with `aclose`, with
+    the `async with` block, or with the run.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        peer_group: int = 0,
+        p2p_connection_pool_size: int = 0,
+        *,
+        timeout: float | None = None,
+        advertise: str | None = None,
+        listen: str | None = None,
+        name: str | None = None,
+        segment_bytes: int = 0,
+    ) -> None:
+        def check(is_fine: bool, message: str) -> None:
+            if not is_fine:
+                raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", message)
+
+        try:
+            addresses.parse(address)
+            listen_host, listen_port = addresses.parse(listen, default_port=0) if listen else ("", 0)
+            hosts: tuple[str, ...] = ()
+            port: int | None = None
+            if advertise:
+                host, parsed = addresses.parse(advertise, default_port=0)
+                hosts, port = (host,), parsed or None
+        except ValueError as error:
+            raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
+        check(isinstance(peer_group, int) and 0 <= peer_group < 2**32, f"peer_group {peer_group!r}: not in [0, 2**32)")
+        check(
+            isinstance(p2p_connection_pool_size, int) and 0 <= p2p_connection_pool_size <= CONNECTIONS_MAX,
+            f"p2p_connection_pool_size {p2p_connection_pool_size!r}: not in [0, {CONNECTIONS_MAX}]",
+        )
+        self.address = address
+        self.timeout = timeout
+        self._options = SessionOptions(
+            group=peer_group,
+            connections=p2p_connection_pool_size or CONNECTIONS_DEFAULT,
+            hosts=hosts,
+            port=port,
+            listen_host=listen_host,
+            listen_port=listen_port,
+            name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
+            segment_bytes=segment_bytes,
+        )
+        self._session: PeerSession | None = None
+        self._is_closed = False
+
+    # Life.
+
+    async def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> None:
+        if self._is_closed:
+            raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
+        if self._session is not None and self._session.failure is None:
+            raise PCCLError(Result.INVALID_USAGE, "connect", "already connected")
+        with converting("connect"):
+            await self._bounded("connect", timeout, lambda: self._connect(n_attempts))
+
+    async def _connect(self, n_attempts: int) -> None:
+        for attempt in range(1, max(1, n_attempts) + 1):
+            try:
+                session = await open_session(self.address, self._options)
+                break
+            except SessionError as error:
+                if error.result is not Result.MASTER_CONNECTION_FAILED or attempt >= n_attempts:
+                    if attempt > 1:
+                        raise SessionError(error.result, f"{error.message} ({attempt} attempts)") from None
+                    raise
+                await trio.sleep(ATTEMPT_INTERVAL_S)
+        self._session = session
+        trio.lowlevel.spawn_system_task(session.run)
+        try:
+            await session.installed.wait()
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await session.close()
+            raise
+        if session.failure is not None:
+            await session.over.wait()
+            raise session.failure
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._session is not None:
+            with trio.CancelScope(shield=True):
+                await self._session.close()
+
+    async def __aenter__(self) -> AsyncCommunicator:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._session is not None and self._session.view is not None and self._session.failure is None
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        with converting("get_attribute"):
+            session = self.session("get_attribute")
+            if session.failure is not None:
+                raise session.failure
+        view = session.view
+        assert view is not None
+        if attribute is Attribute.GLOBAL_WORLD_SIZE:
+            return view.global_world_size
+        if attribute is Attribute.LOCAL_WORLD_SIZE:
+            return view.world_size
+        if attribute is Attribute.NUM_DISTINCT_PEER_GROUPS:
+            return len(view.group_sizes)
+        if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
+            return max(view.group_sizes.values())
+        raise PCCLError(Result.INVALID_ARGUMENT, "get_attribute", f"{attribute!r} is not an Attribute")
+
+    # Joint calls.
+
+    async def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
+        return await self._joint("are_peers_pending", Kind.ARE_PEERS_PENDING, timeout) > 0
+
+    async def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        await self._joint("update_topology", Kind.UPDATE_TOPOLOGY, timeout)
+
+    async def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        await self._joint("optimize_topology", Kind.OPTIMIZE_TOPOLOGY, timeout)
+
+    async def _joint(self, func_name: str, kind: str, timeout: Timeout) -> int:
+        with converting(func_name):
+            session = self.session(func_name)
+            return await self._bounded(func_name, timeout, lambda: session.joint(kind))
+
+    async def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        timeout: Timeout = DEFAULT,
+    ) -> SharedStateSyncInfo:
+        name = "sync_shared_state"
+        if not isinstance(strategy, SharedStateSyncStrategy):
+            raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
+        session = self.session(name)
+        tensors = [tensor.state_tensor() for tensor in shared_state.tensors]
+        own = await trio.to_thread.run_sync(fingerprint, tensors)
+        with converting(name):
+            outcome = await self._bounded(
+                name, timeout, lambda: session.sync(strategy.value, shared_state.revision, tensors, own)
+            )
+        shared_state.revision = outcome.revision
+        return SharedStateSyncInfo(outcome.tx_bytes, outcome.rx_bytes, outcome.revision)
+
+    # Collectives.
+
+    async def all_reduce(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> ReduceInfo:
+        spec = op_spec(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+            func_name="all_reduce",
+        )
+        pending = self.launch(spec, "all_reduce")
+        timeout_s = self.timeout_s(timeout)
+        session = self.session("all_reduce")
+        try:
+            with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+                await pending.async_wait()
+            if not pending.is_over:
+                assert timeout_s is not None
+                session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
+                with trio.move_on_after(CANCEL_GRACE_S):
+                    await pending.async_wait()
+        except trio.Cancelled:
+            session.cancel(pending, Result.TIMEOUT, "its caller was cancelled")
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_GRACE_S):
+                await pending.async_wait()
+            raise
+        if not pending.is_over:
+            raise PCCLError(Result.TIMEOUT, "all_reduce", MASTER_SILENT)
+        return info_of(pending, "all_reduce")
+
+    def all_reduce_async(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        """A plain function: launches the op and returns at once. Use `await handle.async_wait()`."""
+        spec = op_spec(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+            func_name="all_reduce_async",
+        )
+        return AsyncReduceHandle(self.launch(spec, "all_reduce_async"), PendingOp.wait)
+
+    async def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
+    ) -> ReduceInfo:
+        name = "all_reduce_multiple_with_retry"
+        retry = Retry(descriptors, max_in_flight, name)
+        limit_s = self.timeout_s(timeout)
+        end_s = deadline(limit_s)
+        session = self.session(name)
+        try:
+            while retry.has_more:
+                for spec in retry.next_specs():
+                    retry.launched(self.launch(spec, name))
+                with trio.move_on_after(max(0.0, end_s - time.monotonic())):
+                    await retry.oldest.async_wait()
+                retry.collect(limit_s)
+        finally:
+            if retry.abandon(session, limit_s):
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_GRACE_S):
+                    for op in retry.in_flight:
+                        await op.async_wait()
+        return retry.info()
+
+    # What the blocking face shares.
+
+    def launch(self, spec: OpSpec, func_name: str) -> PendingOp:
+        """From any thread."""
+        with converting(func_name):
+            return self.session(func_name).launch(spec)
+
+    def session(self, func_name: str) -> PeerSession:
+        """The session; PCCLError NOT_INITIALIZED before connect()."""
+        if self._is_closed:
+            raise PCCLError(Result.NOT_INITIALIZED, func_name, "this communicator was closed")
+        session = self._session
+        if session is None or (session.view is None and session.failure is None):
+            raise PCCLError(Result.NOT_INITIALIZED, func_name, "call connect() first")
+        return session
+
+    def timeout_s(self, timeout: Timeout) -> float | None:
+        return self.timeout if isinstance(timeout, Default) else timeout
+
+    def forget_after_fork(self) -> None:
+        if self._session is not None:
+            self._session.forget_after_fork()
+
+    async def _bounded(self, func_name: str, timeout: Timeout, call: Callable[[], Awaitable[T]]) -> T:
+        limit_s = self.timeout_s(timeout)
+        if limit_s is None:
+            return await call()
+        with trio.move_on_after(limit_s):
+            return await call()
+        raise PCCLError(
+            Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s; other peers may not have called it"
+        )
+
+
+MASTER_SILENT = "the op could not be ended in time: the master does not answer"
+
+
+def deadline(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def gave_up(session: PeerSession, timeout_s: float | None) -> str:
+    peer = session.view.peer if session.view is not None else 0
+    after = "" if timeout_s is None else f" after {timeout_s:g} s"
+    return f"aborted on all peers: peer {peer} gave up{after}"
+
+
+class Retry:
+    """The bookkeeping of all_reduce_multiple_with_retry, free of waiting.
+
+    Ops are launched in the order of their tags on every peer, at most `max_in_flight` at once. A verdict is the same on
+    all peers, and a flush ends everything in flight, so the lowest tag that is not committed is always in flight
+    everywhere: the window cannot deadlock, whatever order the peers listed their ops in.
+    """
+
+    def __init__(self, descriptors: Sequence[ReduceOpDescriptor], max_in_flight: int, func_name: str) -> None:
+        tags = [descriptor.spec.tag for descriptor in descriptors]
+        repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
+        if not descriptors or repeated or max_in_flight < 1:
+            what = (
+                f"tags {repeated} occur twice" if repeated else "there must be ops and max_in_flight must be positive"
+            )
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        self.in_flight: list[PendingOp] = []
+        self.retries = 0
+        self._func_name = func_name
+        self._max_in_flight = max_in_flight
+        self._specs = {descriptor.spec.tag: descriptor.spec for descriptor in descriptors}
+        self._left = sorted(self._specs, reverse=True)
+        self._infos: list[ReduceInfo] = []
+        self._failure: PCCLError | None = None
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.in_flight or (self._left and self._failure is None))
+
+    def next_specs(self) -> list[OpSpec]:
+        """What to launch now. A failure stops further launches, and ends the call once all in flight have ended."""
+        if self._failure is not None:
+            return []
+        room = self._max_in_flight - len(self.in_flight)
+        return [self._specs[self._left.pop()] for _ in range(min(room, len(self._left)))]
+
+    def launched(self, op: PendingOp) -> None:
+        self.in_flight.append(op)
+
+    @property
+    def oldest(self) -> PendingOp:
+        return self.in_flight[0]
+
+    def collect(self, timeout_s: float | None) -> None:
+        """Takes in every op that has ended; called when the oldest has, or when `timeout_s` has passed: TIMEOUT."""
+        if not self.oldest.is_over:
+            raise PCCLError(Result.TIMEOUT, self._func_name, f"not all ops were committed within {timeout_s:g} s")
+        still = []
+        for op in self.in_flight:
+            if not op.is_over:
+                still.append(op)
+                continue
+            try:
+                self._infos.append(info_of(op, self._func_name))
+            except PCCLError as error:
+                if error.result is Result.RANK_CONNECTION_LOST:
+                    self.retries += 1
+                    self._left.append(op.tag)
+                    self._left.sort(reverse=True)
+                else:
+                    self._failure = self._failure or error
+        self.in_flight = still
+        if self._failure is not None and not still:
+            raise self._failure
+
+    def abandon(self, session: PeerSession, timeout_s: float | None) -> bool:
+        """Has whatever is still in flight aborted on all peers; True if there was any."""
+        for op in self.in_flight:
+            session.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
+        return bool(self.in_flight)
+
+    def info(self) -> ReduceInfo:
+        """The sum over all ops; the world size is the smallest that any of them had."""
+        return ReduceInfo(
+            min(info.local_world_size for info in self._infos),
+            sum(info.tx_bytes for info in self._infos),
+            sum(info.rx_bytes for info in self._infos),
+        )

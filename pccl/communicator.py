@@ -1,0 +1,261 @@
+"""The blocking communicator: what a training loop uses."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from pccl.async_communicator import (
+    CANCEL_GRACE_S,
+    DEFAULT,
+    MASTER_SILENT,
+    AsyncCommunicator,
+    Retry,
+    Timeout,
+    deadline,
+    gave_up,
+)
+from pccl.errors import PCCLError
+from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
+from pccl.runtime import portal
+from pccl.runtime.peer_session import PendingOp
+from pccl.shared_state import SharedState
+from pccl.types import (
+    Attribute,
+    QuantizationOptions,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
+
+INTERRUPT_GRACE_S = 0.5
+"""How long Ctrl-C waits for an interrupted op to be aborted on all peers."""
+
+
+class Communicator:
+    """A peer of a run.
+
+    `address` is the master's "host:port" (a name, an IPv4 or a bracketed IPv6 address; port 48148 if left out).
+    Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups.
+    `p2p_connection_pool_size` is the number of TCP connections to each neighbour, 0 for a default.
+
+    Keyword arguments: `timeout` in seconds bounds every blocking call of this communicator (None: wait), each call can
+    override it. `listen` ("host:port") is where the one peer-to-peer port is opened (default: all interfaces, any free
+    port), `advertise` ("host[:port]") what other peers are told to dial, for hosts behind NAT. `name` appears in
+    logs.
+
+    Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
+    in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
+    NOT_INITIALIZED (not connected, closed, or forked), MASTER_CONNECTION_FAILED (the master is gone or has evicted this
+    peer: make a new communicator), or TIMEOUT. Ctrl-C ends any wait within a second.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        peer_group: int = 0,
+        p2p_connection_pool_size: int = 0,
+        *,
+        timeout: float | None = None,
+        advertise: str | None = None,
+        listen: str | None = None,
+        name: str | None = None,
+        segment_bytes: int = 0,
+    ) -> None:
+        self._inner = AsyncCommunicator(
+            address,
+            peer_group,
+            p2p_connection_pool_size,
+            timeout=timeout,
+            advertise=advertise,
+            listen=listen,
+            name=name,
+            segment_bytes=segment_bytes,
+        )
+        portal.on_fork(self._inner)
+        portal.on_exit(self._inner)
+        self._finalizer = weakref.finalize(self, _close_forgotten, self._inner)
+        self._finalizer.atexit = False
+
+    # Life.
+
+    def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> None:
+        """Joins the run. Returns once accepted: the first peer at once, others when those accepted before call
+        `update_topology`. Tries `n_attempts` times, a second apart, while no master answers.
+
+        MASTER_CONNECTION_FAILED: no master there, or it refused; RANK_CONNECTION_FAILED: no link to a neighbour could
+        be made; INVALID_USAGE: connected already.
+        """
+        portal.current().call(lambda: self._inner.connect(n_attempts, timeout=timeout))
+
+    def close(self) -> None:
+        """Leaves the run. Ops in flight fail here; the others settle them as after a loss. May be called again."""
+        self._finalizer.detach()
+        portal.current().call(self._inner.close)
+
+    def __enter__(self) -> Communicator:
+        if not self._inner.is_connected:
+            self.connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        """A fact of the installed view; never blocks."""
+        return self._inner.get_attribute(attribute)
+
+    @property
+    def world_size(self) -> int:
+        """Accepted peers of this peer group."""
+        return self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters of the engine: payload and wire bytes, scratch memory, open ops and connections."""
+        return self._inner.session("stats").stats()
+
+    # Joint calls: return when all accepted peers have made them.
+
+    def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
+        """Whether newcomers wait for `update_topology`: the same answer on all peers. May overlap with ops."""
+        return portal.current().call(lambda: self._inner.are_peers_pending(timeout=timeout))
+
+    def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        """Admits all who wait. PENDING_ASYNC_OPS while own ops are in flight; INVALID_USAGE if the other peers wait in
+        calls that can never meet this one."""
+        portal.current().call(lambda: self._inner.update_topology(timeout=timeout))
+
+    def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        """Measures the round-trip times of all pairs in each group and adopts the ring whose slowest link is fastest.
+        Errors as `update_topology`."""
+        portal.current().call(lambda: self._inner.optimize_topology(timeout=timeout))
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        timeout: Timeout = DEFAULT,
+    ) -> SharedStateSyncInfo:
+        """Brings this peer group to one revision with bit-identical contents; which, is told in
+        `pccl.protocol.election`. A joint call of the group. Only blocks that differ are sent. The tensors must not
+        be changed meanwhile.
+
+        NO_SHARED_STATE_AVAILABLE: nobody can provide it (the text says which tensors are partly overwritten, if any);
+        INVALID_ARGUMENT: peers list different tensors; INVALID_USAGE: conflicting SEND_ONLY peers, or calls that can
+        never meet; PENDING_ASYNC_OPS.
+        """
+        return portal.current().call(lambda: self._inner.sync_shared_state(shared_state, strategy, timeout=timeout))
+
+    # Collectives.
+
+    def all_reduce(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> ReduceInfo:
+        """Reduces `send` over the peer group into `recv`, bit-identical on all peers; in place if `recv` is left out or
+        is `send`.
+
+        Both are contiguous NumPy arrays or torch CPU tensors of one dtype and as many elements, on all peers. Either
+        the op succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is
+        undefined.
+
+        RANK_CONNECTION_LOST: a peer was lost, try again; TOO_FEW_PEERS: alone in the group; INVALID_ARGUMENT: a wrong
+        argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already. When `timeout`
+        passes the op is aborted on all peers.
+        """
+        pending = self._inner.launch(
+            op_spec(
+                send,
+                recv,
+                op=op,
+                tag=tag,
+                operand_descriptor=operand_descriptor,
+                quantization_options=quantization_options,
+                func_name="all_reduce",
+            ),
+            "all_reduce",
+        )
+        session = self._inner.session("all_reduce")
+        timeout_s = self._inner.timeout_s(timeout)
+        try:
+            if not pending.wait(timeout_s):
+                session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
+                pending.wait(CANCEL_GRACE_S)
+        except BaseException:
+            session.cancel(pending, Result.TIMEOUT, gave_up(session, None))
+            pending.wait(INTERRUPT_GRACE_S)
+            raise
+        if not pending.is_over:
+            raise PCCLError(Result.TIMEOUT, "all_reduce", MASTER_SILENT)
+        return info_of(pending, "all_reduce")
+
+    def all_reduce_async(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        """Launches an all_reduce and returns at once. Leave the arrays alone until the handle's `wait` returns."""
+        spec = op_spec(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+            func_name="all_reduce_async",
+        )
+        return AsyncReduceHandle(self._inner.launch(spec, "all_reduce_async"), PendingOp.wait)
+
+    def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
+    ) -> ReduceInfo:
+        """Runs all ops, at most `max_in_flight` at once, and again those that a loss aborted, until all are committed.
+        Tags must differ and be the same set on all peers.
+
+        Returns the summed byte counts and the smallest world size of any op. TOO_FEW_PEERS once this peer is alone; ops
+        that were committed before then stay so. Other errors as `all_reduce`.
+        """
+        name = "all_reduce_multiple_with_retry"
+        retry = Retry(descriptors, max_in_flight, name)
+        limit_s = self._inner.timeout_s(timeout)
+        end_s = deadline(limit_s)
+        session = self._inner.session(name)
+        try:
+            while retry.has_more:
+                for spec in retry.next_specs():
+                    retry.launched(self._inner.launch(spec, name))
+                retry.oldest.wait(None if limit_s is None else max(0.0, end_s - time.monotonic()))
+                retry.collect(limit_s)
+        finally:
+            if retry.abandon(session, limit_s):
+                grace_end_s = deadline(INTERRUPT_GRACE_S)
+                for op in retry.in_flight:
+                    op.wait(max(0.0, grace_end_s - time.monotonic()))
+        return retry.info()
+
+
+def _close_forgotten(inner: AsyncCommunicator) -> None:
+    """The communicator was garbage-collected, in whatever thread: leave without waiting."""
+    portal.current().start(inner.close)

@@ -1,0 +1,85 @@
+"""Arrays of NumPy and torch as the memory that the engine and the state transfer work on.
+
+The one place that knows both libraries. torch is never imported here: a torch tensor can only come from a program that
+has imported it. Nothing is copied; whoever gets an address also gets the object that owns the memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pccl.errors import PCCLError
+from pccl.types import DataType, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Contiguous CPU memory of `count` elements."""
+
+    address: int
+    count: int
+    dtype: DataType
+    shape: tuple[int, ...]
+    is_writable: bool
+    owner: Any
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def memory(self) -> memoryview:
+        """Its bytes, writable."""
+        if self.count == 0:
+            return memoryview(bytearray())
+        chars = (ctypes.c_char * self.size_bytes).from_address(self.address)
+        return memoryview(chars).cast("B")
+
+
+def resolve(array: Any, role: str, func_name: str) -> Operand:
+    """The memory of a NumPy array or torch CPU tensor; `role` names the argument in errors (INVALID_ARGUMENT)."""
+    if isinstance(array, np.ndarray):
+        return _from_numpy(array, role, func_name)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _from_torch(array, role, func_name)
+    raise PCCLError(
+        Result.INVALID_ARGUMENT,
+        func_name,
+        f"{role} must be a NumPy array or a torch tensor, not {type(array).__name__}",
+    )
+
+
+def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str) -> Operand:
+    try:
+        dtype = DataType.from_numpy_dtype(array.dtype)
+    except ValueError as error:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+    if not array.flags.c_contiguous:
+        raise PCCLError(
+            Result.INVALID_ARGUMENT, func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})"
+        )
+    return Operand(array.ctypes.data, array.size, dtype, array.shape, array.flags.writeable, array)
+
+
+def _from_torch(tensor: Any, role: str, func_name: str) -> Operand:
+    def fail(what: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
+
+    if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
+        raise fail("is a distributed tensor; pass its to_local()")
+    if str(tensor.layout) != "torch.strided":
+        raise fail(f"has layout {tensor.layout}; pass a dense tensor")
+    if tensor.device.type != "cpu":
+        raise fail(f"is on {tensor.device}; only CPU tensors can be used, pass {role}.cpu()")
+    if not tensor.is_contiguous():
+        raise fail(f"is not contiguous; pass {role}.contiguous()")
+    try:
+        dtype = DataType.from_torch_dtype(tensor.dtype)
+    except ValueError as error:
+        raise fail(f": {error}") from None
+    return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor)

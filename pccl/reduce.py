@@ -1,0 +1,147 @@
+"""Describing reduces and waiting for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pccl.errors import PCCLError
+from pccl.operands import resolve
+from pccl.runtime.engine import Buffers, OpSpec
+from pccl.runtime.peer_session import PendingOp
+from pccl.types import (
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+)
+
+TAG_MAX = 2**63 - 1
+
+
+def op_spec(
+    send: Any,
+    recv: Any,
+    *,
+    op: ReduceOp,
+    tag: int,
+    operand_descriptor: ReduceOperandDescriptor | None,
+    quantization_options: QuantizationOptions | None,
+    func_name: str,
+    count: int | None = None,
+) -> OpSpec:
+    """Checks the arguments of a reduce and turns them into what the engine needs. PCCLError INVALID_ARGUMENT."""
+
+    def fail(message: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
+
+    source = resolve(send, "send", func_name)
+    target = source if recv is None or recv is send else resolve(recv, "recv", func_name)
+    if not target.is_writable:
+        raise fail("recv is read-only" if recv is not None else "send is read-only, so the result cannot replace it")
+    if source.dtype is not target.dtype:
+        raise fail(f"send is {source.dtype.name} but recv is {target.dtype.name}; they must be of one dtype")
+    if count is None:
+        if source.count != target.count:
+            raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
+        count = source.count
+    elif not 0 <= count <= min(source.count, target.count):
+        raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
+    size_bytes = count * source.dtype.itemsize
+    if 0 < abs(source.address - target.address) < size_bytes:
+        raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
+    if not isinstance(op, ReduceOp):
+        raise fail(f"op must be a ReduceOp, not {op!r}")
+    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= TAG_MAX:
+        raise fail(f"tag {tag!r} is not an integer in [0, 2**63)")
+    if operand_descriptor is not None and operand_descriptor.datatype is not source.dtype:
+        raise fail(f"operand_descriptor says {operand_descriptor.datatype.name} but the arrays are {source.dtype.name}")
+    quantization = quantization_options
+    if quantization is not None and quantization.algorithm is QuantizationAlgorithm.NONE:
+        quantization = None
+    if quantization is not None and not source.dtype.is_float:
+        raise fail(f"only float tensors can be quantized, not {source.dtype.name}")
+    keep = (source.owner, target.owner)
+    return OpSpec(tag, source.dtype, op, quantization, Buffers(source.address, target.address, count, keep))
+
+
+class ReduceOpDescriptor:
+    """One op of `all_reduce_multiple_with_retry`."""
+
+    def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
+        self.send = send
+        self.recv = recv
+        self.descriptor = descriptor
+        self.spec = op_spec(
+            send,
+            recv,
+            op=descriptor.op,
+            tag=descriptor.tag,
+            operand_descriptor=descriptor.operand_descriptor,
+            quantization_options=descriptor.quantization_options,
+            func_name=func_name,
+            count=descriptor.count,
+        )
+
+    @classmethod
+    def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        """`recv` may be `send`. PCCLError INVALID_ARGUMENT for arguments that cannot be reduced."""
+        return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_torch")
+
+    @classmethod
+    def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        """`recv` may be `send`. PCCLError INVALID_ARGUMENT for arguments that cannot be reduced."""
+        return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_numpy")
+
+
+def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
+    """What an op that is over did, or why it failed (PCCLError)."""
+    result = op.result
+    assert result is not None
+    if result.code is not Result.SUCCESS:
+        raise PCCLError(result.code, func_name, result.reason)
+    return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes)
+
+
+class AsyncReduceHandle:
+    """An op in flight. Its buffers belong to pccl until it has ended. Thread-safe."""
+
+    def __init__(self, op: PendingOp, wait: Callable[[PendingOp, float | None], bool]) -> None:
+        self._op = op
+        self._wait = wait
+
+    @property
+    def tag(self) -> int:
+        return self._op.tag
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._op.is_over
+
+    def wait(self, timeout: float | None = None) -> tuple[bool, Result, ReduceInfo | None]:
+        """Blocks until the op has ended: `(is_success, status, info)`, `info` None on failure. May be called again.
+
+        `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on.
+        """
+        if not self._wait(self._op, timeout):
+            raise PCCLError(
+                Result.TIMEOUT, "AsyncReduceHandle.wait", f"the op with tag {self.tag} has not ended in {timeout:g} s"
+            )
+        try:
+            info = info_of(self._op, "AsyncReduceHandle.wait")
+        except PCCLError as error:
+            return False, error.result, None
+        return True, Result.SUCCESS, info
+
+    def result(self, timeout: float | None = None) -> ReduceInfo:
+        """As `wait`, but raises PCCLError with the reason where the op failed."""
+        self.wait(timeout)
+        return info_of(self._op, "AsyncReduceHandle.result")
+
+    async def async_wait(self) -> tuple[bool, Result, ReduceInfo | None]:
+        """As `wait`, in the trio program that owns the AsyncCommunicator."""
+        await self._op.async_wait()
+        return self.wait(0)

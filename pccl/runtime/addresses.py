@@ -1,0 +1,119 @@
+"""Addresses as people write them, and sockets that listen on or dial them.
+
+A peer that reached the master through a loopback address is known to it by that address, which means another machine
+to everybody else. It therefore stands for 'the master's machine': a dialer replaces it by the address under which it
+reached the master itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+DEFAULT_PORT = 48148
+
+
+def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, int]:
+    """Splits "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError says what is wrong with it."""
+    text = address.strip()
+    host, separator, port = text.rpartition(":")
+    if text.startswith("["):
+        inside, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"address {address!r}: an IPv6 address is written as [::1]:48148")
+        host, separator, port = inside, rest[:1], rest[1:]
+    elif text.count(":") > 1:
+        host, separator, port = text, "", ""
+    elif not separator:
+        host, port = text, ""
+    if not host:
+        raise ValueError(f"address {address!r}: the host is missing; write host:port")
+    if not separator and default_port is not None:
+        return host, default_port
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise ValueError(f"address {address!r}: {port!r} is not a port; write host:port with a port from 0 to 65535")
+    return host, int(port)
+
+
+def join(host: str, port: int) -> str:
+    """The inverse of `parse`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plain_host(sockaddr: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """The host of a socket address; an IPv4 address in IPv6 clothes becomes plain."""
+    host = sockaddr[0]
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def reachable(hosts: list[str], master_host: str) -> list[str]:
+    """Where to dial a peer that is known under `hosts`, seen from one that reached the master at `master_host`."""
+    usable = [master_host if is_loopback(host) else host for host in hosts]
+    return list(dict.fromkeys(usable))
+
+
+def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
+    """A non-blocking listening socket. An empty host means every interface, IPv6 and IPv4 on one port.
+
+    OSError with a text that names the address if it cannot be had.
+    """
+    if not host or is_unspecified(host):
+        dual = socket.has_ipv6 and (not host or ":" in host)
+        families = [socket.AF_INET6, socket.AF_INET] if not host else [socket.AF_INET6 if dual else socket.AF_INET]
+        failure: OSError | None = None
+        for family in families:
+            try:
+                return _bound(family, ("", port), backlog, dual=family == socket.AF_INET6)
+            except OSError as error:
+                failure = error
+                if error.errno == errno.EADDRINUSE:
+                    break
+        assert failure is not None
+        raise _explained(failure, host or "*", port) from failure
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, sockaddr = found[0]
+        return _bound(family, sockaddr, backlog, dual=False)
+    except OSError as error:
+        raise _explained(error, host, port) from error
+
+
+def _bound(family: int, sockaddr: tuple[object, ...], backlog: int, dual: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        sock.bind(sockaddr)
+        sock.listen(backlog)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _explained(error: OSError, host: str, port: int) -> OSError:
+    where = join(host, port)
+    if error.errno == errno.EADDRINUSE:
+        text = f"cannot listen on {where}: the port is in use; stop what uses it or choose another (0 for any free one)"
+    elif error.errno == errno.EACCES:
+        text = f"cannot listen on {where}: not permitted; ports below 1024 need privileges"
+    else:
+        text = f"cannot listen on {where}: {error.strerror or error}"
+    return OSError(error.errno, text)

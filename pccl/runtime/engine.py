@@ -1,0 +1,227 @@
+"""The C engine as the session sees it: plain numbers in, a batch of events out.
+
+The one place where `pccl._native` is touched outside of tests. Methods may be called from any thread except where they
+say otherwise; none waits for the network.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pccl._native import ffi, lib
+from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+
+ABI = 1
+EVENTS_MAX = 256
+
+if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
+    raise ImportError(
+        f"pccl._native was built for interface {lib.pccl_native_abi()}, this pccl needs {ABI}: reinstall with "
+        f"pip install ."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What an op works on. `keep` holds whoever owns the memory."""
+
+    send: int
+    recv: int
+    count: int
+    keep: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """An op as its caller describes it: what all peers must agree on, and this peer's buffers."""
+
+    tag: int
+    dtype: DataType
+    reduce_op: ReduceOp
+    quantization: QuantizationOptions | None
+    buffers: Buffers
+
+
+@dataclass(frozen=True, slots=True)
+class OpDone:
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpMismatch:
+    op: int
+    link: int
+    mine: str
+    theirs: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpEnded:
+    op: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFrozen:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    link: int
+    reason: str
+
+
+EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost
+
+
+class Engine:
+    """Owns the engine thread from construction to `close`."""
+
+    def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
+        options = ffi.new("pccl_engine_options *")
+        lib.pccl_engine_options_default(options)
+        options.force_poll = force_poll
+        error = ffi.new("char[256]")
+        self._handle = lib.pccl_engine_create(options, error, len(error))
+        if self._handle == ffi.NULL:
+            raise OSError(f"the engine cannot start: {_text(error)}")
+        self._group = group
+        self._segment_bytes = segment_bytes
+        self._events = ffi.new("pccl_event[]", EVENTS_MAX)
+        self._request = ffi.new("pccl_op_request *")
+
+    @property
+    def event_fd(self) -> int:
+        """Readable while `events` has something to return."""
+        fd: int = lib.pccl_engine_event_fd(self._handle)
+        return fd
+
+    def close(self) -> None:
+        """Stops the thread; open ops are aborted and their buffers restored. Must not race with other calls."""
+        if self._handle != ffi.NULL:
+            lib.pccl_engine_destroy(self._handle)
+            self._handle = ffi.NULL
+
+    def forget_after_fork(self) -> None:
+        if self._handle != ffi.NULL:
+            lib.pccl_engine_forget_after_fork(self._handle)
+            self._handle = ffi.NULL
+
+    def submit(
+        self,
+        op: int,
+        spec: OpSpec,
+        *,
+        epoch: int,
+        sequence: int,
+        rank: int,
+        world_size: int,
+        link_prev: int,
+        link_next: int,
+    ) -> None:
+        """Only from one thread at a time."""
+        request = self._request
+        request.op = op
+        request.key.epoch = epoch
+        request.key.tag = spec.tag
+        request.key.sequence = sequence
+        request.key.group = self._group
+        shape = request.shape
+        shape.count = spec.buffers.count
+        shape.dtype = spec.dtype
+        shape.reduce_op = spec.reduce_op
+        quantization = spec.quantization
+        if quantization is None or quantization.algorithm is QuantizationAlgorithm.NONE:
+            shape.quantization = shape.quantized_dtype = shape.quantization_block = 0
+        else:
+            shape.quantization = quantization.algorithm
+            shape.quantized_dtype = quantization.quantized_datatype
+            shape.quantization_block = quantization.block_size
+        shape.segment_bytes = max(
+            spec.dtype.itemsize,
+            self._segment_bytes or lib.pccl_segment_bytes_default(spec.buffers.count, spec.dtype, world_size),
+        )
+        shape.world_size = world_size
+        request.rank = rank
+        request.link_prev = link_prev
+        request.link_next = link_next
+        request.send = ffi.cast("void *", spec.buffers.send)
+        request.recv = ffi.cast("void *", spec.buffers.recv)
+        self._check(lib.pccl_engine_submit(self._handle, request), "submit")
+
+    def end(self, op: int, commit: bool) -> None:
+        self._check(lib.pccl_engine_end(self._handle, op, commit), "end")
+
+    def freeze(self, epoch: int) -> None:
+        self._check(lib.pccl_engine_freeze(self._handle, self._group, epoch), "freeze")
+
+    def link_add(self, link: int, fd: int) -> None:
+        """Takes ownership of a connected socket."""
+        self._check(lib.pccl_engine_link_add(self._handle, link, fd), "link_add")
+
+    def link_close(self, link: int) -> None:
+        self._check(lib.pccl_engine_link_close(self._handle, link), "link_close")
+
+    def events(self) -> list[EngineEvent]:
+        """What has happened since the last call, in order. Only from one thread at a time."""
+        found: list[EngineEvent] = []
+        count = EVENTS_MAX
+        while count == EVENTS_MAX:
+            count = lib.pccl_engine_poll_events(self._handle, self._events, EVENTS_MAX)
+            found += [_event(self._events[i]) for i in range(count)]
+        return found
+
+    def stats(self) -> dict[str, int]:
+        stats = ffi.new("pccl_engine_stats *")
+        lib.pccl_engine_get_stats(self._handle, stats)
+        return {name: getattr(stats, name) for name, _ in ffi.typeof("pccl_engine_stats").fields}
+
+    def _check(self, status: int, call: str) -> None:
+        if status == lib.PCCL_E_MEMORY:
+            raise MemoryError(f"engine {call}")
+        if status != lib.PCCL_OK:
+            raise ValueError(f"engine {call} refused its arguments (status {status})")
+
+
+def _event(event: Any) -> EngineEvent:
+    kind = event.kind
+    if kind == lib.PCCL_EVENT_OP_DONE:
+        return OpDone(event.id)
+    if kind == lib.PCCL_EVENT_OP_ENDED:
+        return OpEnded(event.id, event.tx_bytes, event.rx_bytes)
+    if kind == lib.PCCL_EVENT_OP_MISMATCH:
+        return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs))
+    if kind == lib.PCCL_EVENT_GROUP_FROZEN:
+        return GroupFrozen(event.id)
+    assert kind == lib.PCCL_EVENT_LINK_LOST, kind
+    reason = _text(event.detail)
+    if event.system_error:
+        reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)
+    return LinkLost(event.id, reason or "closed by the other side")
+
+
+def _describe(shape: Any) -> str:
+    """A shape that came over the network: its numbers may be anything."""
+
+    def name(kind: Any, value: int) -> str:
+        try:
+            return str(kind(value).name)
+        except ValueError:
+            return f"unknown {value}"
+
+    text = f"{name(ReduceOp, shape.reduce_op)} of {shape.count} x {name(DataType, shape.dtype)}"
+    if shape.quantization:
+        text += (
+            f", {name(QuantizationAlgorithm, shape.quantization)} to {name(DataType, shape.quantized_dtype)} in "
+            f"blocks of {shape.quantization_block}"
+        )
+    return text + f" (world {shape.world_size}, segments of {shape.segment_bytes} bytes)"
+
+
+def _text(chars: Any) -> str:
+    raw: bytes = ffi.string(chars)
+    return raw.decode("utf-8", "replace")

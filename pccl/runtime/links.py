@@ -1,0 +1,117 @@
+"""Connections between peers, up to the point where the engine or a state transfer takes them over.
+
+Every connection to a peer's one listening port opens with a message that says what it is for (`LinkHello`,
+`StateHello`, `PingHello`) and is answered by `Accepted` or `Rejected`. A stranger is held to a small message and a
+short time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import ProtocolError
+from pccl.runtime import addresses
+from pccl.runtime.wire import ConnectionLost, receive_exactly, receive_message, send_message
+
+LINK_TIMEOUT_S = 10.0
+"""How long making a link may take."""
+OPENING_TIMEOUT_S = 10.0
+"""How long a stranger may take to say what it wants."""
+STRANGERS_MAX = 256
+PINGS = 5
+PING_BYTES = 8
+
+
+class LinkError(Exception):
+    """A connection to another peer could not be made; the text names the addresses and what failed."""
+
+
+async def dial(member: m.Member, master_host: str, opening: m.PeerOpening) -> trio.socket.SocketType:
+    """A connection to `member` that has accepted `opening`. LinkError."""
+    failures = []
+    for host in addresses.reachable(member.hosts, master_host):
+        where = addresses.join(host, member.port)
+        try:
+            stream = await trio.open_tcp_stream(host, member.port)
+        except OSError as error:
+            failures.append(f"{where}: {innermost(error)}")
+            continue
+        sock = stream.socket
+        try:
+            await send_message(sock, opening)
+            answer = await receive_message(sock, m.PeerAnswer)
+        except (ConnectionLost, ProtocolError) as error:
+            failures.append(f"{where}: {error}")
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            if isinstance(answer, m.Accepted):
+                return sock
+            failures.append(f"{where}: rejected: {answer.reason}")
+        sock.close()
+    raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
+
+
+def innermost(error: BaseException) -> str:
+    """The text of the error at the bottom of trio's groups and causes."""
+    while True:
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        if inner is None:
+            break
+        error = inner
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.strerror or str(error)
+    return str(error) or type(error).__name__
+
+
+async def dial_link(
+    member: m.Member,
+    master_host: str,
+    hello: Callable[[int], m.LinkHello],
+    connections: int,
+    take: Callable[[trio.socket.SocketType], None],
+) -> None:
+    """All connections of a link, at once. `take` gets each as it stands. LinkError names the first failure."""
+    failure: LinkError | None = None
+
+    async def one(index: int) -> None:
+        nonlocal failure
+        try:
+            take(await dial(member, master_host, hello(index)))
+        except LinkError as error:
+            failure = failure or error
+            nursery.cancel_scope.cancel()
+
+    with trio.move_on_after(LINK_TIMEOUT_S) as scope:
+        async with trio.open_nursery() as nursery:
+            for index in range(connections):
+                nursery.start_soon(one, index)
+    if failure is not None:
+        raise failure
+    if scope.cancelled_caught:
+        hosts = ", ".join(addresses.join(host, member.port) for host in member.hosts)
+        raise LinkError(f"peer {member.peer} at {hosts}: no answer within {LINK_TIMEOUT_S:g} s")
+
+
+async def echo(sock: trio.socket.SocketType) -> None:
+    """The answering side of `measure`."""
+    for _ in range(PINGS):
+        await sock.send(bytes(await receive_exactly(sock, bytearray(PING_BYTES))))
+
+
+async def measure(sock: trio.socket.SocketType) -> int:
+    """The shortest of a few round trips, in microseconds. ConnectionLost."""
+    best_s = float("inf")
+    for _ in range(PINGS):
+        start = trio.current_time()
+        try:
+            await sock.send(bytes(PING_BYTES))
+        except OSError as error:
+            raise ConnectionLost(error.strerror or str(error)) from None
+        await receive_exactly(sock, bytearray(PING_BYTES))
+        best_s = min(best_s, trio.current_time() - start)
+    return max(1, round(best_s * 1e6))

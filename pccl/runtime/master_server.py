@@ -1,0 +1,132 @@
+"""Runs a `Master` over TCP: one task reads each control connection, one sends its backlog, one watches the clock."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from dataclasses import dataclass, field
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError
+from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
+from pccl.runtime import addresses
+from pccl.runtime.wire import ConnectionLost, ControlConnection
+from pccl.types import Result
+
+logger = logging.getLogger("pccl.master")
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+FAREWELL_S = 2.0
+"""How long a closed connection may take to receive our last words."""
+
+
+@dataclass
+class _Client:
+    connection: ControlConnection[m.FromPeer]
+    reading: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class MasterServer:
+    """One run on one listening socket. `serve` returns when it is cancelled."""
+
+    def __init__(self, listener: socket.socket, options: MasterOptions | None = None) -> None:
+        self._listener = listener
+        self._machine = Master(secrets.token_hex(8), options)
+        self._clients: dict[int, _Client] = {}
+        """Those that the machine knows."""
+        self._next_connection = 1
+        self._timer_changed = trio.Event()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    async def serve(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_clock)
+                while True:
+                    await trio.lowlevel.wait_readable(self._listener.fileno())
+                    try:
+                        sock, sockaddr = self._listener.accept()
+                    except BlockingIOError:
+                        continue
+                    except OSError as error:
+                        # Typically out of descriptors: those who are in must not suffer from it.
+                        logger.warning("cannot accept a connection: %s", error.strerror)
+                        await trio.sleep(0.1)
+                        continue
+                    nursery.start_soon(self._serve_connection, sock, sockaddr)
+        finally:
+            self._listener.close()
+
+    async def _serve_connection(self, sock: socket.socket, sockaddr: tuple[str, int]) -> None:
+        number = self._next_connection
+        self._next_connection += 1
+        try:
+            connection: ControlConnection[m.FromPeer] = ControlConnection(sock, m.FromPeer, OPENING_BYTES_MAX)
+        except OSError:
+            sock.close()
+            return
+        client = self._clients[number] = _Client(connection)
+        host = addresses.plain_host(sockaddr)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.run_sender)
+                self._carry_out(self._machine.connected(number, host, trio.current_time()))
+                reason = "closed by the master"
+                with client.reading:
+                    reason = await self._read(number, connection)
+                if self._clients.pop(number, None) is not None:
+                    logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
+                    self._carry_out(self._machine.disconnected(number, reason, trio.current_time()))
+                connection.finish()
+                nursery.cancel_scope.deadline = trio.current_time() + FAREWELL_S
+        finally:
+            self._clients.pop(number, None)
+            connection.close()
+
+    async def _read(self, number: int, connection: ControlConnection[m.FromPeer]) -> str:
+        """Feeds the machine until the connection ends; returns how it did."""
+        while True:
+            try:
+                messages = await connection.receive()
+            except ConnectionLost as error:
+                return str(error)
+            except ProtocolError as error:
+                connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error))])
+                return str(error)
+            for message in messages:
+                self._carry_out(self._machine.received(number, message, trio.current_time()))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        outgoing: dict[int, list[m.Message]] = {}
+        for effect in effects:
+            if isinstance(effect, Send):
+                outgoing.setdefault(effect.connection, []).append(effect.message)
+            elif isinstance(effect, Log):
+                logger.log(LEVELS[effect.level], "%s", effect.text)
+        for number, messages in outgoing.items():
+            client = self._clients.get(number)
+            if client is not None:
+                client.connection.send(messages)
+                if client.connection.is_flooded:
+                    # It has not read for long; the reading task finds the connection closed and reports the loss.
+                    client.connection.shutdown()
+        for effect in effects:
+            if isinstance(effect, Close) and effect.connection in self._clients:
+                self._clients.pop(effect.connection).reading.cancel()
+        self._timer_changed.set()
+
+    async def _watch_clock(self) -> None:
+        while True:
+            self._timer_changed = trio.Event()
+            deadline = self._machine.deadline()
+            with trio.CancelScope(deadline=deadline if deadline is not None else float("inf")):
+                await self._timer_changed.wait()
+            if deadline is not None and trio.current_time() >= deadline:
+                self._carry_out(self._machine.tick(trio.current_time()))

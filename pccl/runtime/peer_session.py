@@ -1,0 +1,696 @@
+"""One connected peer: drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls.
+
+Everything here runs in the trio thread, except `launch` and `cancel`, which any thread may call: launches go into a
+queue and wake the trio thread once for all that have gathered.
+
+The rule that keeps this simple: every event handler feeds the machine and then calls `_pump`, which carries out the
+effects in order. Effects never wait; those that need time (making a link, moving state) become tasks that report back
+as events.
+
+The session ends when the machine says so (`Ended`) or the master is lost. It then lets the engine give back the
+buffers of open ops, so that no caller regains a buffer that is still in use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError
+from pccl.runtime import addresses, links
+from pccl.runtime import engine as native
+from pccl.runtime.state_transfer import Fingerprint, StateTensor, Transfer, TransferError
+from pccl.runtime.wire import ConnectionLost, ControlConnection, receive_message, send_message
+from pccl.types import Result
+from pccl.version import __version__
+
+logger = logging.getLogger("pccl.peer")
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+ENGINE_DRAIN_S = 5.0
+FAREWELL_S = 1.0
+WELCOME_TIMEOUT_S = 10.0
+
+
+class SessionError(Exception):
+    """A call that failed; becomes a PCCLError in the public layer."""
+
+    def __init__(self, result: Result, message: str) -> None:
+        super().__init__(message)
+        self.result = result
+        self.message = message
+
+
+class PendingOp:
+    """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio."""
+
+    def __init__(self, op: int, spec: native.OpSpec) -> None:
+        self.op = op
+        self.spec: native.OpSpec | None = spec
+        self.tag = spec.tag
+        self.result: ps.OpResult | None = None
+        self._event = threading.Event()
+        self._trio_events: list[trio.Event] = []
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """False if the time passed first. A signal handler that raises (Ctrl-C) ends the wait."""
+        return self._event.wait(timeout_s)
+
+    async def async_wait(self) -> None:
+        """In the session's trio run."""
+        if not self._event.is_set():
+            event = trio.Event()
+            self._trio_events.append(event)
+            await event.wait()
+
+    @property
+    def is_over(self) -> bool:
+        return self._event.is_set()
+
+    def finish(self, result: ps.OpResult) -> None:
+        self.result = result
+        self.spec = None  # lets go of the buffers
+        self._event.set()
+        for event in self._trio_events:
+            event.set()
+
+
+@dataclass
+class _PendingCall:
+    event: trio.Event = field(default_factory=trio.Event)
+    result: ps.CallResult | None = None
+
+
+@dataclass
+class _Syncing:
+    transfer: Transfer
+    plan: m.SyncPlan | None = None
+    planned: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+@dataclass(frozen=True)
+class SyncOutcome:
+    revision: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    group: int
+    connections: int
+    hosts: tuple[str, ...] = ()
+    """Addresses to advertise."""
+    port: int | None = None
+    """Port to advertise where it is not the one listened on (NAT)."""
+    listen_host: str = ""
+    listen_port: int = 0
+    name: str = ""
+    segment_bytes: int = 0
+    force_poll: bool = False
+
+
+class PeerSession:
+    """Created by `open_session`; `run` must be running."""
+
+    def __init__(
+        self,
+        connection: ControlConnection[m.FromMaster],
+        listener: socket.socket,
+        engine: native.Engine,
+        options: SessionOptions,
+    ) -> None:
+        self.view: ps.View | None = None
+        """The installed view. Replaced as a whole: any thread may read it."""
+        self.failure: SessionError | None = None
+        """Why the session is over."""
+        self.installed = trio.Event()
+        """The first view is there, or there will be none."""
+        self.over = trio.Event()
+        """Nothing of this session runs any more."""
+        self._options = options
+        self._connection = connection
+        self._master_host = addresses.plain_host(connection.remote_address)
+        self._listener = listener
+        self._engine = engine
+        self._machine = ps.Peer(options.group, options.connections)
+        self._token = trio.lowlevel.current_trio_token()
+        self._launch_lock = threading.Lock()
+        self._launches: deque[PendingOp] = deque()
+        self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
+        self._tags: set[int] = set()
+        self._op_numbers = itertools.count(1)
+        self._call_numbers = itertools.count(1)
+        self._ops: dict[int, PendingOp] = {}
+        self._calls: dict[int, _PendingCall] = {}
+        self._syncing: _Syncing | None = None
+        self._making: dict[int, trio.CancelScope] = {}
+        self._heard_master = trio.Event()
+        self._timer_changed = trio.Event()
+        self._timer_deadline = float("inf")
+        self._strangers = 0
+        self._ended = trio.Event()
+        self._drained = trio.Event()
+        """It has ended, and the engine has given all buffers back."""
+        self._nursery: trio.Nursery | None = None
+        self._is_pumping = False
+
+    # What the public layer calls.
+
+    def launch(self, spec: native.OpSpec) -> PendingOp:
+        """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
+        with self._launch_lock:
+            self._require_alive()
+            if spec.tag in self._tags:
+                raise SessionError(
+                    Result.INVALID_USAGE,
+                    f"an op with tag {spec.tag} is in flight already; wait for it or use another tag",
+                )
+            self._tags.add(spec.tag)
+            op = PendingOp(next(self._op_numbers), spec)
+            self._launches.append(op)
+        self._token.run_sync_soon(self._take_launches, idempotent=True)
+        return op
+
+    def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
+        """Asks for an op to be aborted on all peers, from any thread. It ends as the master says."""
+        self._cancels.append((op, code, reason))
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._take_launches, idempotent=True)
+
+    async def joint(self, kind: str, offer: m.SyncOffer | None = None) -> int:
+        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call
+        unless that has begun to take effect."""
+        self._require_alive()
+        number = next(self._call_numbers)
+        call = self._calls[number] = _PendingCall()
+        self._machine.joint(number, kind, offer)
+        self._pump()
+        try:
+            await call.event.wait()
+        except trio.Cancelled:
+            self._machine.cancel_joint(number)
+            self._pump()
+            raise
+        finally:
+            self._calls.pop(number, None)
+        assert call.result is not None
+        if call.result.code is not Result.SUCCESS:
+            raise SessionError(call.result.code, call.result.reason)
+        return call.result.value
+
+    async def sync(self, strategy: str, revision: int, tensors: Sequence[StateTensor], own: Fingerprint) -> SyncOutcome:
+        self._require_alive()
+        if self._syncing is not None:
+            raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
+        syncing = self._syncing = _Syncing(Transfer(tensors, own))
+        offer = m.SyncOffer(strategy, revision, own.root, [tensor.offer() for tensor in tensors])
+        try:
+            elected = await self.joint(m.Kind.SYNC, offer)
+        finally:
+            self._syncing = None
+            syncing.planned.set()
+            syncing.scope.cancel()
+        return SyncOutcome(elected, syncing.transfer.tx_bytes, syncing.transfer.rx_bytes)
+
+    async def close(self) -> None:
+        """Leaves the run and waits until nothing of the session is left."""
+        self._machine.leave("")
+        self._pump()
+        await self.over.wait()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: lets go of everything without a word to anybody."""
+        self.failure = SessionError(
+            Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
+        )
+        self._engine.forget_after_fork()
+        self._connection.forget_after_fork()
+        self._listener.close()
+
+    def stats(self) -> dict[str, int]:
+        return self._engine.stats()
+
+    def _require_alive(self) -> None:
+        if self.failure is not None:
+            raise SessionError(self.failure.result, self.failure.message)
+
+    # Running.
+
+    async def run(self) -> None:
+        """From Hello to the end. Never raises anything but trio.Cancelled."""
+        try:
+            await self._run()
+        except Exception:
+            logger.exception("the session failed; this is a bug of pccl")
+            self._fail(Result.INTERNAL_ERROR, "an internal error; the log has its traceback")
+        finally:
+            self._fail(Result.NOT_INITIALIZED, "this communicator was closed")
+            self._release()
+
+    async def _run(self) -> None:
+        hello = m.Hello(
+            m.PROTOCOL_VERSION,
+            __version__,
+            self._options.group,
+            list(self._options.hosts),
+            self._options.port or self._listener.getsockname()[1],
+            self._options.connections,
+            self._options.name,
+        )
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._connection.run_sender)
+            nursery.start_soon(self._read_master)
+            nursery.start_soon(self._read_engine)
+            nursery.start_soon(self._accept)
+            nursery.start_soon(self._watch_clock)
+            self._connection.send([hello])
+            await self._ended.wait()
+            with trio.move_on_after(ENGINE_DRAIN_S):
+                await self._drained.wait()
+            with trio.move_on_after(FAREWELL_S):
+                await self._connection.flush()
+            nursery.cancel_scope.cancel()
+
+    def _release(self) -> None:
+        """Frees what is left, after all tasks have ended."""
+        self._connection.close()
+        self._listener.close()
+        self._engine.close()
+        for op in list(self._ops.values()):
+            # Only after an internal error: the engine has restored the buffers when it was closed.
+            assert self.failure is not None
+            self._op_result(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
+        self.over.set()
+
+    def _fail(self, code: Result, reason: str) -> None:
+        with self._launch_lock:
+            if self.failure is None:
+                self.failure = SessionError(code, reason)
+            launches = list(self._launches)
+            self._launches.clear()
+        for op in launches:
+            self._ops[op.op] = op
+            self._op_result(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
+        for number, call in self._calls.items():
+            if call.result is None:
+                call.result = ps.CallResult(number, self.failure.result, self.failure.message, 0)
+                call.event.set()
+        if self._syncing is not None:
+            self._syncing.scope.cancel()
+        self.installed.set()
+        self._ended.set()
+
+    # Sources of events.
+
+    async def _read_master(self) -> None:
+        with trio.move_on_after(WELCOME_TIMEOUT_S) as scope:
+            while not self._machine.is_over:
+                try:
+                    messages = await self._connection.receive()
+                    for message in messages:
+                        self._machine.received(message)
+                except ConnectionLost as error:
+                    self._machine.master_lost(f"lost the master: {error}")
+                except ProtocolError as error:
+                    self._machine.master_lost(f"the master does not speak as a pccl master does: {error}")
+                scope.deadline = float("inf")
+                self._heard_master.set()
+                self._heard_master = trio.Event()
+                self._pump()
+        if scope.cancelled_caught:
+            self._machine.master_lost(
+                f"no answer within {WELCOME_TIMEOUT_S:g} s; is there a pccl master at this address?"
+            )
+            self._pump()
+
+    async def _read_engine(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._engine.event_fd)
+            for event in self._engine.events():
+                if isinstance(event, native.OpDone):
+                    self._machine.op_done(event.op)
+                elif isinstance(event, native.OpEnded):
+                    self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
+                elif isinstance(event, native.OpMismatch):
+                    self._machine.op_mismatch(event.op, self._mismatch_text(event))
+                elif isinstance(event, native.GroupFrozen):
+                    self._machine.frozen(event.epoch)
+                else:
+                    self._machine.link_lost(event.link, event.reason)
+            self._pump()
+
+    def _mismatch_text(self, event: native.OpMismatch) -> str:
+        return (
+            f"peers called the same op with different arguments: peer {self._machine.peer} has {event.mine}, its "
+            f"neighbour has {event.theirs}"
+        )
+
+    async def _watch_clock(self) -> None:
+        while True:
+            self._timer_changed = trio.Event()
+            self._timer_deadline = self._machine.deadline() or float("inf")
+            with trio.CancelScope(deadline=self._timer_deadline):
+                await self._timer_changed.wait()
+            if trio.current_time() >= self._timer_deadline:
+                self._machine.tick(trio.current_time())
+                self._pump()
+
+    def _take_launches(self) -> None:
+        while self._launches:
+            op = self._launches.popleft()
+            self._ops[op.op] = op
+            self._machine.launch(op.op, op.tag, trio.current_time())
+        while self._cancels:
+            op, code, reason = self._cancels.popleft()
+            if not op.is_over:
+                self._machine.cancel(op.op, code, reason)
+        self._pump()
+
+    # Effects.
+
+    def _pump(self) -> None:
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            outgoing: list[m.Message] = []
+            while effects := self._machine.drain():
+                for effect in effects:
+                    if isinstance(effect, ps.ToMaster):
+                        outgoing.append(effect.message)
+                    else:
+                        self._CARRY_OUT[type(effect)](self, effect)
+            if outgoing:
+                self._connection.send(outgoing)
+        finally:
+            self._is_pumping = False
+        if (self._machine.deadline() or float("inf")) < self._timer_deadline:
+            self._timer_changed.set()
+        if self._machine.is_over and not self._machine.open_ops:
+            self._drained.set()
+
+    def _submit(self, effect: ps.SubmitOp) -> None:
+        spec = self._ops[effect.op].spec
+        assert spec is not None
+        try:
+            self._engine.submit(
+                effect.op,
+                spec,
+                epoch=effect.epoch,
+                sequence=effect.sequence,
+                rank=effect.rank,
+                world_size=effect.world_size,
+                link_prev=effect.link_prev,
+                link_next=effect.link_next,
+            )
+        except ValueError as error:
+            self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, str(error))
+        except MemoryError as error:
+            self._machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
+
+    def _freeze(self, effect: ps.FreezeOps) -> None:
+        self._engine.freeze(effect.epoch)
+
+    def _end_op(self, effect: ps.EndOp) -> None:
+        self._engine.end(effect.op, effect.commit)
+
+    def _op_result(self, effect: ps.OpResult) -> None:
+        op = self._ops.pop(effect.op)
+        with self._launch_lock:
+            self._tags.discard(op.tag)
+        op.finish(effect)
+
+    def _call_result(self, effect: ps.CallResult) -> None:
+        call = self._calls.get(effect.call)
+        if call is not None:
+            call.result = effect
+            call.event.set()
+
+    def _installed(self, effect: ps.Installed) -> None:
+        for peer, reason in effect.lost:
+            logger.info("peer %d was lost: %s", peer, reason)
+        view = effect.view
+        logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
+        self.view = view
+        self.installed.set()
+
+    def _session_ended(self, effect: ps.Ended) -> None:
+        logger.info("session over: %s", effect.reason)
+        self._fail(effect.code, effect.reason)
+
+    def _log(self, effect: ps.Log) -> None:
+        logger.log(LEVELS[effect.level], "%s", effect.text)
+
+    def _spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        if self._nursery is not None and not self._ended.is_set():
+            self._nursery.start_soon(function, *args)
+
+    # Links.
+
+    def _make_link(self, effect: ps.MakeLink) -> None:
+        scope = self._making[effect.link] = trio.CancelScope()
+        self._spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
+
+    def _close_link(self, effect: ps.CloseLink) -> None:
+        scope = self._making.pop(effect.link, None)
+        if scope is not None:
+            scope.cancel()
+        self._engine.link_close(effect.link)
+
+    async def _dial_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
+        machine = self._machine
+
+        def hello(index: int) -> m.LinkHello:
+            return m.LinkHello(
+                m.PROTOCOL_VERSION,
+                machine.run,
+                machine.peer,
+                effect.member.peer,
+                effect.made_in,
+                index,
+                effect.connections,
+            )
+
+        def take(sock: trio.socket.SocketType) -> None:
+            self._take_connection(effect.link, sock)
+
+        with scope:
+            try:
+                await links.dial_link(effect.member, self._master_host, hello, effect.connections, take)
+            except links.LinkError as error:
+                logger.warning("no link to %s", error)
+                machine.link_failed(effect.link, str(error))
+                self._pump()
+
+    async def _await_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(links.LINK_TIMEOUT_S)
+            reason = f"peer {effect.member.peer} did not connect to us within {links.LINK_TIMEOUT_S:g} s"
+            self._machine.link_failed(effect.link, reason)
+            self._pump()
+
+    def _take_connection(self, link: int, sock: trio.socket.SocketType) -> None:
+        if self._machine.link_connected(link):
+            self._engine.link_add(link, sock.detach())
+        else:
+            sock.close()
+        self._pump()
+
+    async def _accept(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._listener.fileno())
+            try:
+                raw, sockaddr = self._listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                logger.warning("cannot accept a connection: %s", error.strerror)
+                await trio.sleep(0.1)
+                continue
+            if self._strangers >= links.STRANGERS_MAX:
+                raw.close()
+                continue
+            self._strangers += 1
+            self._spawn(self._greet, raw, addresses.join(addresses.plain_host(sockaddr), sockaddr[1]))
+
+    async def _greet(self, raw: socket.socket, where: str) -> None:
+        """Hears what a stranger wants, and passes the connection on."""
+        raw.setblocking(False)
+        sock = trio.socket.from_stdlib_socket(raw)
+        serve: Callable[[], Awaitable[None]] | None = None
+        try:
+            try:
+                with trio.fail_after(links.OPENING_TIMEOUT_S):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    opening: m.PeerOpening = await receive_message(sock, m.PeerOpening)
+                    serve = await self._welcome(sock, opening)
+            finally:
+                self._strangers -= 1
+            if serve is not None:
+                await serve()
+        except (ConnectionLost, ProtocolError, OSError) as error:
+            logger.info("connection from %s: %s", where, error)
+        except trio.TooSlowError:
+            logger.info("connection from %s: nothing to be understood within the time", where)
+        finally:
+            sock.close()
+
+    async def _welcome(
+        self, sock: trio.socket.SocketType, opening: m.PeerOpening
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Accepts or rejects; returns what remains to be done with the connection."""
+        refusal = self._refusal(opening)
+        if refusal is None and isinstance(opening, m.LinkHello):
+            while True:
+                heard = self._heard_master
+                offered = self._machine.link_offered(opening.sender, opening.made_in)
+                self._pump()
+                if offered is not None:
+                    break
+                await heard.wait()
+            if isinstance(offered, int):
+                await send_message(sock, m.Accepted())
+                self._take_connection(offered, sock)
+                return None
+            refusal = offered
+        if refusal is None and isinstance(opening, m.StateHello):
+            syncing = self._syncing
+            if syncing is not None:
+                await syncing.planned.wait()
+            if syncing is not None and syncing.plan is not None and syncing.plan.sync == opening.sync:
+                await send_message(sock, m.Accepted())
+                return lambda: self._serve_state(sock, syncing)
+            refusal = f"no sync {opening.sync} is under way here"
+        if refusal is None:
+            await send_message(sock, m.Accepted())
+            return lambda: links.echo(sock)
+        await send_message(sock, m.Rejected(refusal))
+        return None
+
+    def _refusal(self, opening: m.PeerOpening) -> str | None:
+        machine = self._machine
+        if opening.protocol != m.PROTOCOL_VERSION:
+            return f"this peer speaks protocol {m.PROTOCOL_VERSION}, not {opening.protocol}"
+        if opening.run != machine.run:
+            return f"this peer belongs to run {machine.run!r}, not {opening.run!r}"
+        if opening.receiver != machine.peer:
+            return f"this is peer {machine.peer}, not {opening.receiver}"
+        return None
+
+    # Shared state.
+
+    def _run_sync(self, effect: ps.RunSync) -> None:
+        syncing = self._syncing
+        if syncing is None:
+            # The caller gave up while the plan was on its way.
+            self._machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
+            return
+        syncing.plan = effect.plan
+        syncing.planned.set()
+        if effect.plan.fetch_content or effect.plan.fetch_loose:
+            self._spawn(self._fetch_state, syncing, effect)
+
+    async def _fetch_state(self, syncing: _Syncing, effect: ps.RunSync) -> None:
+        plan = effect.plan
+        machine = self._machine
+
+        async def connect(donor: m.Member) -> trio.socket.SocketType:
+            hello = m.StateHello(m.PROTOCOL_VERSION, machine.run, machine.peer, donor.peer, plan.sync)
+            with trio.move_on_after(links.LINK_TIMEOUT_S):
+                return await links.dial(donor, self._master_host, hello)
+            raise links.LinkError(f"peer {donor.peer}: no answer within {links.LINK_TIMEOUT_S:g} s")
+
+        success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
+        with syncing.scope:
+            try:
+                suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
+                success, reason = True, ""
+            except TransferError as error:
+                suspects, reason = error.suspects, str(error)
+        machine.sync_ended(plan.sync, success, reason, suspects)
+        self._pump()
+
+    async def _serve_state(self, sock: trio.socket.SocketType, syncing: _Syncing) -> None:
+        with syncing.scope:
+            await syncing.transfer.serve(sock)
+
+    # Measuring.
+
+    def _run_probe(self, effect: ps.RunProbe) -> None:
+        self._spawn(self._probe, effect)
+
+    async def _probe(self, effect: ps.RunProbe) -> None:
+        machine = self._machine
+        found: list[tuple[int, int]] = []
+        for member in effect.members:
+            hello = m.PingHello(m.PROTOCOL_VERSION, machine.run, machine.peer, member.peer)
+            with trio.move_on_after(links.LINK_TIMEOUT_S):
+                try:
+                    sock = await links.dial(member, self._master_host, hello)
+                    try:
+                        found.append((member.peer, await links.measure(sock)))
+                    finally:
+                        sock.close()
+                except (links.LinkError, ConnectionLost) as error:
+                    logger.info("cannot measure: %s", error)
+        machine.probed(effect.probe, found)
+        self._pump()
+
+    _CARRY_OUT: ClassVar[dict[type, Callable[[PeerSession, Any], None]]] = {
+        ps.SubmitOp: _submit,
+        ps.FreezeOps: _freeze,
+        ps.EndOp: _end_op,
+        ps.OpResult: _op_result,
+        ps.CallResult: _call_result,
+        ps.MakeLink: _make_link,
+        ps.CloseLink: _close_link,
+        ps.RunSync: _run_sync,
+        ps.RunProbe: _run_probe,
+        ps.Installed: _installed,
+        ps.Ended: _session_ended,
+        ps.Log: _log,
+    }
+
+
+async def open_session(address: str, options: SessionOptions) -> PeerSession:
+    """Connects to the master and creates a session; the caller spawns its `run`. SessionError names the address."""
+    host, port = addresses.parse(address)
+    try:
+        stream = await trio.open_tcp_stream(host, port)
+    except OSError as error:
+        raise SessionError(
+            Result.MASTER_CONNECTION_FAILED,
+            f"cannot reach a master at {addresses.join(host, port)}: {links.innermost(error)}; is `pccl master` "
+            f"running there, and is the port open?",
+        ) from None
+    with ExitStack() as undo:
+        raw = socket.socket(fileno=stream.socket.detach())
+        undo.callback(raw.close)
+        try:
+            listener = addresses.listen(options.listen_host, options.listen_port)
+        except OSError as error:
+            raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
+        undo.callback(listener.close)
+        try:
+            engine = native.Engine(options.group, options.segment_bytes, options.force_poll)
+        except OSError as error:
+            raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
+        undo.callback(engine.close)
+        connection: ControlConnection[m.FromMaster] = ControlConnection(raw, m.FromMaster, OPENING_BYTES_MAX)
+        session = PeerSession(connection, listener, engine, options)
+        undo.pop_all()
+    return session

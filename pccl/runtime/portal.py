@@ -1,0 +1,185 @@
+"""The trio thread of this process, and how ordinary threads call into it.
+
+All blocking communicators and master nodes of a process share one daemon thread, started by the first of them. A call
+runs as a task there while its caller waits on a plain lock, which signal handlers can interrupt: on Ctrl-C the task is
+cancelled, given a moment to withdraw what it began, and KeyboardInterrupt goes on to the caller.
+
+A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
+to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+INTERRUPT_GRACE_S = 0.5
+EXIT_GRACE_S = 3.0
+
+T = TypeVar("T")
+
+
+class Forkable(Protocol):
+    def forget_after_fork(self) -> None: ...
+
+
+class PortalClosedError(Exception):
+    """The interpreter is exiting."""
+
+
+class _Job:
+    """A coroutine in the portal, and the thread that waits for it."""
+
+    def __init__(self) -> None:
+        self.scope: trio.CancelScope | None = None
+        self.is_cancelled = False
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = PortalClosedError("the interpreter is exiting")
+
+    async def run(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
+        self.scope = trio.CancelScope()
+        if self.is_cancelled:
+            self.scope.cancel()
+        try:
+            with self.scope:
+                self.value = await function(*args)
+                self.error = None
+        except Exception as error:
+            self.error = error
+        finally:
+            self.done.set()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self.scope is not None:
+            self.scope.cancel()
+
+
+class Portal:
+    """Use `current()`."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stop = trio.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self._token = trio.lowlevel.current_trio_token()
+            self._ready.set()
+            await self._stop.wait()
+
+        try:
+            trio.run(main)
+        finally:
+            self._stopped.set()
+
+    @property
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Calls a plain function in the trio thread, soon. Does nothing at exit."""
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(function, *args)
+        except trio.RunFinishedError:
+            return
+
+    def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
+        """Starts a coroutine without waiting for it."""
+        job = _Job()
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
+        except trio.RunFinishedError:
+            job.done.set()
+        return job
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = None) -> T:
+        """Runs `await function(*args)` in the portal and returns what it does. TimeoutError bounds only this wait."""
+        assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
+        job = self.start(function, *args)
+        try:
+            finished = job.done.wait(timeout_s)
+        except BaseException:
+            self.post(job.cancel)
+            job.done.wait(INTERRUPT_GRACE_S)
+            raise
+        if not finished:
+            self.post(job.cancel)
+            raise TimeoutError
+        if job.error is not None:
+            raise job.error
+        value: T = job.value
+        return value
+
+    def stop(self) -> None:
+        self.post(self._stop.set)
+        self._stopped.wait(EXIT_GRACE_S)
+
+
+_lock = threading.Lock()
+_portal: Portal | None = None
+_forkables: weakref.WeakSet[Any] = weakref.WeakSet()
+_closers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def current() -> Portal:
+    """The portal of this process, started if need be."""
+    global _portal
+    with _lock:
+        if _portal is None:
+            _portal = Portal()
+        return _portal
+
+
+def on_fork(thing: Forkable) -> None:
+    """`thing.forget_after_fork()` will be called in every forked child."""
+    _forkables.add(thing)
+
+
+def on_exit(thing: Any) -> None:
+    """`await thing.close()` will run in the portal at interpreter exit."""
+    _closers.add(thing)
+
+
+def _after_fork_in_child() -> None:
+    global _portal, _lock
+    _lock = threading.Lock()
+    _portal = None
+    for thing in list(_forkables):
+        thing.forget_after_fork()
+    _forkables.clear()
+    _closers.clear()
+
+
+def _at_exit() -> None:
+    portal = _portal
+    if portal is None:
+        return
+
+    async def close_all() -> None:
+        with trio.move_on_after(EXIT_GRACE_S):
+            async with trio.open_nursery() as nursery:
+                for thing in list(_closers):
+                    nursery.start_soon(thing.close)
+
+    job = portal.start(close_all)
+    job.done.wait(EXIT_GRACE_S)
+    portal.stop()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

@@ -1,0 +1,156 @@
+"""Messages over sockets.
+
+`ControlConnection` is a long-lived one: sends never wait (they go out at once if the socket takes them, else from a
+backlog), receives are batches of whatever has arrived. `send_message` and `receive_message` read and write exactly
+one message, so that what follows it on the socket is left for somebody else.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, decode_body, encode, frame_length
+from pccl.protocol.messages import Message
+
+RECEIVE_BYTES = 64 * 1024
+BACKLOG_BYTES_MAX = 64 * 2**20
+
+M = TypeVar("M")
+
+
+class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
+    """The other side is gone; the text says how."""
+
+
+class ControlConnection(Generic[M]):
+    """A non-blocking socket that carries messages both ways. `run_sender` must be running for a backlog to drain."""
+
+    def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._sock = sock
+        self._decoder: Decoder[M] = Decoder(expected, opening_bytes_max)
+        self._backlog = bytearray()
+        self._wake = trio.Event()
+        self._sender_ended = trio.Event()
+        self._closing = False
+
+    def send(self, messages: list[Message]) -> None:
+        """Never waits and never raises: a broken connection is found by `receive`."""
+        if self._closing:
+            return
+        data = b"".join(encode(message) for message in messages)
+        if not self._backlog:
+            try:
+                data = data[self._sock.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return
+        if data:
+            self._backlog += data
+            self._wake.set()
+
+    @property
+    def is_flooded(self) -> bool:
+        """The other side has stopped reading."""
+        return len(self._backlog) > BACKLOG_BYTES_MAX
+
+    async def run_sender(self) -> None:
+        """Sends the backlog whenever there is one; ends after `finish` once it is empty, or when the other side is
+        gone."""
+        try:
+            while self._backlog or not self._closing:
+                if not self._backlog:
+                    self._wake = trio.Event()
+                    await self._wake.wait()
+                    continue
+                await trio.lowlevel.wait_writable(self._sock.fileno())
+                with suppress(BlockingIOError):
+                    del self._backlog[: self._sock.send(self._backlog[:RECEIVE_BYTES])]
+        except OSError:
+            self._backlog.clear()
+        finally:
+            self._sender_ended.set()
+
+    def finish(self) -> None:
+        """Nothing more will be sent."""
+        self._closing = True
+        self._wake.set()
+
+    async def flush(self) -> None:
+        """`finish`, and waits for `run_sender` to end."""
+        self.finish()
+        await self._sender_ended.wait()
+
+    async def receive(self) -> list[M]:
+        """The next messages, at least one. ConnectionLost or ProtocolError end the connection."""
+        while True:
+            await trio.lowlevel.wait_readable(self._sock.fileno())
+            try:
+                data = self._sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise ConnectionLost(error.strerror or str(error)) from None
+            if not data:
+                raise ConnectionLost("the connection was closed by the other side")
+            messages = list(self._decoder.feed(data))
+            if messages:
+                return messages
+
+    @property
+    def remote_address(self) -> Any:
+        return self._sock.getpeername()
+
+    def shutdown(self) -> None:
+        """Breaks the connection; `receive` will say so."""
+        self._closing = True
+        self._backlog.clear()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closing = True
+        if self._sock.fileno() != -1:
+            trio.lowlevel.notify_closing(self._sock.fileno())
+            self._sock.close()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: closes its copy without a word to the other side."""
+        self._sock.close()
+
+
+async def send_message(sock: trio.socket.SocketType, message: Message) -> None:
+    data = memoryview(encode(message))
+    try:
+        while data:
+            data = data[await sock.send(data) :]
+    except OSError as error:
+        raise ConnectionLost(error.strerror or str(error)) from None
+
+
+async def receive_message(sock: trio.socket.SocketType, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
+    """Exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
+    head = await receive_exactly(sock, bytearray(LENGTH_BYTES))
+    body = await receive_exactly(sock, bytearray(frame_length(bytes(head), limit_bytes)))
+    return decode_body(body, expected)
+
+
+async def receive_exactly(sock: trio.socket.SocketType, buffer: bytearray | memoryview) -> bytearray | memoryview:
+    """Fills `buffer` and returns it. ConnectionLost if the other side closes before that."""
+    view = memoryview(buffer)
+    while view:
+        try:
+            count = await sock.recv_into(view)
+        except OSError as error:
+            raise ConnectionLost(error.strerror or str(error)) from None
+        if count == 0:
+            raise ConnectionLost("the connection was closed by the other side")
+        view = view[count:]
+    return buffer

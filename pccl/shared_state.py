@@ -1,0 +1,99 @@
+"""The shared state: named tensors and a revision that all peers of a group keep bit-identical.
+
+See `Communicator.sync_shared_state` for when it is compared and what is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pccl.errors import PCCLError
+from pccl.operands import Operand, resolve
+from pccl.runtime.state_transfer import StateTensor
+from pccl.types import Result
+
+REVISION_MAX = 2**63 - 1
+
+
+class TensorInfo:
+    """One tensor of a shared state, by reference: a sync writes into it.
+
+    With `allow_content_inequality` peers may hold different contents at the same revision; such a tensor is only sent
+    to peers whose revision is behind.
+    """
+
+    def __init__(self, operand: Operand, name: str, allow_content_inequality: bool) -> None:
+        if not name or "\0" in name:
+            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"{name!r} cannot be a tensor's name")
+        if not operand.is_writable:
+            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"tensor {name!r} is read-only")
+        self.name = name
+        self.allow_content_inequality = allow_content_inequality
+        self._operand = operand
+
+    @classmethod
+    def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """A dense, contiguous torch CPU tensor. PCCLError INVALID_ARGUMENT says what else it is."""
+        return cls(resolve(tensor, f"tensor {name!r}", "TensorInfo.from_torch"), name, allow_content_inequality)
+
+    @classmethod
+    def from_numpy(cls, array: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """A contiguous, writable NumPy array. PCCLError INVALID_ARGUMENT says what else it is."""
+        return cls(resolve(array, f"tensor {name!r}", "TensorInfo.from_numpy"), name, allow_content_inequality)
+
+    def state_tensor(self) -> StateTensor:
+        operand = self._operand
+        return StateTensor(
+            self.name, operand.dtype.name, operand.shape, self.allow_content_inequality, operand.memory()
+        )
+
+    def __repr__(self) -> str:
+        return f"TensorInfo({self.name!r}, {self._operand.dtype.name}, shape={list(self._operand.shape)})"
+
+
+class SharedState:
+    """Tensors in a fixed order, with distinct names, and the revision of their contents.
+
+    Advance the contents in the same way on every peer, then the revision: `state.revision += 1`.
+    """
+
+    def __init__(self, tensors: Sequence[TensorInfo]) -> None:
+        self.tensors = list(tensors)
+        names = [tensor.name for tensor in self.tensors]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if not names or repeated:
+            what = f"these names occur twice: {', '.join(repeated)}" if repeated else "a shared state needs tensors"
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what)
+        self._revision = 0
+
+    @classmethod
+    def from_numpy(cls, arrays: Mapping[str, Any]) -> SharedState:
+        return cls([TensorInfo.from_numpy(array, name) for name, array in arrays.items()])
+
+    @classmethod
+    def from_torch(cls, tensors: Any) -> SharedState:
+        """From a dict of tensors, or from a module: its `state_dict()`."""
+        if not isinstance(tensors, Mapping):
+            tensors = tensors.state_dict()
+        return cls([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    @revision.setter
+    def revision(self, revision: int) -> None:
+        if isinstance(revision, bool) or not isinstance(revision, int) or not 0 <= revision <= REVISION_MAX:
+            raise PCCLError(
+                Result.INVALID_ARGUMENT, "SharedState.revision", f"{revision!r} is not an integer in [0, 2**63)"
+            )
+        self._revision = revision
+
+    def push_revision(self) -> int:
+        """Grows the revision by one and returns it."""
+        self.revision += 1
+        return self._revision
+
+    def __repr__(self) -> str:
+        return f"SharedState(revision={self.revision}, tensors={self.tensors})"
