@@ -60,6 +60,10 @@ class Ledger:
         self.stalled.clear()
         return commits
 
+    def holders(self, op: OpRef) -> frozenset[int]:
+        """Who has said done to an undecided op."""
+        return frozenset(self._done.get(op, ()))
+
     @property
     def undecided(self) -> int:
         return len(self._done)

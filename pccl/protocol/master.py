@@ -44,6 +44,9 @@ from pccl.types import Result
 
 RELINKS_MAX = 3
 """How often a pair's link is made anew without an op being committed in between."""
+STALLS_LOGGED_MAX = 3
+LONG_WAIT_S = 10.0
+"""A joint call that waits longer is logged once, with whom it waits for."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class _Wait:
     call: int
     kind: str
     offer: m.SyncOffer | None
+    since: float
+    is_logged: bool = False
 
 
 @dataclass
@@ -220,6 +225,7 @@ class Master:
         for member in list(self._members.values()):
             if member.asked_at is not None and now >= member.asked_at + self.options.answer_timeout_s:
                 self._evict(member.peer, f"did not answer the master within {self.options.answer_timeout_s:g} s")
+        self._log_long_waits()
         self._advance()
         return self._drain()
 
@@ -230,6 +236,11 @@ class Master:
             member.asked_at + self.options.answer_timeout_s
             for member in self._members.values()
             if member.asked_at is not None
+        ]
+        times += [
+            member.wait.since + LONG_WAIT_S
+            for member in self._members.values()
+            if member.wait is not None and not member.wait.is_logged
         ]
         return min(times, default=None)
 
@@ -518,8 +529,13 @@ class Master:
 
     def _on_ops_stalled(self, member: _Member, message: m.OpsStalled) -> None:
         group = self._groups.get(member.hello.group)
-        if group is not None and message.epoch == group.epoch and group.running:
-            group.ledger.stall(member.peer, message.ops)
+        if group is None or message.epoch != group.epoch or not group.running:
+            return
+        group.ledger.stall(member.peer, message.ops)
+        for op in message.ops[:STALLS_LOGGED_MAX]:
+            if op in group.ledger.stalled:
+                missing = [peer for peer in group.ring if peer not in group.ledger.holders(op)]
+                self._log("info", f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}")
 
     def _on_joint_call(self, member: _Member, message: m.JointCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
@@ -528,7 +544,7 @@ class Master:
         if not member.accepted or member.wait is not None:
             self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
             return
-        member.wait = _Wait(message.call, message.kind, message.offer)
+        member.wait = _Wait(message.call, message.kind, message.offer, self._now)
 
     def _on_joint_cancel(self, member: _Member, message: m.JointCancel) -> None:
         wait = member.wait
@@ -686,6 +702,21 @@ class Master:
         assert member.wait is not None
         self._say(member.connection, m.JointResult(member.wait.call, code, reason, value))
         member.wait = None
+
+    def _log_long_waits(self) -> None:
+        for member in self._members.values():
+            wait = member.wait
+            if wait is None or wait.is_logged or self._now < wait.since + LONG_WAIT_S:
+                continue
+            wait.is_logged = True
+            circle = self._groups[member.hello.group].ring if wait.kind == Kind.SYNC else self.accepted
+            missing = [str(self._members[peer]) for peer in circle if not self._waits_in(peer, wait.kind)]
+            if missing:
+                self._log("info", f"{member} has waited {LONG_WAIT_S:g} s in {wait.kind} for {', '.join(missing)}")
+
+    def _waits_in(self, peer: int, kind: str) -> bool:
+        wait = self._members[peer].wait
+        return wait is not None and wait.kind == kind
 
     def _fail_hopeless_waits(self) -> None:
         if self.is_changing or self._updating or self._probing is not None:

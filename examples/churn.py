@@ -1,0 +1,70 @@
+"""A training loop that outlives its members: kill any process at any time, start new ones while it runs.
+
+    pccl launch -n 4 examples/churn.py
+
+Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, add some. At the end
+all who are left print the same digest of their weights. `examples/churn.py 1000` runs for 1000 steps.
+
+What makes it work, in the order of the loop:
+- the state is synchronized whenever peers were admitted, so newcomers start from everybody else's weights;
+- a reduce that loses a peer fails on all survivors alike and leaves the gradient as it was: they reduce it again;
+- what is done to the weights depends on nothing but the reduced gradient, so the weights stay bit-identical.
+"""
+
+import hashlib
+import os
+import sys
+import time
+
+import numpy as np
+
+from pccl import Attribute, Communicator, PCCLError, ReduceOp, SharedState
+
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+FEATURES = 4096
+BATCH = 64
+LEARNING_RATE = 0.3 / FEATURES
+
+master = os.environ["PCCL_MASTER"]
+print(f"pid {os.getpid()}; PCCL_MASTER={master} python {sys.argv[0]} {STEPS} adds a peer")
+
+# What is to be learned is common, the samples are each peer's own.
+truth = np.random.default_rng(0).standard_normal(FEATURES).astype(np.float32)
+samples = np.random.default_rng(os.getpid())
+weights = np.zeros(FEATURES, np.float32)
+state = SharedState.from_numpy({"weights": weights})
+
+
+def gradient_of_own_batch() -> tuple[np.ndarray, float]:
+    inputs = samples.standard_normal((BATCH, FEATURES)).astype(np.float32)
+    errors = inputs @ (weights - truth)
+    time.sleep(0.02)  # a larger model would take its time
+    return inputs.T @ errors / BATCH, float(np.mean(errors**2))
+
+
+with Communicator(master) as communicator:
+    synchronized = False
+    while state.revision < STEPS:
+        # A newcomer comes here from the `with`, the others from update_topology().
+        if not synchronized and communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) > 1:
+            communicator.sync_shared_state(state)
+            synchronized = True
+
+        gradient, loss = gradient_of_own_batch()
+        while (world_size := communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)) > 1:
+            try:
+                communicator.all_reduce(gradient, op=ReduceOp.AVG)
+            except PCCLError as error:
+                print(f"step {state.revision}: {error.result.name}, reducing again")
+                continue
+            weights -= LEARNING_RATE * gradient
+            state.revision += 1
+            if state.revision % 20 == 0:
+                print(f"step {state.revision}: {world_size} peers, loss {loss:.4f}")
+            break
+
+        if communicator.are_peers_pending():
+            communicator.update_topology()
+            synchronized = False
+
+print(f"digest {hashlib.sha256(weights.tobytes()).hexdigest()[:16]} after {state.revision} steps")

@@ -1,0 +1,552 @@
+/* One engine whose peer is the test itself, byte by byte: what a peer must not do, and what an engine must not
+ * let happen when an op ends in the middle of a frame. */
+#include "check.h"
+#include "engine_world.h"
+#include "frame.h"
+
+enum { LINK = 5, COUNT = 40, SEGMENT_BYTES = 40 };
+
+/* Rank 0 of two: chunk 0 starts here, elements 0..19; chunk 1 is owned here, elements 20..39; two segments each. */
+typedef struct {
+    node n;
+    int peer;
+    pccl_op_request request;
+    float *values;
+} wire;
+
+static pccl_op_request wire_request(uint64_t op, float *values, uint64_t count, uint32_t segment_bytes)
+{
+    pccl_op_request request;
+    memset(&request, 0, sizeof request);
+    request.op = op;
+    request.key.epoch = 1;
+    request.key.sequence = op;
+    request.shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, segment_bytes, 2);
+    request.link_prev = request.link_next = LINK;
+    request.send = request.recv = values;
+    return request;
+}
+
+static float *ramp(size_t count)
+{
+    float *values = malloc(count * sizeof *values);
+    if (values == NULL)
+        stop_test("memory");
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)i;
+    return values;
+}
+
+static void wire_open_bare(wire *w)
+{
+    int fds[2];
+    memset(w, 0, sizeof *w);
+    node_open(&w->n, 0);
+    pair_unix(fds);
+    if (pccl_engine_link_add(w->n.engine, LINK, fds[0]) != 0)
+        stop_test("link_add");
+    w->peer = fds[1];
+}
+
+static void wire_submit(wire *w, uint64_t count, uint32_t segment_bytes)
+{
+    w->values = ramp((size_t)count);
+    w->request = wire_request(1, w->values, count, segment_bytes);
+    if (pccl_engine_submit(w->n.engine, &w->request) != 0)
+        stop_test("submit");
+}
+
+static void wire_open(wire *w)
+{
+    wire_open_bare(w);
+    wire_submit(w, COUNT, SEGMENT_BYTES);
+}
+
+static void wire_close(wire *w)
+{
+    node_close(&w->n);
+    close(w->peer);
+    free(w->values);
+}
+
+static void write_all(int fd, const void *data, size_t bytes)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = send(fd, (const uint8_t *)data + done, bytes - done, MSG_NOSIGNAL);
+        if (n <= 0)
+            return; /* the engine has hung up, which the test will see */
+        done += (size_t)n;
+    }
+}
+
+static int read_all(int fd, void *data, size_t bytes)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        struct pollfd pfd = {.fd = fd, .events = POLLIN};
+        if (poll(&pfd, 1, WAIT_MS) != 1)
+            return 0;
+        ssize_t n = recv(fd, (uint8_t *)data + done, bytes - done, 0);
+        if (n <= 0)
+            return 0;
+        done += (size_t)n;
+    }
+    return 1;
+}
+
+static pccl_frame ready_for(const pccl_op_request *request)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_READY;
+    frame.key = request->key;
+    frame.shape = request->shape;
+    return frame;
+}
+
+static pccl_frame segment_for(
+    const pccl_op_request *request, uint32_t chunk, uint32_t segment, uint32_t hop, uint32_t bytes)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_SEGMENT;
+    frame.key = request->key;
+    frame.chunk = chunk;
+    frame.segment = segment;
+    frame.hop = hop;
+    frame.payload_bytes = bytes;
+    return frame;
+}
+
+static void write_frame(int fd, const pccl_frame *frame, const void *payload)
+{
+    uint8_t header[PCCL_FRAME_BYTES];
+    pccl_frame_encode(frame, header);
+    write_all(fd, header, sizeof header);
+    if (payload != NULL)
+        write_all(fd, payload, frame->payload_bytes);
+}
+
+static pccl_frame read_header(int fd)
+{
+    uint8_t header[PCCL_FRAME_BYTES];
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    CHECK(read_all(fd, header, sizeof header));
+    CHECK(pccl_frame_decode(header, &frame) == NULL);
+    return frame;
+}
+
+static void expect_lost(wire *w, const char *why)
+{
+    pccl_event event = node_wait(&w->n, PCCL_EVENT_LINK_LOST, LINK);
+    CHECK_MSG(strstr(event.detail, why) != NULL, "'%s' instead of '%s'", event.detail, why);
+    CHECK(pccl_engine_end(w->n.engine, 1, 0) == 0);
+    if (w->values != NULL) {
+        node_wait(&w->n, PCCL_EVENT_OP_ENDED, 1);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(w->values[i] == (float)i);
+    }
+}
+
+static const float ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+/* The whole dialogue as it should be, by hand. */
+static void a_correct_peer_is_served(void)
+{
+    wire w;
+    float payload[10];
+    wire_open(&w);
+    pccl_frame frame = read_header(w.peer);
+    CHECK(frame.type == PCCL_FRAME_READY && pccl_op_shape_equal(&frame.shape, &w.request.shape));
+    pccl_frame ready = ready_for(&w.request);
+    write_frame(w.peer, &ready, NULL);
+    for (uint32_t segment = 0; segment < 2; segment++) {
+        frame = read_header(w.peer);
+        CHECK(frame.chunk == 0 && frame.segment == segment && frame.hop == 0 && frame.payload_bytes == 40);
+        CHECK(read_all(w.peer, payload, sizeof payload) && payload[9] == (float)(10 * segment + 9));
+    }
+    for (uint32_t segment = 2; segment-- > 0;) {
+        frame = segment_for(&w.request, 1, segment, 0, 40);
+        write_frame(w.peer, &frame, ones);
+        frame = read_header(w.peer);
+        CHECK(frame.chunk == 1 && frame.segment == segment && frame.hop == 1);
+        CHECK(read_all(w.peer, payload, sizeof payload) && payload[0] == (float)(20 + 10 * segment + 1));
+    }
+    for (uint32_t segment = 0; segment < 2; segment++) {
+        frame = segment_for(&w.request, 0, segment, 1, 40);
+        write_frame(w.peer, &frame, ones);
+    }
+    pccl_event event = node_wait(&w.n, PCCL_EVENT_OP_DONE, 1);
+    CHECK(event.rx_bytes == 160 && event.tx_bytes == 160);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(w.values[i] == (i < 20 ? 1.0f : (float)(i + 1)));
+    wire_close(&w);
+}
+
+/* The same, a byte at a time. */
+static void frames_may_come_in_pieces(void)
+{
+    wire w;
+    uint8_t stream[4 * (PCCL_FRAME_BYTES + 40) + PCCL_FRAME_BYTES];
+    uint8_t *at = stream;
+    pccl_frame frame;
+    wire_open(&w);
+    frame = ready_for(&w.request);
+    pccl_frame_encode(&frame, at);
+    at += PCCL_FRAME_BYTES;
+    for (uint32_t i = 0; i < 2; i++) {
+        frame = segment_for(&w.request, 1, i, 0, 40);
+        pccl_frame_encode(&frame, at);
+        memcpy(at + PCCL_FRAME_BYTES, ones, 40);
+        at += PCCL_FRAME_BYTES + 40;
+    }
+    for (const uint8_t *byte = stream; byte < at; byte++) {
+        write_all(w.peer, byte, 1);
+        pccl_engine_stats stats;
+        do
+            pccl_engine_get_stats(w.n.engine, &stats);
+        while (stats.rx_wire_bytes < (uint64_t)(byte + 1 - stream));
+    }
+    uint8_t from_engine[PCCL_FRAME_BYTES + 4 * (PCCL_FRAME_BYTES + 40)];
+    CHECK(read_all(w.peer, from_engine, sizeof from_engine));
+    at = stream;
+    for (uint32_t i = 0; i < 2; i++) {
+        frame = segment_for(&w.request, 0, i, 1, 40);
+        pccl_frame_encode(&frame, at);
+        memcpy(at + PCCL_FRAME_BYTES, ones, 40);
+        at += PCCL_FRAME_BYTES + 40;
+    }
+    write_all(w.peer, stream, (size_t)(at - stream));
+    node_wait(&w.n, PCCL_EVENT_OP_DONE, 1);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(w.values[i] == (i < 20 ? 1.0f : (float)(i + 1)));
+    wire_close(&w);
+}
+
+static void broken_segments_lose_the_link(void)
+{
+    static const struct {
+        uint32_t chunk, segment, hop, bytes;
+        const char *why;
+    } cases[] = {
+        {2, 0, 0, 40, "no such segment"},
+        {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, "no such segment"},
+        {1, 2, 0, 40, "no such segment"},
+        {1, 0, 1, 40, "a hop"},
+        {1, 0, 2, 40, "a hop"},
+        {1, 0, UINT32_MAX, 40, "a hop"},
+        {0, 0, 0, 40, "a hop"},
+        {1, 0, 0, 36, "wrong payload size"},
+        {1, 0, 0, 44, "wrong payload size"},
+        {0, 0, 1, 40, "a result before its parts"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        wire w;
+        wire_open(&w);
+        read_header(w.peer);
+        pccl_frame frame =
+            segment_for(&w.request, cases[i].chunk, cases[i].segment, cases[i].hop, cases[i].bytes);
+        write_frame(w.peer, &frame, NULL);
+        expect_lost(&w, cases[i].why);
+        wire_close(&w);
+    }
+}
+
+static void repetitions_lose_the_link(void)
+{
+    wire w;
+    wire_open(&w);
+    read_header(w.peer);
+    pccl_frame frame = segment_for(&w.request, 1, 0, 0, 40);
+    write_frame(w.peer, &frame, ones);
+    write_frame(w.peer, &frame, ones);
+    expect_lost(&w, "the same segment twice");
+    wire_close(&w);
+
+    wire_open(&w);
+    pccl_frame ready = ready_for(&w.request);
+    write_frame(w.peer, &ready, NULL);
+    write_frame(w.peer, &ready, NULL);
+    expect_lost(&w, "announced twice");
+    wire_close(&w);
+
+    wire_open_bare(&w);
+    w.request = wire_request(1, NULL, COUNT, SEGMENT_BYTES);
+    ready = ready_for(&w.request);
+    write_frame(w.peer, &ready, NULL);
+    write_frame(w.peer, &ready, NULL);
+    expect_lost(&w, "announced twice");
+    wire_close(&w);
+}
+
+static void the_wrong_peer_loses_its_link(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        wire w;
+        int fds[2];
+        wire_open(&w);
+        read_header(w.peer);
+        pair_unix(fds);
+        CHECK(pccl_engine_link_add(w.n.engine, LINK + 1, fds[0]) == 0);
+        pccl_frame frame = kind == 0 ? ready_for(&w.request) : segment_for(&w.request, 1, 0, 0, 40);
+        write_frame(fds[1], &frame, NULL);
+        pccl_event event = node_wait(&w.n, PCCL_EVENT_LINK_LOST, LINK + 1);
+        CHECK(strstr(event.detail, "wrong peer") != NULL);
+        close(fds[1]);
+        wire_close(&w);
+    }
+}
+
+static void garbage_loses_the_link(void)
+{
+    uint32_t state = 1;
+    for (int round = 0; round < 200; round++) {
+        wire w;
+        uint8_t bytes[400];
+        wire_open(&w);
+        read_header(w.peer);
+        pccl_frame frame = round % 4 == 0   ? ready_for(&w.request)
+                           : round % 4 == 1 ? segment_for(&w.request, 1, 0, 0, 40)
+                                            : segment_for(&w.request, 1, 1, 0, 40);
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            state = state * 1664525u + 1013904223u;
+            bytes[i] = (uint8_t)(state >> 24);
+        }
+        if (round % 4 != 3)
+            pccl_frame_encode(&frame, bytes);
+        bytes[bytes[399] % PCCL_FRAME_BYTES] ^= (uint8_t)(1 + bytes[398] % 255);
+        write_all(w.peer, bytes, sizeof bytes);
+        shutdown(w.peer, SHUT_WR);
+        node_wait(&w.n, PCCL_EVENT_LINK_LOST, LINK);
+        CHECK(pccl_engine_end(w.n.engine, 1, 0) == 0);
+        node_wait(&w.n, PCCL_EVENT_OP_ENDED, 1);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(w.values[i] == (float)i);
+        wire_close(&w);
+    }
+}
+
+static void hanging_up_loses_the_link(void)
+{
+    wire w;
+    wire_open(&w);
+    read_header(w.peer);
+    shutdown(w.peer, SHUT_WR);
+    expect_lost(&w, "closed by the other side");
+    wire_close(&w);
+}
+
+/* One connection of several is enough to lose the link. */
+static void every_connection_counts(void)
+{
+    wire w;
+    int fds[2];
+    uint8_t byte;
+    wire_open_bare(&w);
+    pair_unix(fds);
+    CHECK(pccl_engine_link_add(w.n.engine, LINK, fds[0]) == 0);
+    close(fds[1]);
+    pccl_event event = node_wait(&w.n, PCCL_EVENT_LINK_LOST, LINK);
+    CHECK(strstr(event.detail, "connection 2") != NULL);
+    CHECK(read(w.peer, &byte, 1) == 0);
+    wire_close(&w);
+}
+
+static void payload_of_unknown_ops_is_dropped(void)
+{
+    wire w;
+    static uint8_t zeros[1 << 20];
+    wire_open(&w);
+    read_header(w.peer);
+    pccl_op_request unknown = wire_request(99, NULL, COUNT, SEGMENT_BYTES);
+    pccl_frame frame = segment_for(&unknown, 7, 7, 7, sizeof zeros);
+    write_frame(w.peer, &frame, zeros);
+    pccl_frame ready = ready_for(&w.request);
+    write_frame(w.peer, &ready, NULL);
+    frame = read_header(w.peer);
+    CHECK(frame.type == PCCL_FRAME_SEGMENT);
+    wire_close(&w);
+}
+
+static void announcements_are_bounded(void)
+{
+    wire w;
+    wire_open_bare(&w);
+    pccl_op_request request = wire_request(1, NULL, COUNT, SEGMENT_BYTES);
+    for (uint64_t i = 0; i <= 65536; i++) {
+        request.key.sequence = i;
+        pccl_frame ready = ready_for(&request);
+        write_frame(w.peer, &ready, NULL);
+    }
+    expect_lost(&w, "too many ops announced");
+    wire_close(&w);
+}
+
+/* Announcements of epochs that are over make room: many times the bound passes through. */
+static void announcements_of_old_epochs_are_forgotten(void)
+{
+    wire w;
+    wire_open_bare(&w);
+    pccl_op_request request = wire_request(1, NULL, COUNT, SEGMENT_BYTES);
+    for (uint64_t epoch = 1; epoch <= 4; epoch++) {
+        for (uint64_t i = 0; i < 40000; i++) {
+            request.key.epoch = epoch;
+            request.key.sequence = i;
+            pccl_frame ready = ready_for(&request);
+            write_frame(w.peer, &ready, NULL);
+        }
+        pccl_engine_stats stats;
+        do
+            pccl_engine_get_stats(w.n.engine, &stats);
+        while (stats.rx_wire_bytes < epoch * 40000 * PCCL_FRAME_BYTES);
+        CHECK(pccl_engine_freeze(w.n.engine, 0, epoch) == 0);
+        node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, epoch);
+    }
+    pccl_event event;
+    CHECK(!node_take_collected(&w.n, PCCL_EVENT_LINK_LOST, LINK, &event));
+    wire_close(&w);
+}
+
+/* Nobody reads, the socket is full, the op ends and its buffer is gone: the frame is still what it was. */
+static void a_half_sent_frame_is_finished_from_a_copy(void)
+{
+    enum { LARGE = 4 << 20 };
+    wire w;
+    wire_open_bare(&w);
+    wire_submit(&w, LARGE, 8 << 20);
+    read_header(w.peer);
+    pccl_frame ready = ready_for(&w.request);
+    write_frame(w.peer, &ready, NULL);
+    pccl_frame frame = read_header(w.peer);
+    CHECK(frame.payload_bytes == LARGE / 2 * 4);
+    CHECK(pccl_engine_end(w.n.engine, 1, 0) == 0);
+    node_wait(&w.n, PCCL_EVENT_OP_ENDED, 1);
+    memset(w.values, 0xff, LARGE * sizeof(float));
+    free(w.values);
+    w.values = NULL;
+    float *payload = ramp(LARGE / 2);
+    memset(payload, 0, LARGE / 2 * sizeof *payload);
+    CHECK(read_all(w.peer, payload, LARGE / 2 * sizeof *payload));
+    int wrong = 0;
+    for (int i = 0; i < LARGE / 2; i++)
+        wrong += payload[i] != (float)i;
+    CHECK(wrong == 0);
+
+    /* The connection goes on with other ops. */
+    w.values = ramp(COUNT);
+    w.request = wire_request(2, w.values, COUNT, SEGMENT_BYTES);
+    CHECK(pccl_engine_submit(w.n.engine, &w.request) == 0);
+    frame = read_header(w.peer);
+    CHECK(frame.type == PCCL_FRAME_READY && frame.key.sequence == 2);
+    free(payload);
+    wire_close(&w);
+}
+
+/* The op ends while one of its segments is on its way in, partial or final: the rest of it goes nowhere. */
+static void a_half_received_frame_is_discarded(void)
+{
+    for (int is_final = 0; is_final < 2; is_final++)
+        for (int is_frozen = 0; is_frozen < 2; is_frozen++) {
+            wire w;
+            float payload[20];
+            wire_open(&w);
+            read_header(w.peer);
+            uint64_t expected = PCCL_FRAME_BYTES + 13;
+            if (is_final) {
+                pccl_frame ready = ready_for(&w.request);
+                write_frame(w.peer, &ready, NULL);
+                expected += PCCL_FRAME_BYTES;
+                for (int i = 0; i < 2; i++) {
+                    read_header(w.peer);
+                    CHECK(read_all(w.peer, payload, 40));
+                }
+            }
+            pccl_frame frame = segment_for(&w.request, is_final ? 0 : 1, 0, is_final ? 1 : 0, 40);
+            write_frame(w.peer, &frame, NULL);
+            write_all(w.peer, ones, 13);
+            pccl_engine_stats stats;
+            do
+                pccl_engine_get_stats(w.n.engine, &stats);
+            while (stats.rx_wire_bytes < expected);
+            if (is_frozen)
+                CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
+            CHECK(pccl_engine_end(w.n.engine, 1, 0) == 0);
+            node_wait(&w.n, PCCL_EVENT_OP_ENDED, 1);
+            for (int i = 0; i < COUNT; i++)
+                CHECK(w.values[i] == (float)i);
+            free(w.values);
+            write_all(w.peer, (const uint8_t *)ones + 13, 27);
+
+            w.values = ramp(COUNT);
+            w.request = wire_request(2, w.values, COUNT, SEGMENT_BYTES);
+            w.request.key.epoch = 2;
+            CHECK(pccl_engine_submit(w.n.engine, &w.request) == 0);
+            frame = read_header(w.peer);
+            CHECK(frame.type == PCCL_FRAME_READY && frame.key.sequence == 2);
+            frame = segment_for(&w.request, 1, 0, 0, 40);
+            write_frame(w.peer, &frame, ones);
+            pccl_frame ready = ready_for(&w.request);
+            write_frame(w.peer, &ready, NULL);
+            for (int i = 0; i < 3; i++) {
+                frame = read_header(w.peer);
+                CHECK(read_all(w.peer, payload, frame.payload_bytes));
+            }
+            wire_close(&w);
+        }
+}
+
+/* A frozen op takes part in nothing, whether it was there before or came after, and its peer's frames do no harm. */
+static void frames_of_frozen_ops_are_dropped(void)
+{
+    for (int is_born_frozen = 0; is_born_frozen < 2; is_born_frozen++) {
+        wire w;
+        wire_open_bare(&w);
+        if (is_born_frozen)
+            CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
+        wire_submit(&w, COUNT, SEGMENT_BYTES);
+        if (!is_born_frozen)
+            CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
+        node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, 1);
+        if (!is_born_frozen)
+            read_header(w.peer);
+        pccl_frame frame = ready_for(&w.request);
+        write_frame(w.peer, &frame, NULL);
+        frame = segment_for(&w.request, 1, 0, 0, 40);
+        write_frame(w.peer, &frame, ones);
+
+        float *values = ramp(COUNT);
+        pccl_op_request later = wire_request(2, values, COUNT, SEGMENT_BYTES);
+        later.key.epoch = 2;
+        CHECK(pccl_engine_submit(w.n.engine, &later) == 0);
+        frame = read_header(w.peer);
+        CHECK(frame.type == PCCL_FRAME_READY && frame.key.sequence == 2);
+        CHECK(pccl_engine_end(w.n.engine, 1, 0) == 0);
+        pccl_event ended = node_wait(&w.n, PCCL_EVENT_OP_ENDED, 1);
+        CHECK(ended.tx_bytes == 0 && ended.rx_bytes == 0);
+        CHECK(pccl_engine_end(w.n.engine, 2, 0) == 0);
+        node_wait(&w.n, PCCL_EVENT_OP_ENDED, 2);
+        free(values);
+        wire_close(&w);
+    }
+}
+
+int main(void)
+{
+    RUN(a_correct_peer_is_served);
+    RUN(frames_may_come_in_pieces);
+    RUN(broken_segments_lose_the_link);
+    RUN(repetitions_lose_the_link);
+    RUN(the_wrong_peer_loses_its_link);
+    RUN(garbage_loses_the_link);
+    RUN(hanging_up_loses_the_link);
+    RUN(every_connection_counts);
+    RUN(payload_of_unknown_ops_is_dropped);
+    RUN(announcements_are_bounded);
+    RUN(announcements_of_old_epochs_are_forgotten);
+    RUN(a_half_sent_frame_is_finished_from_a_copy);
+    RUN(a_half_received_frame_is_discarded);
+    RUN(frames_of_frozen_ops_are_dropped);
+    return check_summary();
+}

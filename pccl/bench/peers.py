@@ -1,0 +1,106 @@
+"""The coordinator's side: a master and W workers on this machine, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from pccl import MasterNode
+from pccl.bench.messages import Hello, Ready, Reply, Request, Setup
+from pccl.launcher import Guard, module_command
+
+SHUTDOWN_TIMEOUT_S = 5.0
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class BenchError(Exception):
+    """A worker failed; its own words are on stderr."""
+
+
+class LocalPeers:
+    def __init__(self, world_size: int, *, connections: int = 0) -> None:
+        self._world_size = world_size
+        self._connections = connections
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._resources = ExitStack()
+
+    def __enter__(self) -> LocalPeers:
+        with ExitStack() as resources:
+            guard = resources.enter_context(Guard())
+            node = MasterNode(listen_address="127.0.0.1:0")
+            node.run()
+            resources.callback(node.wait, SHUTDOWN_TIMEOUT_S)
+            resources.callback(node.interrupt)
+            resources.push(self._shut_down)
+            command = module_command("pccl.bench.worker")
+            for _ in range(self._world_size):
+                self._workers.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=guard.group)
+                )
+            ports = [hello.ring_port for hello in self.receive_all(Hello)]
+            for rank in range(self._world_size):
+                self.send(rank, Setup(rank, node.address, ports, self._connections))
+            self.receive_all(Ready)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.__exit__(kind, error, trace)
+
+    def send(self, rank: int, request: Request) -> None:
+        stream = self._workers[rank].stdin
+        assert stream is not None
+        try:
+            stream.write(msgspec.json.encode(request) + b"\n")
+            stream.flush()
+        except BrokenPipeError:
+            raise self._ended(rank) from None
+
+    def receive(self, rank: int, expected: type[ReplyT]) -> ReplyT:
+        stream = self._workers[rank].stdout
+        assert stream is not None
+        line = stream.readline()
+        if not line:
+            raise self._ended(rank)
+        reply = msgspec.json.decode(line, type=Reply)
+        if not isinstance(reply, expected):
+            raise BenchError(f"rank {rank} said {reply} where {expected.__name__} was expected")
+        return reply
+
+    def send_all(self, request: Request) -> None:
+        for rank in range(self._world_size):
+            self.send(rank, request)
+
+    def receive_all(self, expected: type[ReplyT]) -> list[ReplyT]:
+        return [self.receive(rank, expected) for rank in range(self._world_size)]
+
+    def kill(self, rank: int) -> None:
+        self._workers[rank].kill()
+
+    def _ended(self, rank: int) -> BenchError:
+        return BenchError(f"rank {rank} ended with {self._workers[rank].wait()}")
+
+    def _shut_down(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Lets the workers leave in peace; after an error they are killed, as some may wait for the failed one."""
+        deadline_s = time.monotonic() + (SHUTDOWN_TIMEOUT_S if kind is None else 0.0)
+        for worker in self._workers:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.close()
+            worker.stdout.close()
+        for worker in self._workers:
+            try:
+                worker.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()

@@ -1,0 +1,163 @@
+"""The ruler that the benchmark measures with: a ring all-reduce with nothing but sends, receives and NumPy adds.
+
+It moves the bytes that a ring all-reduce must move, over loopback TCP, and does nothing else a library has to do: no
+frames, no checksums, no agreement, no way to survive a lost rank. Its time is what this machine's TCP and memory allow.
+
+Theory of operation. The array is cut into one chunk per rank. In step t (of 2(W-1)) a rank sends chunk r-t and receives
+chunk r-t-1, all modulo W; in the first W-1 steps it adds what it receives to its own values, afterwards it replaces
+them. What is sent in a step is what was received in the step before, so the steps are run as one stream: a byte may go
+out as soon as it has come in and been added. One thread serves both sockets, whichever is ready.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Large enough to spare system calls, small enough to stay in cache; 64 KiB and 1 MiB measured no better.
+SEGMENT_BYTES = 256 << 10
+
+
+def chunk_bounds(count: int, world_size: int) -> list[int]:
+    """Chunk c of an array is the elements from bound c to bound c + 1."""
+    return [count * c // world_size for c in range(world_size + 1)]
+
+
+class _Spans:
+    """A cursor over consecutive byte ranges of a buffer: the order in which a ring sends, or receives, its chunks."""
+
+    def __init__(self, bounds: list[int], chunks: list[int]) -> None:
+        spans = [(bounds[c], bounds[c + 1]) for c in chunks if bounds[c] < bounds[c + 1]]
+        self._spans = iter(spans)
+        self._start, self._stop = next(self._spans, (0, 0))
+        self.total_bytes = sum(stop - start for start, stop in spans)
+        self.done_bytes = 0
+
+    def next(self, bytes_max: int) -> slice:
+        return slice(self._start, min(self._stop, self._start + bytes_max))
+
+    def advance(self, count: int) -> None:
+        self.done_bytes += count
+        self._start += count
+        if self._start == self._stop:
+            self._start, self._stop = next(self._spans, (0, 0))
+
+
+def join_ring(rank: int, ports: list[int], listener: socket.socket) -> RawRing:
+    """Connects rank `rank` of a ring on loopback. `ports` are those of all ranks' listeners; ours is used up."""
+    with listener:
+        # The backlog completes the dial, so no order between ranks is needed.
+        next_socket = socket.create_connection(("127.0.0.1", ports[(rank + 1) % len(ports)]))
+        previous_socket, _ = listener.accept()
+    next_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return RawRing(rank, len(ports), previous_socket, next_socket)
+
+
+class RawRing:
+    """One rank's end of the ring. `next_socket` leads to rank + 1, `previous_socket` to rank - 1."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        previous_socket: socket.socket,
+        next_socket: socket.socket,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._previous = previous_socket
+        self._next = next_socket
+        self._segment_bytes = segment_bytes
+        for end in (previous_socket, next_socket):
+            end.setblocking(False)
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it: a token goes round once to gather, once to release."""
+        for _ in range(2):
+            if self._rank == 0:
+                self._send_token()
+                self._receive_token()
+            else:
+                self._receive_token()
+                self._send_token()
+
+    def all_reduce_sum(self, values: NDArray[Any]) -> None:
+        """Replaces contiguous `values` by their sum over all ranks."""
+        world_size, rank, itemsize = self._world_size, self._rank, values.itemsize
+        steps = range(2 * (world_size - 1))
+        bounds = [bound * itemsize for bound in chunk_bounds(values.size, world_size)]
+        outgoing = _Spans(bounds, [(rank - step) % world_size for step in steps])
+        incoming = _Spans(bounds, [(rank - step - 1) % world_size for step in steps])
+        added_bytes = _Spans(bounds, [(rank - step - 1) % world_size for step in steps[: world_size - 1]]).total_bytes
+        own_bytes = bounds[rank + 1] - bounds[rank]
+
+        flat = values.reshape(-1)
+        data = flat.view(np.uint8).data
+        segment = np.empty(max(self._segment_bytes // itemsize, 1), values.dtype)
+        segment_data = segment.view(np.uint8).data
+        held = 0  # bytes of an unfinished element at the start of the segment
+
+        while outgoing.done_bytes < outgoing.total_bytes or incoming.done_bytes < incoming.total_bytes:
+            # What goes out after the own chunk is, in the same order, what has come in.
+            sendable = min(outgoing.total_bytes, own_bytes + incoming.done_bytes) - outgoing.done_bytes
+            sent = self._send(data[outgoing.next(sendable)]) if sendable else 0
+            outgoing.advance(sent)
+
+            received = 0
+            if incoming.done_bytes < added_bytes:
+                span = incoming.next(len(segment_data))
+                received = self._receive(segment_data[held : span.stop - span.start])
+                whole = (held + received) // itemsize
+                first = span.start // itemsize
+                np.add(flat[first : first + whole], segment[:whole], out=flat[first : first + whole])
+                incoming.advance(whole * itemsize)
+                rest = held + received - whole * itemsize
+                segment_data[:rest] = bytes(segment_data[whole * itemsize : whole * itemsize + rest])
+                held = rest
+            elif incoming.done_bytes < incoming.total_bytes:
+                received = self._receive(data[incoming.next(self._segment_bytes)])
+                incoming.advance(received)
+
+            if not sent and not received:
+                self._wait(sending=sendable > 0, receiving=incoming.done_bytes < incoming.total_bytes)
+
+    def close(self) -> None:
+        self._previous.close()
+        self._next.close()
+
+    def _send_token(self) -> None:
+        while not self._send(memoryview(b"t")):
+            self._wait(sending=True, receiving=False)
+
+    def _receive_token(self) -> None:
+        while not self._receive(memoryview(bytearray(1))):
+            self._wait(sending=False, receiving=True)
+
+    def _send(self, data: memoryview) -> int:
+        try:
+            return self._next.send(data)
+        except BlockingIOError:
+            return 0
+
+    def _receive(self, buffer: memoryview) -> int:
+        try:
+            count = self._previous.recv_into(buffer)
+        except BlockingIOError:
+            return 0
+        if count == 0:
+            raise ConnectionError("the previous rank of the raw ring has closed its connection")
+        return count
+
+    def _wait(self, *, sending: bool, receiving: bool) -> None:
+        poll = select.poll()
+        if sending:
+            poll.register(self._next, select.POLLOUT)
+        if receiving:
+            poll.register(self._previous, select.POLLIN)
+        poll.poll()

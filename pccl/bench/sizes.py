@@ -1,0 +1,37 @@
+"""Byte sizes and rates as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(text: str) -> int:
+    """`64MiB`, `1.5 GiB`, `4KB` or `4096`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size such as 4096, 4KiB or 64MiB")
+    value = float(match[1]) * _UNITS[match[2].upper()]
+    if value != int(value) or value < 1:
+        raise ValueError(f"{text!r} is not a whole number of bytes above zero")
+    return int(value)
+
+
+def format_bytes(count: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor and count % factor == 0:
+            return f"{count // factor} {unit}"
+    return f"{count} B"
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    if bytes_per_second < 1e9:
+        return f"{bytes_per_second / 1e6:.1f} MB/s"
+    return f"{bytes_per_second / 1e9:.2f} GB/s"

@@ -1,0 +1,45 @@
+"""The `pccl` command. One module per subcommand; each imports what it needs when it runs, so that help comes at once.
+
+A subcommand's module has `add_parser(subparsers)`, which ends in `set_defaults(run=run)`, and `run(arguments) -> int`,
+whose result is the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from pccl.cli import bench, demo, launch, master
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked for it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: object) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help="print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"pccl {version('pccl')}")
+        parser.exit()
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="pccl", description="Fault-tolerant peer-to-peer collective communication: tools for the command line."
+    )
+    result.add_argument("--version", action=_Version)
+    subparsers = result.add_subparsers(metavar="COMMAND", required=True)
+    for module in (master, launch, demo, bench):
+        module.add_parser(subparsers)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        return 130

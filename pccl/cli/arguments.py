@@ -1,0 +1,19 @@
+"""Types of command-line arguments that several subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    return value

@@ -1,0 +1,109 @@
+"""`pccl demo`: trains a small language model across processes that die and join."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DESCRIPTION = """\
+Starts a master and several peers as processes of this machine. Each trains the same byte-level language model on its
+own shard of the Python standard library's sources, with DiLoCo: many local AdamW steps, then one all-reduce of what
+they changed, then an outer Nesterov step. On the way one peer is killed in the middle of an all-reduce, and later a
+new one joins and receives the shared state from the others.
+
+Exit code 0 if the loss fell clearly below the text's unigram entropy, all survivors hold the same bytes, and the
+killed and the joined peer were handled; 1 if not; 130 after Ctrl-C, which leaves no process behind.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="train across processes that die and join",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    switch = argparse.BooleanOptionalAction
+    option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
+    option("--steps", type=int, default=20, metavar="N", help="outer steps (default: %(default)s)")
+    option("--inner-steps", type=int, default=80, metavar="N", help="per outer step and peer (default: %(default)s)")
+    option("--seed", type=int, default=0, metavar="S", help="of all that is random (default: %(default)s)")
+    option("--kill", action=switch, default=True, help="kill the last peer after a third of the steps (default: do)")
+    option("--join", action=switch, default=True, help="let one join after two thirds of the steps (default: do)")
+    option(
+        "--quantize",
+        choices=("none", "min-max", "zero-point"),
+        default="none",
+        help="send the all-reduces as 8-bit integers (default: %(default)s)",
+    )
+    option("--connections", type=int, default=2, metavar="N", help="between two peers (default: %(default)s)")
+    option("--context", type=int, default=12, metavar="N", help="bytes the model sees (default: %(default)s)")
+    option("--hidden", type=int, default=256, metavar="N", help="the model's width (default: %(default)s)")
+    option(
+        "--step-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="give up when no step ends for so long (default: %(default)g)",
+    )
+    option("--plot", metavar="FILE", help="draw the loss against steps and bytes, such as curve.png")
+    option(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the facts as JSON; without FILE to standard output, and the display to standard error",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from pccl.demo.corpus import CorpusError
+    from pccl.demo.display import RichDisplay
+    from pccl.demo.plan import Plan, PlanError
+    from pccl.demo.report import ReportError, check_plot, draw_plot, to_json
+    from pccl.demo.supervisor import Supervisor
+
+    plan = Plan(
+        peers=arguments.peers,
+        steps=arguments.steps,
+        inner_steps=arguments.inner_steps,
+        seed=arguments.seed,
+        kill=arguments.kill,
+        join=arguments.join,
+        quantize=arguments.quantize,
+        connections=arguments.connections,
+        context=arguments.context,
+        hidden=arguments.hidden,
+        step_timeout_s=arguments.step_timeout,
+    )
+    try:
+        plan.check()
+        if arguments.plot:
+            check_plot(Path(arguments.plot))
+        console = Console(stderr=arguments.json == "-")
+        with RichDisplay(console, plan) as display, Supervisor(plan, display) as supervisor:
+            report = supervisor.run()
+        display.verdict(report)
+        if arguments.json == "-":
+            print(to_json(report))
+        elif arguments.json:
+            Path(arguments.json).write_text(to_json(report) + "\n")
+        if arguments.plot:
+            draw_plot(report, Path(arguments.plot))
+    except (PlanError, CorpusError, ReportError, OSError) as error:
+        print(f"pccl demo: {error}", file=sys.stderr)
+        return 2 if isinstance(error, PlanError) else 1
+    except KeyboardInterrupt:
+        print("pccl demo: interrupted; all its processes have ended", file=sys.stderr)
+        return 130
+    return 0 if report.passed else 1

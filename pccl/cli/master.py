@@ -1,0 +1,67 @@
+"""`pccl master`: runs a master until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_LISTEN = "0.0.0.0:48148"
+STOP_TIMEOUT_S = 5.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "master",
+        help="run a master",
+        description="Runs a master, which keeps the membership of a run, until Ctrl-C or SIGTERM. "
+        "Prints one line with its address when it is ready; logs on stderr by PCCL_LOG_LEVEL.",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pccl import MasterNode, PCCLError
+
+    # None: the master has ended by itself. A handler must take no lock that its own thread may hold: it only puts.
+    ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        ends.put(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        node = MasterNode(listen_address=arguments.listen)
+        node.run()
+    except (PCCLError, ValueError) as error:
+        print(f"pccl master: {error}", file=sys.stderr)
+        return 1
+
+    def watch() -> None:
+        node.wait(None)
+        ends.put(None)
+
+    threading.Thread(target=watch, name="master watch", daemon=True).start()
+    print(f"pccl master listening on {node.address}", flush=True)
+    if ends.get() is None:
+        print("pccl master: ended unexpectedly", file=sys.stderr)
+        return 1
+    node.interrupt()
+    if not node.wait(STOP_TIMEOUT_S):
+        print(f"pccl master: did not stop within {STOP_TIMEOUT_S:g} s", file=sys.stderr)
+        return 1
+    return 0

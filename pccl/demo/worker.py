@@ -1,0 +1,305 @@
+"""One peer of the demo: `python -m pccl.demo.worker JSON`, started by the supervisor.
+
+Theory of operation. The loop is the one every pccl program has. An outer step is
+
+    admit    if are_peers_pending(): update_topology(), then sync_shared_state()
+    train    inner AdamW steps from the shared parameters on this peer's shard
+    reduce   the pseudo-gradient, one all-reduce per part of the model, all in flight at once
+    apply    the outer Nesterov step; revision += 1
+
+*Shared state*: outer parameters, outer momentum and the step counter, so a newcomer that has synced has all there is
+to know. It is synced when everybody knows that the membership grew: at the start, and after update_topology. After a
+loss there is nothing to sync: survivors saw the same verdict for every op and hold equal bytes. (A sync decided
+on the world size seen here would be a trap: peers may notice a loss one call apart, and a joint call must be
+made by all.)
+
+*Losing a peer mid-reduce.* Aborted ops leave the pseudo-gradient as it was and are launched again among the
+survivors, who agree which ones those are. A mean over whoever is left is a mean; alone, it is one's own.
+
+*The victim* launches only the first half of its step's all-reduces, says so, and waits to be killed. The other half
+can end nowhere: that each survivor has to abort and retry is certain, not a matter of timing.
+
+*Admitting the newcomer* happens at a step fixed by the plan, so that a run can be repeated: the newcomer connects once
+that step is the next one to poll, and at that step, and only there, the others poll until it is pending. They give up
+after a fixed *number* of polls rather than a time: are_peers_pending is a joint call, and peers that counted their
+own seconds would leave the loop at different polls and wait for each other for ever. Whoever has just
+been admitted does not poll in that step: it comes out of connect() where the others come out of update_topology().
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
+
+import blake3
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl import (
+    AsyncReduceHandle,
+    Attribute,
+    Communicator,
+    DataType,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceOp,
+    Result,
+    SharedState,
+)
+from pccl.demo import corpus
+from pccl.demo.messages import CONNECT, At, Doing, Finished, Message, Ready, StepDone, Synced, WorkerOptions
+from pccl.demo.model import ByteModel, ModelShape
+from pccl.demo.optimizer import AdamW, AdamWOptions, OuterNesterov, cosine_scale
+
+POLL_INTERVAL_S = 0.05
+ADMISSION_POLLS_MAX = 400
+VALIDATION_SEQUENCES = 512
+REPORTS_PER_STEP = 10
+
+_QUANTIZATION = {
+    "none": QuantizationAlgorithm.NONE,
+    "min-max": QuantizationAlgorithm.MIN_MAX,
+    "zero-point": QuantizationAlgorithm.ZERO_POINT_SCALE,
+}
+
+Part: TypeAlias = NDArray[np.floating]
+
+
+@dataclass
+class _Traffic:
+    """What one outer step's communication did."""
+
+    world_size: int
+    aborted: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class Worker:
+    """A peer with its text, its replica of the shared state and its inner optimizer."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._peer = options.peer
+        self._plan = plan = options.plan
+        self._evaluates = options.peer == 0
+        self._joins = options.peer == plan.newcomer
+        self._communicator = Communicator(options.master, p2p_connection_pool_size=plan.connections)
+
+        split = corpus.split(corpus.standard_library_files(), plan.shards)
+        self._text = corpus.read(split.shards[options.peer])
+        if self._evaluates:
+            length_bytes = plan.context + plan.positions
+            self._validation = corpus.spread(corpus.read(split.validation), VALIDATION_SEQUENCES, length_bytes)
+
+        self._shape = ModelShape(plan.context, plan.embedding, plan.hidden)
+        # A newcomer starts from nothing: what it trains on can only have come by the sync.
+        self._parameters = np.zeros(self._shape.size, np.float32) if self._joins else self._shape.initial(plan.seed)
+        self._momentum = np.zeros_like(self._parameters)
+        self._step = np.zeros(1, np.int64)
+        self._state = SharedState.from_numpy(
+            {"parameters": self._parameters, "momentum": self._momentum, "step": self._step}
+        )
+        self._own = np.empty_like(self._parameters)
+        self._pseudo_gradient = np.empty_like(self._parameters)
+        self._gradient = np.empty_like(self._parameters)
+        self._inner = AdamW(self._own, AdamWOptions(learning_rate=plan.learning_rate))
+        self._outer = OuterNesterov(plan.outer_learning_rate, plan.outer_momentum)
+        self._quantization = QuantizationOptions(DataType.UINT8, _QUANTIZATION[plan.quantize])
+
+    def run(self) -> None:
+        if self._joins:
+            self._say(Ready(peer=self._peer))
+            if sys.stdin.readline().strip() != CONNECT:
+                raise EOFError("the supervisor has gone before this peer was to connect")
+        self._at("connecting")
+        with self._communicator:
+            entered: _Traffic | None = self._enter()
+            while self._step[0] < self._plan.steps:
+                self._outer_step(entered)
+                entered = None
+        self._say(
+            Finished(peer=self._peer, step=int(self._step[0]), revision=self._state.revision, digest=self.digest())
+        )
+
+    def digest(self) -> str:
+        """BLAKE3 of the shared state's bytes, in hexadecimal."""
+        hasher = blake3.blake3()
+        for array in (self._parameters, self._momentum, self._step):
+            hasher.update(array.tobytes())
+        return hasher.hexdigest()
+
+    # Membership and shared state
+
+    def _enter(self) -> _Traffic:
+        """From connect() to the first sync; returns what of it counts for the step that follows."""
+        if not self._joins:
+            self._gather()
+        traffic = _Traffic(self._world_size())
+        started = time.monotonic()
+        self._sync(traffic)
+        if self._joins:
+            return traffic
+        self._step_done(traffic, admitted=0, seconds=time.monotonic() - started)
+        return _Traffic(traffic.world_size)
+
+    def _gather(self) -> None:
+        """Waits until all initial peers are in the run; the supervisor bounds the wait."""
+        self._at("gathering")
+        while self._world_size() < self._plan.peers:
+            if self._communicator.are_peers_pending():
+                self._communicator.update_topology()
+            else:
+                time.sleep(POLL_INTERVAL_S)
+
+    def _admit(self) -> int:
+        """Lets in whoever is waiting at the master; returns how many that were."""
+        self._at("admitting")
+        expected = self._plan.join and self._step[0] + 1 == self._plan.join_step
+        for _ in range(ADMISSION_POLLS_MAX if expected else 1):
+            if self._communicator.are_peers_pending():
+                before = self._world_size()
+                self._communicator.update_topology()
+                return self._world_size() - before
+            if expected:
+                time.sleep(POLL_INTERVAL_S)
+        return 0
+
+    def _sync(self, traffic: _Traffic) -> None:
+        self._at("syncing")
+        started = time.monotonic()
+        info = self._communicator.sync_shared_state(self._state)
+        traffic.sent_bytes += info.tx_bytes
+        traffic.received_bytes += info.rx_bytes
+        self._say(
+            Synced(
+                peer=self._peer,
+                step=int(self._step[0]),
+                sent_bytes=info.tx_bytes,
+                received_bytes=info.rx_bytes,
+                seconds=time.monotonic() - started,
+            )
+        )
+
+    def _world_size(self) -> int:
+        return int(self._communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+
+    # One outer step
+
+    def _outer_step(self, entered: _Traffic | None) -> None:
+        started = time.monotonic()
+        admitted, traffic = 0, entered
+        if traffic is None:
+            admitted = self._admit()
+            traffic = _Traffic(self._world_size())
+            if admitted:
+                self._sync(traffic)
+        self._train()
+        np.subtract(self._parameters, self._own, out=self._pseudo_gradient)
+        self._reduce(traffic)
+        self._outer.step(self._parameters, self._momentum, self._pseudo_gradient)
+        self._step += 1
+        self._state.revision += 1
+        self._step_done(traffic, admitted, time.monotonic() - started)
+
+    def _train(self) -> None:
+        plan = self._plan
+        outer_step = int(self._step[0])
+        random = np.random.default_rng([plan.seed, self._peer + 1, outer_step])
+        np.copyto(self._own, self._parameters)
+        model = ByteModel(self._shape, self._own)
+        report_every = max(1, plan.inner_steps // REPORTS_PER_STEP)
+        for inner_step in range(plan.inner_steps):
+            if inner_step % report_every == 0:
+                self._at("training", done=inner_step / plan.inner_steps)
+            batch = corpus.sample(self._text, random, plan.sequences, plan.context + plan.positions)
+            model.loss_and_gradient(batch, self._gradient)
+            done = (outer_step + inner_step / plan.inner_steps) / plan.steps
+            self._inner.step(self._own, self._gradient, cosine_scale(done))
+
+    def _reduce(self, traffic: _Traffic) -> None:
+        """Averages the pseudo-gradient over the peers that are left when the last of its parts commits."""
+        waiting = dict(enumerate(self._shape.parts(self._pseudo_gradient).values()))
+        if self._peer == self._plan.victim and self._step[0] + 1 == self._plan.kill_step:
+            self._wait_for_death(list(waiting.values()))
+        while waiting:
+            if self._world_size() < 2:
+                traffic.world_size = 1
+                return
+            handles = {}
+            for tag, part in waiting.items():
+                try:
+                    handles[tag] = self._launch(tag, part)
+                except PCCLError as error:
+                    if error.result != Result.TOO_FEW_PEERS:
+                        raise
+                    break
+            self._at("reducing", done=1.0, launched=len(handles))
+            for tag, handle in handles.items():
+                _, status, info = handle.wait()
+                if info is not None:
+                    del waiting[tag]
+                    traffic.world_size = min(traffic.world_size, info.world_size)
+                    traffic.sent_bytes += info.tx_bytes
+                    traffic.received_bytes += info.rx_bytes
+                elif status in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                    traffic.aborted += 1
+                else:
+                    handle.result()  # raises, with the reason
+
+    def _launch(self, tag: int, part: Part) -> AsyncReduceHandle:
+        return self._communicator.all_reduce_async(
+            part, op=ReduceOp.AVG, tag=tag, quantization_options=self._quantization
+        )
+
+    def _wait_for_death(self, parts: list[Part]) -> NoReturn:
+        handles = [self._launch(tag, part) for tag, part in enumerate(parts[: len(parts) // 2])]
+        self._at("reducing", done=1.0, launched=len(handles))
+        while True:
+            signal.pause()
+
+    # Reports
+
+    def _step_done(self, traffic: _Traffic, admitted: int, seconds: float) -> None:
+        bits_per_byte = None
+        if self._evaluates:
+            self._at("evaluating", done=1.0)
+            bits_per_byte = ByteModel(self._shape, self._parameters).bits_per_byte(self._validation)
+        self._say(
+            StepDone(
+                peer=self._peer,
+                step=int(self._step[0]),
+                world_size=traffic.world_size,
+                admitted=admitted,
+                aborted=traffic.aborted,
+                sent_bytes=traffic.sent_bytes,
+                received_bytes=traffic.received_bytes,
+                seconds=seconds,
+                bits_per_byte=bits_per_byte,
+            )
+        )
+
+    def _at(self, doing: Doing, done: float = 0.0, launched: int = 0) -> None:
+        self._say(At(peer=self._peer, step=int(self._step[0]) + 1, doing=doing, done=done, launched=launched))
+
+    def _say(self, message: Message) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    try:
+        Worker(msgspec.json.decode(sys.argv[1], type=WorkerOptions)).run()
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""Runs several local processes as one: the machinery of `pccl launch`, on the standard library alone.
+
+`guard` ties processes to the life of their starter, `interpreter` makes them import the same pccl: both are for
+everything that starts processes here. `lines` prints the output of many without mixing lines, `supervisor` starts
+a master and N copies of a script, relays signals and gathers exit codes.
+"""
+
+from pccl.launcher.guard import Guard
+from pccl.launcher.interpreter import module_command
+from pccl.launcher.supervisor import LaunchOptions, launch
+
+__all__ = ["Guard", "LaunchOptions", "launch", "module_command"]

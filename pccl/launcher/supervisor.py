@@ -1,0 +1,305 @@
+"""Starts a master and N copies of a script, and stays until all of them have ended.
+
+Theory of operation. Only the main thread decides. Everything it must know arrives in one queue: signals (their
+handlers do nothing but put), exits (one thread per process waits for it and for the end of its output), the master's
+address. Between two events the main thread sleeps in `get`, with a timeout only while a grace period runs. Each
+process has its two output streams copied by threads of their own, so a full terminal stops the copying, never the
+reaction to a signal.
+
+All processes are in the group of a `Guard`, which kills what is left of them when the launcher ends in whatever
+way. Being in another group also keeps a terminal's Ctrl-C from them: they get it once, from here.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from pccl.launcher.guard import Guard
+from pccl.launcher.interpreter import module_command
+from pccl.launcher.lines import LinePrinter, pump
+
+MASTER_READY = b"pccl master listening on "
+# A grandchild may hold a dead script's output open; its last lines are not waited for longer than this.
+DRAIN_TIMEOUT_S = 1.0
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+COLOURS = (32, 33, 34, 35, 36, 31)  # of the prefixes, as terminals number them
+COLOUR_MASTER = 2
+TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    command: Sequence[str]
+    count: int
+    master: str | None = None
+    """An address of a master that runs already; None starts one."""
+    listen: str = "127.0.0.1:0"
+    """Where a master that is started here listens."""
+    fail_fast: bool = False
+    """The first script that fails ends the others."""
+    grace_s: float = 10.0
+    """Between asking processes to end and killing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MasterReady:
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    process: _Process
+    returncode: int
+
+
+_Event = signal.Signals | _MasterReady | _Exited
+
+
+class _Process:
+    """One child with the threads that copy its output and wait for its end."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], guard: Guard) -> None:
+        self.name = name
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            process_group=guard.group,
+        )
+        self._pumps: list[threading.Thread] = []
+
+    def pump(self, stream: str, printer: LinePrinter, prefix: bytes) -> None:
+        source = self.popen.stdout if stream == "stdout" else self.popen.stderr
+        thread = threading.Thread(
+            target=pump, args=(source, printer, prefix), name=f"{self.name} {stream}", daemon=True
+        )
+        self._pumps.append(thread)
+        thread.start()
+
+    def watch(self, events: queue.SimpleQueue[_Event]) -> None:
+        def wait() -> None:
+            returncode = self.popen.wait()
+            self.drain()
+            events.put(_Exited(self, returncode))
+
+        threading.Thread(target=wait, name=f"{self.name} exit", daemon=True).start()
+
+    def drain(self) -> None:
+        deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+        for thread in self._pumps:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+class Supervisor:
+    def __init__(self, options: LaunchOptions, guard: Guard) -> None:
+        self._options = options
+        self._guard = guard
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._master: _Process | None = None
+        self._scripts: list[_Process] = []
+        self._running: set[_Process] = set()
+        self._failures: list[str] = []
+        self._exit_code = 0
+        self._interrupts = 0
+        self._stopping = False
+        self._kill_at_s: float | None = None
+        lock = threading.Lock()
+        self._stdout = LinePrinter(1, lock, self._output_closed)
+        self._stderr = LinePrinter(2, lock, self._output_closed)
+
+    def run(self) -> int:
+        with self._signals_as_events():
+            if self._options.master is None:
+                self._start_master()
+            else:
+                self._start_scripts(self._options.master)
+            while self._running:
+                self._handle(self._next_event())
+        # What scripts have left behind in the group holds their output open.
+        self._guard.close()
+        for script in self._scripts:
+            script.drain()
+        if self._failures:
+            self._note(f"{len(self._failures)} of {self._options.count} failed: {', '.join(self._failures)}")
+        return self._exit_code
+
+    # Starting
+
+    def _start_master(self) -> None:
+        command = module_command("pccl", "master", "--listen", self._options.listen)
+        master = _Process("master", command, dict(os.environ), self._guard)
+        master.pump("stderr", self._stderr, _prefix(2, "[master]", COLOUR_MASTER))
+        threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()
+        self._add(master)
+        self._master = master
+
+    def _read_master_address(self, master: _Process) -> None:
+        assert master.popen.stdout is not None
+        for line in master.popen.stdout:
+            if line.startswith(MASTER_READY):
+                self._events.put(_MasterReady(line.removeprefix(MASTER_READY).decode().strip()))
+
+    def _start_scripts(self, master: str) -> None:
+        options = self._options
+        for index in range(options.count):
+            environment = {
+                **os.environ,
+                "PCCL_MASTER": master,
+                "PCCL_LAUNCH_INDEX": str(index),
+                "PCCL_LAUNCH_COUNT": str(options.count),
+                "PYTHONUNBUFFERED": "1",
+            }
+            script = _Process(f"[{index}]", options.command, environment, self._guard)
+            script.pump("stdout", self._stdout, _prefix(1, script.name, COLOURS[index % len(COLOURS)]))
+            script.pump("stderr", self._stderr, _prefix(2, script.name, COLOURS[index % len(COLOURS)]))
+            self._scripts.append(script)
+            self._add(script)
+
+    def _add(self, process: _Process) -> None:
+        self._running.add(process)
+        process.watch(self._events)
+
+    # Events
+
+    def _next_event(self) -> _Event | None:
+        """The next thing that happened; None when the grace period is over."""
+        if self._kill_at_s is None:
+            return self._events.get()
+        try:
+            return self._events.get(timeout=max(0.0, self._kill_at_s - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: _Event | None) -> None:
+        match event:
+            case None:
+                self._kill_at_s = None
+                self._send(self._running, signal.SIGKILL)
+            case _MasterReady(address):
+                if not self._stopping:
+                    self._start_scripts(_dialable(address))
+            case _Exited(process, returncode):
+                self._running.discard(process)
+                self._exited(process, returncode)
+            case signal.Signals():
+                self._signalled(event)
+
+    def _exited(self, process: _Process, returncode: int) -> None:
+        if process is self._master:
+            if not self._stopping:
+                self._note(f"the master {_describe(returncode)}")
+            if not self._scripts:
+                self._exit_code = self._exit_code or _shell_code(returncode) or 1
+            return
+        if returncode != 0:
+            self._note(f"{process.name} {_describe(returncode)}")
+            self._failures.append(f"{process.name} {_short(returncode)}")
+            self._exit_code = self._exit_code or _shell_code(returncode)
+            if self._options.fail_fast and not self._stopping:
+                self._stop(signal.SIGTERM)
+        if self._master in self._running and self._running == {self._master}:
+            self._stop(signal.SIGTERM)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if number not in TERMINATING:
+            self._send(self._scripts, number)
+            return
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            self._send(self._running, signal.SIGKILL)
+            return
+        if not self._scripts:
+            self._exit_code = 128 + number
+        self._stop(number)
+
+    # Stopping
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Asks the scripts to end, or the master once there are none; kills what is left after the grace period."""
+        self._stopping = True
+        if self._kill_at_s is None:
+            self._kill_at_s = time.monotonic() + self._options.grace_s
+        running = [script for script in self._scripts if script in self._running]
+        if running:
+            self._send(running, number)
+        else:
+            self._send(self._running, signal.SIGTERM)
+
+    def _send(self, processes: set[_Process] | list[_Process], number: signal.Signals) -> None:
+        for process in processes:
+            if process in self._running:
+                process.popen.send_signal(number)
+
+    @contextmanager
+    def _signals_as_events(self) -> Iterator[None]:
+        def put(number: int, frame: FrameType | None) -> None:
+            self._events.put(signal.Signals(number))
+
+        previous = {}
+        for number in FORWARDED:
+            # Under nohup a hangup stays ignored, here and by the children.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, put)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # Output
+
+    def _output_closed(self) -> None:
+        self._events.put(signal.SIGTERM)
+
+    def _note(self, text: str) -> None:
+        self._stderr.write(b"", [f"pccl launch: {text}".encode()])
+
+
+def _prefix(descriptor: int, name: str, colour: int) -> bytes:
+    if os.isatty(descriptor) and "NO_COLOR" not in os.environ:
+        return f"\x1b[{colour}m{name}\x1b[0m ".encode()
+    return f"{name} ".encode()
+
+
+def _dialable(address: str) -> str:
+    """Where a process of this machine finds a master that listens everywhere."""
+    host, _, port = address.rpartition(":")
+    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
+
+
+def _describe(returncode: int) -> str:
+    return f"exited with code {returncode}" if returncode >= 0 else f"was killed by {_short(returncode)}"
+
+
+def _short(returncode: int) -> str:
+    if returncode >= 0:
+        return f"code {returncode}"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:  # a real-time signal
+        return f"signal {-returncode}"
+
+
+def _shell_code(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def launch(options: LaunchOptions) -> int:
+    """Runs it all; returns the exit code of the first script that failed, as a shell gives it, or 0.
+
+    To be called from the main thread, which receives the signals.
+    """
+    with Guard() as guard:
+        return Supervisor(options, guard).run()

@@ -1,0 +1,44 @@
+"""Output of child processes, read with bounds: a test that waits for a line fails in time instead of hanging."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from typing import IO
+
+TIMEOUT_S = 60.0
+
+
+class Lines:
+    """The lines of a stream as they come, kept by a thread so that waiting for one is bounded."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.seen: list[str] = []
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._queue.put(line.removesuffix("\n"))
+        self._queue.put(None)
+
+    def expect(self, pattern: str) -> re.Match[str]:
+        """The first line, seen or to come, that matches as a whole."""
+        for line in self.seen:
+            if match := re.fullmatch(pattern, line):
+                return match
+        while True:
+            next_line = self._queue.get(timeout=TIMEOUT_S)
+            assert next_line is not None, f"ended without {pattern!r}, after {self.seen}"
+            self.seen.append(next_line)
+            if match := re.fullmatch(pattern, next_line):
+                return match
+
+    def rest(self) -> list[str]:
+        """All lines, once the stream has ended."""
+        while (line := self._queue.get(timeout=TIMEOUT_S)) is not None:
+            self.seen.append(line)
+        return self.seen

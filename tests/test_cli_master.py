@@ -1,0 +1,116 @@
+"""`pccl master` as a process, and the face of the `pccl` command."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+
+import pytest
+
+TIMEOUT_S = 60.0
+READY = "pccl master listening on "
+
+
+def _pccl(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "pccl", *arguments]
+
+
+@contextmanager
+def _master(listen: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running master and the address that it prints."""
+    with ExitStack() as resources:
+        process = subprocess.Popen(
+            _pccl("master", "--listen", listen), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        resources.enter_context(process)
+        resources.callback(process.kill)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(READY), process.communicate(timeout=TIMEOUT_S)
+        yield process, line.removeprefix(READY).removesuffix("\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serves_until_a_signal(number: signal.Signals) -> None:
+    with _master("127.0.0.1:0") as (process, address):
+        host, port = address.rsplit(":", 1)
+        assert host == "127.0.0.1"
+        with socket.create_connection((host, int(port)), TIMEOUT_S):
+            process.send_signal(number)
+            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("listen", ["localhost:0", "0.0.0.0:0", "[::1]:0"])
+def test_names_and_addresses(listen: str) -> None:
+    if listen.startswith("[") and not _has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    with _master(listen) as (_, address):
+        port = int(address.rsplit(":", 1)[1])
+        dialled = "::1" if listen.startswith("[") else "localhost"
+        socket.create_connection((dialled, port), TIMEOUT_S).close()
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        done = subprocess.run(_pccl("master", "--listen", address), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("pccl master: ")
+    assert address in done.stderr
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:70000", "127.0.0.1:x"])
+def test_malformed_address(listen: str) -> None:
+    done = subprocess.run(_pccl("master", "--listen", listen), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("pccl master: ")
+
+
+def test_version() -> None:
+    done = subprocess.run(_pccl("--version"), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, f"pccl {version('pccl')}\n")
+
+
+def test_help_names_every_command() -> None:
+    done = subprocess.run(_pccl("--help"), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0
+    for command in ("master", "launch", "demo", "bench"):
+        assert f"\n    {command} " in done.stdout
+
+
+def test_no_command_is_an_error() -> None:
+    done = subprocess.run(_pccl(), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: pccl ")
+
+
+def test_help_loads_no_heavy_module() -> None:
+    code = (
+        "import sys\n"
+        "from pccl.cli import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit:\n"
+        "    print('LOADED', *sorted({'numpy', 'rich', 'torch', 'matplotlib', 'trio'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout.splitlines()[-1] == "LOADED"

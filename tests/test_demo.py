@@ -1,0 +1,76 @@
+"""`pccl demo` for real: a short run with all its processes, and the ends it must not leave loose."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-P", "-m", "pccl", "demo"]
+TIMEOUT_S = 120
+
+
+def _group_is_empty(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("quantize", ["none", "min-max"])
+def test_short_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize, "--json", str(path)]
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    facts = json.loads(path.read_text())
+    assert facts["passed"] is True
+    assert [row["world_size"] for row in facts["rows"]] == [3, 3, 2, 2, 3, 3, 3]
+    assert facts["killed"]["peer"] == 2
+    assert facts["killed"]["launched"] == 2
+    assert facts["joined"]["peer"] == 3
+    assert facts["joined"]["received_bytes"] > 1_000_000
+    assert [survivor["peer"] for survivor in facts["survivors"]] == [0, 1, 3]
+    assert len({survivor["digest"] for survivor in facts["survivors"]}) == 1
+    assert facts["end_bits"] < facts["unigram_bits"] - 0.5
+
+    # Without a terminal: plain lines, one per step.
+    assert "\x1b" not in done.stdout
+    steps = [line.split()[0] for line in done.stdout.splitlines() if line[:5].strip().isdigit()]
+    assert steps == [str(step) for step in range(7)]
+    assert facts["survivors"][0]["digest"] in done.stdout
+
+
+def test_json_on_standard_output_is_nothing_but_json() -> None:
+    options = ["--peers", "1", "--steps", "1", "--inner-steps", "5", "--no-kill", "--no-join", "--json"]
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1  # five inner steps are not enough to learn anything
+    facts = json.loads(done.stdout)
+    assert [check["name"] for check in facts["checks"] if not check["passed"]] == ["loss"]
+    assert "FAILED" in done.stderr
+
+
+def test_ctrl_c_ends_everything() -> None:
+    running = subprocess.Popen([*COMMAND, "--steps", "500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    while not running.stdout.readline().strip().startswith("1 "):
+        assert running.poll() is None, running.communicate()
+    guard = int(subprocess.run(["pgrep", "-P", str(running.pid), "-f", "guard.py"], capture_output=True).stdout)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert errors.strip() == "pccl demo: interrupted; all its processes have ended"
+    assert _group_is_empty(guard)
+
+
+def test_options_that_contradict_each_other_are_refused_at_once() -> None:
+    done = subprocess.run([*COMMAND, "--peers", "1"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pccl demo: --kill needs --peers 2 or more")

@@ -1,0 +1,111 @@
+"""The demo's network: its gradient against finite differences, and the layout everything else relies on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pccl.demo.corpus import Bytes
+from pccl.demo.model import ByteModel, ModelShape
+
+SMALL = ModelShape(context=3, embedding=4, hidden=5)
+STEP = 1e-5
+
+
+def _batch(sequences: int = 3, positions: int = 4, context: int = SMALL.context) -> Bytes:
+    return np.random.default_rng(7).integers(0, 256, (sequences, context + positions), np.uint8)
+
+
+def _parameters() -> np.ndarray:
+    # Not `initial`: there the output layer is zero, and with it most of the gradient.
+    return np.random.default_rng(8).normal(0, 0.5, SMALL.size)
+
+
+def test_gradient_equals_finite_differences() -> None:
+    batch, parameters = _batch(), _parameters()
+    model = ByteModel(SMALL, parameters)
+    gradient = np.full(SMALL.size, np.nan)
+    model.loss_and_gradient(batch, gradient)
+
+    # Each part in full but for embeddings of bytes that the batch does not have.
+    chosen = np.flatnonzero(np.arange(SMALL.size) >= 256 * SMALL.embedding)
+    used = np.unique(batch[:, :-1])
+    chosen = np.concatenate([(used[:, None] * SMALL.embedding + np.arange(SMALL.embedding)).ravel(), chosen])
+    scratch = np.empty(SMALL.size)
+    measured = np.empty(chosen.size)
+    for index, element in enumerate(chosen):
+        value = parameters[element]
+        parameters[element] = value + STEP
+        above = model.loss_and_gradient(batch, scratch)
+        parameters[element] = value - STEP
+        below = model.loss_and_gradient(batch, scratch)
+        parameters[element] = value
+        measured[index] = (above - below) / (2 * STEP)
+    np.testing.assert_allclose(gradient[chosen], measured, rtol=1e-6, atol=1e-9)
+
+    unused = np.setdiff1d(np.arange(256), used)
+    assert not gradient[: 256 * SMALL.embedding].reshape(256, -1)[unused].any()
+
+
+def test_training_gradient_is_float32_and_close_to_float64() -> None:
+    batch, parameters = _batch(), _parameters()
+    double, single = np.empty(SMALL.size), np.empty(SMALL.size, np.float32)
+    ByteModel(SMALL, parameters).loss_and_gradient(batch, double)
+    ByteModel(SMALL, parameters.astype(np.float32)).loss_and_gradient(batch, single)
+    np.testing.assert_allclose(single, double, rtol=1e-3, atol=1e-6)
+
+
+def test_untrained_model_needs_eight_bits_per_byte() -> None:
+    shape = ModelShape()
+    bits = ByteModel(shape, shape.initial(0)).bits_per_byte(_batch(40, 5, shape.context))
+    assert bits == pytest.approx(8, abs=1e-5)
+
+
+def test_both_losses_agree() -> None:
+    batch = _batch(sequences=40)
+    model = ByteModel(SMALL, _parameters())
+    nats = model.loss_and_gradient(batch, np.empty(SMALL.size))
+    assert model.bits_per_byte(batch) == pytest.approx(nats / np.log(2), rel=1e-12)
+
+
+def test_prediction_sees_the_window_and_nothing_else() -> None:
+    model = ByteModel(SMALL, _parameters())
+    batch = _batch(sequences=1, positions=1)
+    loss = model.bits_per_byte(batch)
+    longer = np.concatenate([np.zeros((1, 1), np.uint8), batch], axis=1)
+    assert model.bits_per_byte(longer[:, 1:]) == loss
+    for position in range(SMALL.context + 1):
+        changed = batch.copy()
+        changed[0, position] ^= 1
+        assert model.bits_per_byte(changed) != loss
+
+
+def test_model_follows_its_vector_in_place() -> None:
+    parameters = _parameters()
+    model, batch = ByteModel(SMALL, parameters), _batch()
+    before = model.bits_per_byte(batch)
+    parameters *= 0.5
+    assert model.bits_per_byte(batch) != before
+
+
+def test_parts_are_contiguous_views_that_cover_the_vector_once() -> None:
+    flat = np.zeros(SMALL.size, np.float32)
+    parts = SMALL.parts(flat)
+    for number, part in enumerate(parts.values(), 1):
+        assert part.flags.c_contiguous
+        assert part.base is flat
+        part += number
+    assert flat.all()
+    assert [int(part[0]) for part in parts.values()] == [1, 2, 3, 4]
+    assert sum(array.size for array in SMALL.arrays(flat)) == SMALL.size
+
+
+def test_initial_parameters_depend_on_the_seed_alone() -> None:
+    assert SMALL.initial(1).tobytes() == SMALL.initial(1).tobytes()
+    assert SMALL.initial(1).tobytes() != SMALL.initial(2).tobytes()
+    assert SMALL.initial(1).dtype == np.float32
+
+
+def test_wrong_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=rf"\({SMALL.size},\)"):
+        ByteModel(SMALL, np.zeros(SMALL.size + 1))

@@ -1,0 +1,70 @@
+"""The examples, run by the commands that their docstrings give."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.streams import TIMEOUT_S, Lines
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def _launch(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "pccl", "launch", *arguments]
+
+
+def _run(*arguments: str) -> list[str]:
+    done = subprocess.run(
+        _launch("--fail-fast", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S, cwd=EXAMPLES.parent
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_hello() -> None:
+    assert sorted(_run("-n", "4", "examples/hello.py")) == [
+        f"[{index}] [ 6. 10. 14. 18.] is the sum over 4 peers" for index in range(4)
+    ]
+
+
+def test_reference_loop() -> None:
+    lines = _run("-n", "2", "examples/reference_loop.py")
+    last = [line for line in lines if "done at revision" in line]
+    assert len(last) == 2
+    assert len({line.split(maxsplit=1)[1] for line in last}) == 1
+
+
+def test_reference_loop_with_torch() -> None:
+    pytest.importorskip("torch")
+    test_reference_loop()
+
+
+def test_churn_survives_kills_and_admits_a_newcomer() -> None:
+    process = subprocess.Popen(
+        _launch("-n", "3", "examples/churn.py", "60"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=EXAMPLES.parent,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        stdout, stderr = Lines(process.stdout), Lines(process.stderr)
+        pid = int(stdout.expect(r"\[1\] pid (\d+);.*")[1])
+        stdout.expect(r"\[2\] step 20: 3 peers, .*")
+        os.kill(pid, signal.SIGKILL)
+        stdout.expect(r"\[2\] step 40: 2 peers, .*")
+        assert process.wait(TIMEOUT_S) == 128 + signal.SIGKILL
+        digests = [line for line in stdout.rest() if "digest" in line]
+        assert len(digests) == 2, stderr.rest()
+        assert len({line.split(maxsplit=1)[1] for line in digests}) == 1
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,129 @@
+"""The architecture as a test: who may import whom, what is exported, what `import pccl` costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pccl
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pccl"
+
+# What scripts written for the reference API import.
+REFERENCE_NAMES = {
+    *("Communicator", "MasterNode", "ReduceOp", "Attribute", "SharedStateSyncStrategy", "DataType"),
+    *("DistributionHint", "QuantizationAlgorithm", "QuantizationOptions", "ReduceOperandDescriptor"),
+    *("ReduceDescriptor", "ReduceOpDescriptor", "TensorInfo", "SharedState", "SharedStateSyncInfo"),
+    *("ReduceInfo", "AsyncReduceHandle", "PCCLError", "Result"),
+}
+OWN_NAMES = {"AsyncCommunicator", "__version__"}
+
+# Of each part of the package: modules that it must not import, nor anything below them.
+FORBIDDEN = {
+    "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
+        pccl._native pccl.runtime pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher""",
+    "runtime": "pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher torch",
+    "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",
+}
+# Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
+USERS_OF_THE_API = {
+    "cli": ["pccl.launcher", "pccl.bench", "pccl.demo"],
+    "demo": ["pccl.launcher", "pccl.training"],
+    "bench": ["pccl.launcher"],
+    "training": [],
+}
+
+
+def _modules(part: str) -> list[Path]:
+    """The source files of `pccl/part/` or `pccl/part.py`."""
+    return sorted((PACKAGE / part).rglob("*.py")) or sorted(PACKAGE.glob(f"{part}.py"))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str, str | None]]:
+    """Every import of a file, also inside functions: line, module, and the name taken from it, if one is."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, None
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            for alias in node.names:
+                yield node.lineno, module, alias.name
+
+
+def _within(module: str, parents: list[str]) -> bool:
+    return any(module == parent or module.startswith(f"{parent}.") for parent in parents)
+
+
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_imports_point_down(part: str) -> None:
+    assert _modules(part)
+    forbidden = FORBIDDEN[part].split()
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in _modules(part)
+        for line, module, name in _imports(path)
+        if _within(module, forbidden) or _within(f"{module}.{name}", forbidden)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("part", USERS_OF_THE_API)
+def test_users_of_the_api_use_nothing_else(part: str) -> None:
+    allowed = [f"pccl.{part}", *USERS_OF_THE_API[part]]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name or ''} from {module}"
+        for path in _modules(part)
+        for line, module, name in _imports(path)
+        if _within(module, ["pccl"])
+        and not (_within(module, allowed) or _within(f"{module}.{name}", allowed))
+        and not (module == "pccl" and (name is None or name in pccl.__all__))
+    ]
+    assert not wrong
+
+
+def test_examples_use_the_public_api() -> None:
+    wrong = [
+        f"{path.name}:{line} imports {name or ''} from {module}"
+        for path in sorted((ROOT / "examples").glob("*.py"))
+        for line, module, name in _imports(path)
+        if _within(module, ["pccl"])
+        and not _within(module, ["pccl.training"])
+        and not (module == "pccl" and (name is None or name in pccl.__all__))
+    ]
+    assert not wrong
+
+
+def test_exported_names() -> None:
+    assert len(REFERENCE_NAMES) == 19
+    assert sorted(pccl.__all__) == sorted(REFERENCE_NAMES | OWN_NAMES)
+    for name in pccl.__all__:
+        assert getattr(pccl, name) is not None
+
+
+def test_import_loads_no_optional_dependency() -> None:
+    code = (
+        "import sys, pccl\n"
+        "for name in pccl.__all__:\n"
+        "    getattr(pccl, name)\n"
+        "print(*sorted({'torch', 'matplotlib', 'rich'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent
