@@ -6,6 +6,7 @@ It uses positional arguments, descriptors and handles throughout, NumPy always a
 shorter ways that pccl has for the same things are in `examples/hello.py` and `examples/churn.py`.
 """
 
+import importlib.util
 import os
 import time
 
@@ -29,10 +30,9 @@ from pccl import (
     TensorInfo,
 )
 
-try:
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
     import torch
-except ImportError:
-    torch = None
 
 STEPS = 5
 ELEMENTS = 10_000
@@ -44,7 +44,7 @@ def main() -> None:
 
     weights = np.zeros(ELEMENTS, dtype=np.float32)
     tensors = [TensorInfo.from_numpy(weights, "weights", allow_content_inequality=False)]
-    if torch is not None:
+    if HAS_TORCH:
         momentum = torch.zeros(ELEMENTS, dtype=torch.float32)
         tensors.append(TensorInfo.from_torch(momentum, "momentum", allow_content_inequality=False))
     state = SharedState(tensors)
@@ -64,8 +64,8 @@ def main() -> None:
             time.sleep(0.05)
             continue
 
-        info = communicator.sync_shared_state(state, SharedStateSyncStrategy.ENFORCE_POPULAR)
-        print(f"revision {state.revision}: sent {info.tx_bytes} and received {info.rx_bytes} bytes of state")
+        sync_info = communicator.sync_shared_state(state, SharedStateSyncStrategy.ENFORCE_POPULAR)
+        print(f"revision {state.revision}: sent {sync_info.tx_bytes} and received {sync_info.rx_bytes} bytes of state")
 
         gradient = np.random.default_rng(state.revision).standard_normal(ELEMENTS).astype(np.float32)
         reduced = np.empty_like(gradient)
@@ -79,7 +79,7 @@ def main() -> None:
                 quantization_options=quantized,
             )
             is_success, status, info = handle.wait()
-            if is_success:
+            if is_success and info is not None:
                 assert status == Result.SUCCESS
                 print(f"quantized: {info.local_world_size} peers, {info.tx_bytes} bytes sent")
                 break
@@ -105,7 +105,7 @@ def main() -> None:
             )
             for tag, (piece, total) in enumerate(zip(pieces, sums, strict=True))
         ]
-        if torch is not None:
+        if HAS_TORCH:
             velocity = torch.full((ELEMENTS,), 0.5)
             descriptors.append(
                 ReduceOpDescriptor.from_torch(
@@ -132,7 +132,7 @@ def main() -> None:
         print(f"together: {info.local_world_size} peers, {sums[0][0]:g} each")
 
         weights -= 0.1 * reduced
-        if torch is not None:
+        if HAS_TORCH:
             momentum += velocity
         state.revision += 1
         iteration += 1

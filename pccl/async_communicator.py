@@ -18,7 +18,7 @@ from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses
 from pccl.runtime.engine import OpSpec
 from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
-from pccl.runtime.state_transfer import fingerprint
+from pccl.runtime.state_transfer import Transfer, fingerprint
 from pccl.shared_state import SharedState
 from pccl.types import (
     Attribute,
@@ -134,6 +134,8 @@ class AsyncCommunicator:
         self._session = session
         trio.lowlevel.spawn_system_task(session.run)
         try:
+            if self._is_closed:
+                await session.close()
             await session.installed.wait()
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
@@ -207,13 +209,19 @@ class AsyncCommunicator:
             raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
         session = self.session(name)
         tensors = [tensor.state_tensor() for tensor in shared_state.tensors]
-        own = await trio.to_thread.run_sync(fingerprint, tensors)
-        with converting(name):
-            outcome = await self._bounded(
-                name, timeout, lambda: session.sync(strategy.value, shared_state.revision, tensors, own)
-            )
-        shared_state.revision = outcome.revision
-        return SharedStateSyncInfo(outcome.tx_bytes, outcome.rx_bytes, outcome.revision)
+        transfer = Transfer(tensors, await trio.to_thread.run_sync(fingerprint, tensors))
+        try:
+            with converting(name):
+                revision = await self._bounded(
+                    name, timeout, lambda: session.sync(strategy.value, shared_state.revision, transfer)
+                )
+        except PCCLError as error:
+            if not transfer.overwritten:
+                raise
+            spoiled = f"overwritten here, at least in part: {', '.join(sorted(transfer.overwritten))}"
+            raise PCCLError(error.result, name, f"{error.message}; {spoiled}") from None
+        shared_state.revision = revision
+        return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes, revision)
 
     # Collectives.
 
@@ -319,6 +327,11 @@ class AsyncCommunicator:
 
     def timeout_s(self, timeout: Timeout) -> float | None:
         return self.timeout if isinstance(timeout, Default) else timeout
+
+    def begin_close(self) -> bool:
+        """Refuses all further calls, from any thread. Whether `close` has anything left to do."""
+        self._is_closed = True
+        return self._session is not None and not self._session.is_forgotten
 
     def forget_after_fork(self) -> None:
         if self._session is not None:

@@ -15,6 +15,7 @@ from pccl.async_communicator import (
     AsyncCommunicator,
     Retry,
     Timeout,
+    converting,
     deadline,
     gave_up,
 )
@@ -97,7 +98,8 @@ class Communicator:
     def close(self) -> None:
         """Leaves the run. Ops in flight fail here; the others settle them as after a loss. May be called again."""
         self._finalizer.detach()
-        portal.current().call(self._inner.close)
+        if self._inner.begin_close():
+            portal.current().call(self._inner.close)
 
     def __enter__(self) -> Communicator:
         if not self._inner.is_connected:
@@ -121,12 +123,17 @@ class Communicator:
     @property
     def stats(self) -> dict[str, int]:
         """Counters of the engine: payload and wire bytes, scratch memory, open ops and connections."""
-        return self._inner.session("stats").stats()
+        with converting("stats"):
+            return self._inner.session("stats").stats()
 
     # Joint calls: return when all accepted peers have made them.
 
     def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
-        """Whether newcomers wait for `update_topology`: the same answer on all peers. May overlap with ops."""
+        """Whether newcomers wait for `update_topology`: the same answer on all peers. May overlap with ops.
+
+        False also where the others are in a call that cannot meet this one, as for a newcomer that enters the usual
+        loop
+        at its top while the others go on from `update_topology`."""
         return portal.current().call(lambda: self._inner.are_peers_pending(timeout=timeout))
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
@@ -180,20 +187,19 @@ class Communicator:
         argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already. When `timeout`
         passes the op is aborted on all peers.
         """
-        pending = self._inner.launch(
-            op_spec(
-                send,
-                recv,
-                op=op,
-                tag=tag,
-                operand_descriptor=operand_descriptor,
-                quantization_options=quantization_options,
-                func_name="all_reduce",
-            ),
-            "all_reduce",
+        spec = op_spec(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+            func_name="all_reduce",
         )
-        session = self._inner.session("all_reduce")
         timeout_s = self._inner.timeout_s(timeout)
+        session = self._inner.session("all_reduce")
+        with converting("all_reduce"):
+            pending = session.launch(spec)
         try:
             if not pending.wait(timeout_s):
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
@@ -258,4 +264,5 @@ class Communicator:
 
 def _close_forgotten(inner: AsyncCommunicator) -> None:
     """The communicator was garbage-collected, in whatever thread: leave without waiting."""
-    portal.current().start(inner.close)
+    if inner.begin_close():
+        portal.current().start(inner.close)

@@ -77,15 +77,14 @@ class _Service:
     def __init__(self, listener: socket.socket) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = threading.Event()
-        self._listener = listener
+        self._server = MasterServer(listener)
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:
         try:
             with self._scope:
-                await MasterServer(self._listener).serve()
+                await self._server.serve()
         finally:
-            self._listener.close()
             self.stopped.set()
 
     def interrupt(self) -> None:
@@ -96,5 +95,5 @@ class _Service:
         self._scope.cancel()
 
     def forget_after_fork(self) -> None:
-        self._listener.close()
+        self._server.forget_after_fork()
         self.stopped.set()

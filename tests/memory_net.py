@@ -1,24 +1,70 @@
 """A run in memory: one real master and real peers, joined by queues of encoded bytes, with an engine that pretends.
 
-Time is a number that the test moves. `World.step` delivers one pending thing, chosen by the caller's random generator (or
-the oldest), so a schedule is replayed by its seed. The pretended engine reports an op done once every rank of its ring
-has submitted it under the same key, which is what a ring all-reduce does on a perfect network.
+Time is a number that the test moves. `World.step` delivers one pending thing, chosen by the caller's random generator
+(or the oldest of the first node that has one), so a schedule is replayed by its seed.
+
+What is pretended:
+
+    control connections   byte queues that may be cut anywhere, lose their tail, or break, on each end at its own time
+    links                 `Wire`s, dialled, offered, accepted and closed one by one; a closed wire breaks its link
+    the engine            an op is done once every rank has submitted it with equal arguments over links that stand on
+                          both ends; reports reach the machine in the order they happened, in batches
+    shared state          a root and a revision; a fetch copies a donor's root
+
+What the world checks by itself, sharing no code with the machines: one verdict an op on all who heard one, commits only
+of ops that every peer in the run holds, growing views with one ring each, complete joint calls with one outcome, and
+elected revisions that never go back. `World.check_rest` looks for what hangs.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import Decoder, encode
+from pccl.protocol.codec import Decoder, ProtocolError, encode
 from pccl.types import Result
+
+LINK_TIMEOUT_S = 10.0
+"""As the runtime's."""
+BATCH_MAX = 4
+
+Key = tuple[int, int, int, int]
+"""An op by (group, epoch, tag, sequence)."""
+
+
+@dataclass(eq=False)
+class Wire:
+    """One connection of a link."""
+
+    dialer: Node
+    acceptor: Node
+    ends: dict[str, int] = field(default_factory=dict)
+    """Link numbers by node name, of the ends that an engine has."""
+    closed_by: set[str] = field(default_factory=set)
+
+    def other(self, node: Node) -> Node:
+        return self.acceptor if node is self.dialer else self.dialer
 
 
 @dataclass
+class Link:
+    """One side's end of a link."""
+
+    effect: ps.MakeLink
+    expires_at: float
+    wires: list[Wire] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.wires) == self.effect.connections
+
+
+@dataclass(eq=False)
 class Node:
     """A peer with its side of the control connection and its pretended engine."""
 
@@ -29,284 +75,708 @@ class Node:
     outbox: deque[bytes] = field(default_factory=deque)
     decoder: Decoder[m.FromMaster] = field(default_factory=lambda: Decoder(m.FromMaster))
     is_alive: bool = True
-    is_cut: bool = False
-    submitted: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """Ops in the engine by (epoch, tag, sequence)."""
-    done: set[int] = field(default_factory=set)
+    is_frozen: bool = False
+    """Stopped, as by SIGSTOP: what it has sent still travels."""
+    is_hung_up_on: bool = False
+    """The master's end of the control connection is closed; so says the last thing in its inbox."""
+    is_known: bool = True
+    """The master has not lost it, closed on it or let it go."""
+    number: int = 0
+    """Its peer number, as the master has told it; 0 before."""
+    is_accepted: bool = False
+    """The master has sent it an Install."""
+    reports: deque[tuple[str, int]] = field(default_factory=deque)
+    """What the engine has to say, in order."""
+    links: dict[int, Link] = field(default_factory=dict)
+    knocking: list[tuple[Wire, int]] = field(default_factory=list)
+    """Connections, with the dialer's link, that wait for the next message of the master or for the end of a freeze."""
+    launched: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Tag and arguments of every op, by its number."""
+    submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
+    """Ops in the engine."""
+    keys: dict[int, Key] = field(default_factory=dict)
+    held: set[Key] = field(default_factory=set)
+    """Ops of which all result bytes have come."""
+    uses: Counter[tuple[int, int]] = field(default_factory=Counter)
     frozen: set[int] = field(default_factory=set)
-    links: dict[int, ps.MakeLink] = field(default_factory=dict)
+    refuses: set[int] = field(default_factory=set)
+    """Ops that its engine will refuse."""
+    cancelled_queued: set[int] = field(default_factory=set)
     results: dict[int, ps.OpResult] = field(default_factory=dict)
+    kinds: dict[int, str] = field(default_factory=dict)
+    """Of every joint call."""
     calls: dict[int, ps.CallResult] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)
     views: list[ps.View] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     plans: list[ps.RunSync] = field(default_factory=list)
+    strategy: str = "enforce_popular"
+    revision: int = 0
+    root: bytes = b"root"
+    loose: bytes = b"loose"
+    fails_to_fetch: bool = False
     ended: ps.Ended | None = None
-    next_number: int = 1
+    last_number: int = 0
 
     @property
     def view(self) -> ps.View:
         assert self.machine.view is not None
         return self.machine.view
 
-    def number(self) -> int:
-        self.next_number += 1
-        return self.next_number
+    @property
+    def is_reachable(self) -> bool:
+        return self.is_alive and self.ended is None
+
+    def next(self) -> int:
+        """A number for an op or a call."""
+        self.last_number += 1
+        return self.last_number
+
+    def result(self, op: int) -> Result:
+        return self.results[op].code
+
+    def call(self, call: int) -> Result:
+        return self.calls[call].code
+
+    @property
+    def open_ops(self) -> list[int]:
+        return [op for op in self.launched if op not in self.results]
+
+    @property
+    def open_calls(self) -> list[int]:
+        return [call for call in self.kinds if call not in self.calls]
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 class World:
-    def __init__(self, rng: random.Random | None = None, cut_bytes: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random | None = None, cut_bytes: bool = False, options: ms.MasterOptions | None = None
+    ) -> None:
         self.rng = rng
         self.cut_bytes = cut_bytes
         self.now = 0.0
-        self.master = ms.Master("run-1")
+        self.master = ms.Master("run-1", options)
         self.nodes: list[Node] = []
         self.by_connection: dict[int, Node] = {}
         self.decoders: dict[int, Decoder[m.FromPeer]] = {}
         self.log: list[str] = []
         self.unreachable: set[frozenset[str]] = set()
-        self.verdicts: dict[tuple[int, int, int, int], dict[str, Result]] = {}
-        """Of every op by (group, epoch, tag, sequence), what each peer heard."""
-        self.keys: dict[tuple[str, int], tuple[int, int, int, int]] = {}
-        self._events: deque[tuple[str, Node, object]] = deque()
+        self.costs: dict[frozenset[str], int] = {}
+        """Round trips in microseconds; 100 where nothing is said."""
+        self.held_back: set[str] = set()
+        """Nodes in whose engine nothing becomes done."""
+        self.said: list[tuple[str, m.FromPeer]] = []
+        """Everything that the master was told, with the name of the node."""
+        self.told: list[tuple[str, m.FromMaster]] = []
+        self.verdicts: dict[Key, dict[str, Result]] = {}
+        """Of every op, what each peer heard."""
+        self._rings: dict[tuple[int, int], tuple[int, ...]] = {}
+        """By group and epoch."""
+        self._sizes: dict[int, dict[int, int]] = {}
+        """Per view the sizes of its groups."""
+        self._synced: dict[int, tuple[int, list[Node]]] = {}
+        """Per group the last elected revision and who took part."""
+        self._stalled: list[Callable[[], None]] = []
+        self._events: list[tuple[Node, Callable[[], None]]] = []
+        """What is under way outside of control connections, with the node it concerns."""
 
     # What a test does.
 
-    def add(self, group: int = 0, connections: int = 2) -> Node:
+    def add(self, group: int = 0, connections: int = 2, hello: m.Message | None = None) -> Node:
+        node = self.stranger(group, connections)
+        node.outbox.append(encode(hello or self.hello(node)))
+        return node
+
+    def stranger(self, group: int = 0, connections: int = 2) -> Node:
+        """A connected peer that has not said Hello yet."""
         number = len(self.nodes) + 1
         node = Node(f"n{number}", number, ps.Peer(group, connections))
         self.nodes.append(node)
         self.by_connection[number] = node
         self.decoders[number] = Decoder(m.FromPeer)
         self._master(self.master.connected(number, f"10.0.0.{number}", self.now))
-        hello = m.Hello(m.PROTOCOL_VERSION, "test", group, [], 1000 + number, connections, node.name)
-        node.outbox.append(encode(hello))
         return node
 
-    def kill(self, node: Node) -> None:
-        """As by SIGKILL: what it had sent may still arrive, then the connection ends."""
-        node.is_alive = False
-        self._events.append(("eof", node, None))
-        for other in self.nodes:
-            for link, effect in list(other.links.items()):
-                if other.is_alive and effect.member.peer == node.machine.peer:
-                    self._events.append(("link lost", other, link))
+    def hello(self, node: Node) -> m.Hello:
+        return m.Hello(
+            m.PROTOCOL_VERSION,
+            "test",
+            node.machine.group,
+            [],
+            1000 + node.connection,
+            node.machine.connections,
+            node.name,
+        )
 
-    def launch(self, node: Node, tag: int) -> int:
-        op = node.number()
+    def kill(self, node: Node, lost_bytes: int = 0) -> None:
+        """As by SIGKILL. What it had sent still arrives, but for the last `lost_bytes`."""
+        node.is_alive = False
+        self._hang_up(node, lost_bytes)
+        node.submitted.clear()
+        for wire in [wire for link in node.links.values() for wire in link.wires]:
+            self._close_wire(wire, node)
+        node.links.clear()
+        node.reports.clear()
+
+    def sever(self, node: Node, lost_bytes: int = 0) -> None:
+        """Breaks a living peer's control connection."""
+        self._hang_up(node, lost_bytes)
+        if not node.is_hung_up_on:
+            node.is_hung_up_on = True
+            node.inbox.append(b"")
+
+    def freeze(self, node: Node) -> None:
+        node.is_frozen = True
+
+    def thaw(self, node: Node) -> None:
+        node.is_frozen = False
+        self._answer_knocks(node)
+
+    def break_link(self, a: Node, b: Node) -> None:
+        """Resets a connection between two peers; each end finds it at its own time."""
+        wires = [wire for link in a.links.values() for wire in link.wires if wire.other(a) is b]
+        if wires:
+            wire = self.rng.choice(wires) if self.rng else wires[-1]
+            self._close_wire(wire, a)
+            self._close_wire(wire, b)
+
+    def launch(self, node: Node, tag: int, arguments: str = "", refused: bool = False) -> int:
+        op = node.next()
+        node.launched[op] = tag, arguments
+        if refused:
+            node.refuses.add(op)
         node.machine.launch(op, tag, self.now)
         self._peer(node)
         return op
 
-    def joint(self, node: Node, kind: str, offer: m.SyncOffer | None = None) -> int:
-        call = node.number()
-        node.machine.joint(call, kind, offer)
+    def cancel(self, node: Node, op: int) -> None:
+        if op not in node.keys and op not in node.results:
+            node.cancelled_queued.add(op)
+        node.machine.cancel(op, Result.TIMEOUT, "its time has passed")
+        self._peer(node)
+
+    def joint(self, node: Node, kind: str) -> int:
+        call = node.next()
+        node.kinds[call] = kind
+        node.machine.joint(call, kind, self.offer(node) if kind == m.Kind.SYNC else None)
         self._peer(node)
         return call
 
-    def run(self, steps_max: int = 100_000) -> None:
-        """Delivers until nothing is left to deliver."""
+    def offer(self, node: Node) -> m.SyncOffer:
+        tensors = [m.TensorOffer("weights", "float32", [2, 3], False), m.TensorOffer("loss", "float32", [1], True)]
+        return m.SyncOffer(node.strategy, node.revision, node.root, tensors)
+
+    def cancel_joint(self, node: Node, call: int) -> None:
+        if call not in node.calls:
+            node.given_up.add(call)
+        node.machine.cancel_joint(call)
+        self._peer(node)
+
+    def leave(self, node: Node) -> None:
+        node.machine.leave("")
+        self._peer(node)
+
+    def say(self, node: Node, message: m.Message | bytes) -> None:
+        """Puts words into a peer's mouth."""
+        node.outbox.append(message if isinstance(message, bytes) else encode(message))
+
+    def run(self, steps_max: int = 200_000) -> None:
+        """Delivers until nothing is left to deliver, and lets time pass where somebody waits for a link."""
         for _ in range(steps_max):
             if not self.step():
-                return
+                due = [
+                    link.expires_at
+                    for node in self.alive
+                    for link in node.links.values()
+                    if not node.is_frozen and not link.is_complete
+                ]
+                if not due:
+                    return
+                self.wait(max(0.0, min(due) - self.now))
         raise AssertionError("the run does not come to rest")
 
     def wait(self, seconds: float) -> None:
         """Moves the clock and lets every timer fire."""
         self.now += seconds
         self._master(self.master.tick(self.now))
+        deadline = self.master.deadline()
+        assert deadline is None or deadline > self.now
         for node in self.alive:
+            if node.is_frozen:
+                continue
+            for number, link in list(node.links.items()):
+                if self.now >= link.expires_at and not link.is_complete:
+                    node.machine.link_failed(number, "no connection within the time")
+                    self._peer(node)
+                    assert number not in node.links
             node.machine.tick(self.now)
             self._peer(node)
+            deadline = node.machine.deadline()
+            assert deadline is None or deadline > self.now, "the runtime would spin"
 
     @property
     def alive(self) -> list[Node]:
-        return [node for node in self.nodes if node.is_alive and node.ended is None]
+        return [node for node in self.nodes if node.is_reachable]
+
+    @property
+    def accepted(self) -> list[Node]:
+        return [node for node in self.alive if node.machine.view is not None]
 
     def admit_all(self) -> None:
         """Everybody accepted calls update_topology until nobody waits any more."""
         self.run()
         while self.master.pending:
-            for node in [node for node in self.alive if node.machine.view is not None]:
-                self.joint(node, m.Kind.UPDATE_TOPOLOGY)
+            calls = [(node, self.joint(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
             self.run()
+            assert all(node.call(call) is Result.SUCCESS for node, call in calls if node.is_reachable)
+
+    def node_of(self, peer: int) -> Node:
+        return next(node for node in self.nodes if node.number == peer)
+
+    def ring_nodes(self, node: Node) -> list[Node]:
+        return [self.node_of(peer) for peer in node.view.ring]
 
     # Delivery.
 
     def step(self) -> bool:
         """Delivers one pending thing; False if there is none."""
-        choices: list[tuple[str, Node]] = []
+        choices: list[tuple[Callable[[Node], None], Node]] = []
         for node in self.nodes:
             if node.outbox:
-                choices.append(("to master", node))
-            if node.inbox and node.is_alive:
-                choices.append(("to peer", node))
-        for kind, node, _ in self._events:
-            if kind != "eof" or not node.outbox:
-                choices.append(("event", node))
-        if not choices:
+                choices.append((self._deliver_to_master, node))
+            if node.inbox and node.is_reachable and not node.is_frozen:
+                choices.append((self._deliver_to_peer, node))
+            if node.reports and node.is_alive and not node.is_frozen:
+                choices.append((self._deliver_reports, node))
+        ready = [index for index, (node, _) in enumerate(self._events) if not node.is_frozen]
+        if not choices and not ready:
             return False
-        kind, node = self.rng.choice(choices) if self.rng else choices[0]
-        if kind == "to master":
-            self._deliver_to_master(node)
-        elif kind == "to peer":
-            self._deliver_to_peer(node)
+        chosen = self.rng.randrange(len(choices) + len(ready)) if self.rng else 0
+        if chosen < len(choices):
+            deliver, node = choices[chosen]
+            deliver(node)
         else:
-            index = next(i for i, e in enumerate(self._events) if e[1] is node and (e[0] != "eof" or not node.outbox))
-            event = self._events[index]
-            del self._events[index]
-            self._handle_event(*event)
+            self._events.pop(ready[chosen - len(choices)])[1]()
         return True
+
+    def _later(self, node: Node, action: Callable[[], None]) -> None:
+        """Something that happens to a node at its own time. A frozen node holds it up."""
+        self._events.append((node, action))
 
     def _take(self, queue: deque[bytes]) -> bytes:
         data = queue.popleft()
-        if self.cut_bytes and len(data) > 1:
-            queue.appendleft(data[1:])
-            data = data[:1]
+        cut = 1 if self.cut_bytes else 0
+        if data and self.rng is not None and self.rng.random() < 0.1:
+            cut = self.rng.randrange(len(data))
+        if 0 < cut < len(data):
+            queue.appendleft(data[cut:])
+            data = data[:cut]
         return data
+
+    def _batch(self, waiting: int) -> int:
+        """How many things the runtime finds at once."""
+        return self.rng.randint(1, min(waiting, BATCH_MAX)) if self.rng else 1
+
+    def _hang_up(self, node: Node, lost_bytes: int) -> None:
+        while lost_bytes and node.outbox:
+            data = node.outbox.pop()
+            if len(data) > lost_bytes:
+                node.outbox.append(data[: len(data) - lost_bytes])
+            lost_bytes -= min(lost_bytes, len(data))
+        node.outbox.append(b"")
 
     def _deliver_to_master(self, node: Node) -> None:
         data = self._take(node.outbox)
-        for message in self.decoders[node.connection].feed(data):
-            self._master(self.master.received(node.connection, message, self.now))
-
-    def _deliver_to_peer(self, node: Node) -> None:
-        for message in node.decoder.feed(self._take(node.inbox)):
-            node.machine.received(message)
-        self._peer(node)
-
-    def _handle_event(self, kind: str, node: Node, detail: object) -> None:
-        if kind == "eof":
+        if not data:
+            node.outbox.clear()
+            node.is_known = False
             self._master(self.master.disconnected(node.connection, "connection reset", self.now))
             return
-        if not node.is_alive:
-            return
-        if kind == "link lost":
-            assert isinstance(detail, int)
-            if node.links.pop(detail, None) is not None:
-                node.machine.link_lost(detail, "connection reset")
-        elif kind == "link":
-            assert isinstance(detail, ps.MakeLink)
-            self._try_link(node, detail)
-        elif kind == "done":
-            assert isinstance(detail, int)
-            if detail in node.submitted.values() and detail not in node.done:
-                epoch = next(key[0] for key, op in node.submitted.items() if op == detail)
-                if epoch not in node.frozen:
-                    node.done.add(detail)
-                    node.machine.op_done(detail)
-        elif kind == "frozen":
-            assert isinstance(detail, int)
-            node.machine.frozen(detail)
-        elif kind == "ended":
-            assert isinstance(detail, int)
-            node.machine.op_ended(detail, 10, 20)
-        elif kind == "master gone":
-            node.machine.master_lost("the master closed the connection")
+        try:
+            for message in self.decoders[node.connection].feed(data):
+                self.said.append((node.name, message))
+                self._master(self.master.received(node.connection, message, self.now))
+        except ProtocolError as error:
+            # As the server does.
+            goodbye = ms.Send(node.connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error)))
+            self._master([goodbye, ms.Close(node.connection)] if node.is_known else [])
+            self._master(self.master.disconnected(node.connection, str(error), self.now))
+            node.outbox.clear()
+
+    def _deliver_to_peer(self, node: Node) -> None:
+        for _ in range(self._batch(len(node.inbox))):
+            data = self._take(node.inbox)
+            if not data:
+                node.machine.master_lost("the master closed the connection")
+                break
+            for message in node.decoder.feed(data):
+                node.machine.received(message)
+        self._peer(node)
+        self._answer_knocks(node)
+
+    def _deliver_reports(self, node: Node) -> None:
+        for _ in range(self._batch(len(node.reports))):
+            kind, number = node.reports.popleft()
+            if kind == "done":
+                node.machine.op_done(number)
+            elif kind == "mismatch":
+                node.machine.op_mismatch(number, "different arguments")
+            elif kind == "ended":
+                node.machine.op_ended(number, 10, 20)
+            elif kind == "frozen":
+                node.machine.frozen(number)
+            else:
+                node.machine.link_lost(number, "connection reset")
         self._peer(node)
 
-    def _try_link(self, node: Node, effect: ps.MakeLink) -> None:
-        if effect.link not in node.links:
+    # Links.
+
+    def _dial(self, wire: Wire, number: int) -> None:
+        """A connection of the dialer's link `number` reaches the other side."""
+        node, other = wire.dialer, wire.acceptor
+        link = node.links.get(number)
+        if link is None or not node.is_reachable:
             return
-        other = next((n for n in self.nodes if n.machine.peer == effect.member.peer), None)
-        if other is None or not other.is_alive or frozenset((node.name, other.name)) in self.unreachable:
-            node.links.pop(effect.link)
-            node.machine.link_failed(effect.link, "connection refused")
-            if other is not None and other.is_alive:
-                for link, theirs in list(other.links.items()):
-                    if theirs.member.peer == node.machine.peer and theirs.made_in == effect.made_in:
-                        other.links.pop(link)
-                        other.machine.link_failed(link, "nobody dialled")
-                self._peer(other)
+        if not other.is_reachable or frozenset((node.name, other.name)) in self.unreachable:
+            self._later(node, lambda: self._refused(node, number, "connection refused"))
             return
-        offered = other.machine.link_offered(node.machine.peer, effect.made_in)
+        offered = None if other.is_frozen else other.machine.link_offered(node.number, link.effect.made_in)
         self._peer(other)
         if offered is None:
-            self._events.append(("link", node, effect))
+            other.knocking.append((wire, number))
         elif isinstance(offered, str):
-            node.links.pop(effect.link)
-            node.machine.link_failed(effect.link, offered)
+            refusal = offered
+            self._later(node, lambda: self._refused(node, number, refusal))
         else:
-            for _ in range(effect.connections):
-                other.machine.link_connected(offered)
-                node.machine.link_connected(effect.link)
-            self._peer(other)
+            self._attach(wire, other, offered)
+            self._later(node, lambda: self._attach(wire, node, number))
+
+    def _answer_knocks(self, node: Node) -> None:
+        knocking, node.knocking = node.knocking, []
+        for wire, number in knocking:
+            self._dial(wire, number)
+
+    def _refused(self, node: Node, number: int, reason: str) -> None:
+        if node.is_reachable and number in node.links:
+            node.machine.link_failed(number, reason)
+            self._peer(node)
+
+    def _attach(self, wire: Wire, node: Node, number: int) -> None:
+        """A connection stands, as seen from one side, and goes to its engine if it is still wanted."""
+        if node.is_reachable and node.machine.link_connected(number) and number in node.links:
+            wire.ends[node.name] = number
+            node.links[number].wires.append(wire)
+            if wire.closed_by:
+                self._later(node, lambda: self._find_closed(wire, node))
+        else:
+            self._close_wire(wire, node)
+        self._peer(node)
+
+    def _close_wire(self, wire: Wire, node: Node) -> None:
+        wire.closed_by.add(node.name)
+        other = wire.other(node)
+        self._later(other, lambda: self._find_closed(wire, other))
+
+    def _find_closed(self, wire: Wire, node: Node) -> None:
+        """An engine finds a connection closed, and so its link lost."""
+        number = wire.ends.get(node.name, 0)
+        link = node.links.get(number)
+        if link is None or wire not in link.wires or not node.is_alive:
+            return
+        del node.links[number]
+        for each in link.wires:
+            self._close_wire(each, node)
+        node.reports.append(("lost", number))
+
+    def is_linked(self, a: Node, a_link: int, b: Node, b_link: int) -> bool:
+        """Both ends stand and belong together."""
+        if a_link not in a.links or b_link not in b.links:
+            return False
+        ours, theirs = a.links[a_link], b.links[b_link]
+        return (
+            ours.is_complete
+            and theirs.is_complete
+            and set(ours.wires) == set(theirs.wires)
+            and not any(wire.closed_by for wire in ours.wires)
+        )
+
+    # Ops.
+
+    def _submit(self, node: Node, effect: ps.SubmitOp) -> None:
+        view = node.view
+        assert (effect.epoch, effect.world_size) == (view.epoch, view.world_size)
+        assert view.ring[effect.rank] == node.number
+        key = self._next_use(node, effect.op)
+        assert key == (node.machine.group, effect.epoch, effect.tag, effect.sequence)
+        node.keys[effect.op] = key
+        if effect.op in node.refuses:
+            node.machine.op_refused(effect.op, Result.INVALID_ARGUMENT, "the engine refuses")
+            return
+        node.submitted[key] = effect
+        ring = self.ring_nodes(node)
+        for a, b in zip(ring, [*ring[1:], ring[0]], strict=True):
+            if node in (a, b) and key in a.submitted and key in b.submitted and self._differ(a, b, key):
+                self._later(a, lambda a=a: self._find_mismatch(a, key))  # type: ignore[misc]
+        if self._can_finish(ring, key):
+            for each in ring:
+                self._later(each, lambda each=each: self._finish(each, ring, key))  # type: ignore[misc]
+
+    def _next_use(self, node: Node, op: int) -> Key:
+        tag, _ = node.launched[op]
+        epoch = node.view.epoch
+        sequence = node.uses[epoch, tag]
+        node.uses[epoch, tag] += 1
+        return node.machine.group, epoch, tag, sequence
+
+    def _differ(self, a: Node, b: Node, key: Key) -> bool:
+        return a.launched[a.submitted[key].op][1] != b.launched[b.submitted[key].op][1]
+
+    def _can_finish(self, ring: list[Node], key: Key) -> bool:
+        return all(key in node.submitted for node in ring) and all(
+            self.is_linked(a, a.submitted[key].link_next, b, b.submitted[key].link_prev) and not self._differ(a, b, key)
+            for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)
+        )
+
+    def _finish(self, node: Node, ring: list[Node], key: Key) -> None:
+        """The last result byte arrives, unless the op was stopped or the bytes were lost before."""
+        effect = node.submitted.get(key)
+        if effect is None or key in node.held or effect.epoch in node.frozen:
+            return
+        if node.name in self.held_back:
+            self._stalled.append(lambda: self._finish(node, ring, key))
+        elif self._can_finish(ring, key) or self.rng is None or self.rng.random() < 0.5:
+            node.held.add(key)
+            node.reports.append(("done", effect.op))
+
+    def release(self) -> None:
+        """Lets what was held back become done."""
+        self.held_back.clear()
+        stalled, self._stalled = self._stalled, []
+        for action in stalled:
+            action()
+
+    def _find_mismatch(self, node: Node, key: Key) -> None:
+        effect = node.submitted.get(key)
+        if effect is not None and effect.epoch not in node.frozen:
+            node.reports.append(("mismatch", effect.op))
+
+    # Shared state.
+
+    def _fetch(self, node: Node, effect: ps.RunSync) -> None:
+        plan = effect.plan
+        call = next((call for call in node.open_calls if node.kinds[call] == m.Kind.SYNC), None)
+        if not node.is_reachable or call is None:
+            return
+        suspects = []
+        success = False
+        for member in effect.donors:
+            donor = self.node_of(member.peer)
+            assert donor.strategy != "receive_only"
+            assert node.strategy != "send_only" or not plan.fetch_content
+            serving = [each for each in donor.open_calls if donor.kinds[each] == m.Kind.SYNC]
+            if not donor.is_reachable or donor.is_frozen or not serving or donor.given_up.intersection(serving):
+                suspects.append((member.peer, "connection refused"))
+                continue
+            assert donor.root == plan.root
+            if node.fails_to_fetch:
+                suspects.append((member.peer, "wrong bytes"))
+                continue
+            success = True
+            if plan.fetch_content:
+                node.root = donor.root
+            if plan.fetch_loose:
+                node.loose = donor.loose
+            break
+        node.machine.sync_ended(plan.sync, success, "" if success else "no donor is left", suspects)
+        self._peer(node)
+
+    def _probe(self, node: Node, effect: ps.RunProbe) -> None:
+        if not node.is_reachable:
+            return
+        found = []
+        for member in effect.members:
+            pair = frozenset((node.name, self.node_of(member.peer).name))
+            if pair not in self.unreachable:
+                found.append((member.peer, self.costs.get(pair, 100)))
+        node.machine.probed(effect.probe, found)
+        self._peer(node)
 
     # Effects.
 
     def _master(self, effects: list[ms.Effect]) -> None:
+        accepted_before = [node for node in self.nodes if node.is_accepted and node.is_known]
+        results: list[tuple[Node, m.JointResult]] = []
         for effect in effects:
             if isinstance(effect, ms.Log):
                 self.log.append(effect.text)
                 continue
             node = self.by_connection[effect.connection]
+            assert node.is_known, f"{effect} to {node}, which is gone"
             if isinstance(effect, ms.Send):
-                if node.is_alive:
+                self.told.append((node.name, effect.message))
+                if isinstance(effect.message, m.Welcome):
+                    node.number = effect.message.peer
+                elif isinstance(effect.message, m.Install):
+                    node.is_accepted = True
+                elif isinstance(effect.message, m.JointResult):
+                    results.append((node, effect.message))
+                if not node.is_hung_up_on:
                     node.inbox.append(encode(effect.message))
-            elif node.is_alive:
-                self._events.append(("master gone", node, None))
+            else:
+                node.is_known = False
+                if not node.is_hung_up_on:
+                    node.is_hung_up_on = True
+                    node.inbox.append(b"")
+        if results:
+            self._check_joint_results(results, [node for node in accepted_before if node.is_known])
+
+    def _check_joint_results(self, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
+        for kind in m.Kind.ALL:
+            of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
+            for group in {node.machine.group for node, _ in of_kind}:
+                codes = {(result.code, result.value) for node, result in of_kind if node.machine.group == group}
+                assert len(codes) == 1, f"{kind} ended in different ways: {of_kind}"
+            succeeded = {node: result for node, result in of_kind if result.code == Result.SUCCESS}
+            if not succeeded:
+                continue
+            if kind != m.Kind.SYNC:
+                assert set(succeeded) == set(accepted), f"{kind} succeeded without all"
+                continue
+            for group in {node.machine.group for node in succeeded}:
+                members = [node for node in succeeded if node.machine.group == group]
+                assert set(members) == {node for node in accepted if node.machine.group == group}
+                assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
+                revision = succeeded[members[0]].value
+                before, incumbents = self._synced.get(group, (0, []))
+                if any(node in incumbents for node in members):
+                    assert revision >= before, "an elected revision went back"
+                self._synced[group] = revision, members
 
     def _peer(self, node: Node) -> None:
-        for effect in node.machine.drain():
-            if isinstance(effect, ps.ToMaster):
-                node.outbox.append(encode(effect.message))
-            elif isinstance(effect, ps.SubmitOp):
-                self._submit(node, effect)
-            elif isinstance(effect, ps.FreezeOps):
-                node.frozen.add(effect.epoch)
-                self._events.append(("frozen", node, effect.epoch))
-            elif isinstance(effect, ps.EndOp):
-                key = next((key for key, op in node.submitted.items() if op == effect.op), None)
-                if key is not None:
-                    del node.submitted[key]
-                self._events.append(("ended", node, effect.op))
-            elif isinstance(effect, ps.OpResult):
-                assert effect.op not in node.results
-                node.results[effect.op] = effect
-                op_key = self.keys.get((node.name, effect.op))
-                if op_key is not None and effect.code is not Result.MASTER_CONNECTION_FAILED:
-                    self.verdicts.setdefault(op_key, {})[node.name] = effect.code
-            elif isinstance(effect, ps.CallResult):
-                assert effect.call not in node.calls
-                node.calls[effect.call] = effect
-            elif isinstance(effect, ps.MakeLink):
-                node.links[effect.link] = effect
-                if effect.dial:
-                    self._events.append(("link", node, effect))
-            elif isinstance(effect, ps.CloseLink):
-                self._close_link(node, effect.link)
-            elif isinstance(effect, ps.Installed):
-                assert not node.views or effect.view.view > node.views[-1].view
-                node.views.append(effect.view)
-                node.lost += effect.lost
-            elif isinstance(effect, ps.RunSync):
-                node.plans.append(effect)
-            elif isinstance(effect, ps.RunProbe):
-                node.machine.probed(effect.probe, [(member.peer, 100) for member in effect.members])
-                self._peer(node)
-            elif isinstance(effect, ps.Ended):
-                node.ended = effect
-
-    def _close_link(self, node: Node, link: int) -> None:
-        effect = node.links.pop(link, None)
-        if effect is None:
+        if not node.is_alive:
             return
-        for other in self.nodes:
-            for theirs in list(other.links.values()):
-                if (
-                    other.is_alive
-                    and other.machine.peer == effect.member.peer
-                    and theirs.member.peer == node.machine.peer
-                    and theirs.made_in == effect.made_in
-                ):
-                    self._events.append(("link lost", other, theirs.link))
+        while effects := node.machine.drain():
+            end = next((effect for effect in effects if isinstance(effect, ps.Ended)), None)
+            for effect in effects:
+                self._carry_out(node, effect, end)
 
-    def _submit(self, node: Node, effect: ps.SubmitOp) -> None:
-        key = (effect.epoch, effect.tag, effect.sequence)
-        assert key not in node.submitted
-        node.submitted[key] = effect.op
-        self.keys[node.name, effect.op] = (node.machine.group, *key)
-        ring = node.view.ring
-        ranks = [n for n in self.nodes if n.machine.peer in ring]
-        if all(key in n.submitted for n in ranks):
-            for each in ranks:
-                self._events.append(("done", each, each.submitted[key]))
+    def _carry_out(self, node: Node, effect: ps.Effect, end: ps.Ended | None) -> None:
+        if isinstance(effect, ps.ToMaster):
+            node.outbox.append(encode(effect.message))
+        elif isinstance(effect, ps.SubmitOp):
+            self._submit(node, effect)
+        elif isinstance(effect, ps.FreezeOps):
+            node.frozen.add(effect.epoch)
+            node.reports.append(("frozen", effect.epoch))
+        elif isinstance(effect, ps.EndOp):
+            key = node.keys[effect.op]
+            if effect.commit:
+                for each in map(self.node_of, self._rings[key[0], key[1]]):
+                    assert key in each.held or not each.is_known, f"{key} is committed, but {each} lacks the result"
+            if node.submitted.pop(key, None) is not None:
+                node.reports.append(("ended", effect.op))
+        elif isinstance(effect, ps.OpResult):
+            self._op_result(node, effect, end)
+        elif isinstance(effect, ps.CallResult):
+            assert effect.call not in node.calls
+            node.calls[effect.call] = effect
+            if node.kinds[effect.call] == m.Kind.SYNC and effect.code is Result.SUCCESS:
+                node.revision = effect.value
+        elif isinstance(effect, ps.MakeLink):
+            link = node.links[effect.link] = Link(effect, self.now + LINK_TIMEOUT_S)
+            if effect.dial:
+                other = self.node_of(effect.member.peer)
+                for _ in range(link.effect.connections):
+                    wire = Wire(node, other)
+                    self._later(node, lambda wire=wire: self._dial(wire, effect.link))  # type: ignore[misc]
+        elif isinstance(effect, ps.CloseLink):
+            closed = node.links.pop(effect.link, None)
+            for wire in closed.wires if closed is not None else ():
+                self._close_wire(wire, node)
+        elif isinstance(effect, ps.Installed):
+            self._installed(node, effect)
+        elif isinstance(effect, ps.RunSync):
+            node.plans.append(effect)
+            if node.given_up.intersection(node.open_calls):
+                node.machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
+            elif effect.plan.fetch_content or effect.plan.fetch_loose:
+                self._later(node, lambda: self._fetch(node, effect))
+        elif isinstance(effect, ps.RunProbe):
+            self._later(node, lambda: self._probe(node, effect))
+        elif isinstance(effect, ps.Ended):
+            assert not node.links
+            node.ended = effect
+            self._hang_up(node, 0)
+        else:
+            assert isinstance(effect, ps.Log)
+
+    def _installed(self, node: Node, effect: ps.Installed) -> None:
+        view = effect.view
+        assert not node.views or view.view > node.views[-1].view
+        assert view.peer == node.number
+        assert self._rings.setdefault((view.group, view.epoch), view.ring) == view.ring
+        assert self._sizes.setdefault(view.view, view.group_sizes) == view.group_sizes
+        node.views.append(view)
+        node.lost += effect.lost
+
+    def _op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:
+        assert effect.op not in node.results
+        node.results[effect.op] = effect
+        if end is not None and (effect.code, effect.reason) == (end.code, end.reason):
+            return  # the session's end is no verdict
+        if node.ended is not None and (effect.code, effect.reason) == (node.ended.code, node.ended.reason):
+            return
+        if effect.op in node.cancelled_queued or effect.code is Result.TOO_FEW_PEERS:
+            return
+        # Without a key it ended by a verdict that was here before its launch.
+        key = node.keys[effect.op] if effect.op in node.keys else self._next_use(node, effect.op)
+        heard = self.verdicts.setdefault(key, {})
+        heard[node.name] = effect.code
+        assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
+        if effect.code is Result.SUCCESS:
+            assert key in node.held
+            assert effect.world_size == len(self._rings[key[0], key[1]])
+
+    # What hangs.
+
+    def check_rest(self) -> None:
+        """At rest, with nobody frozen: nobody waits for something that nobody else could bring about."""
+        assert not self.master.is_changing
+        accepted = self.accepted
+        assert sorted(self.master.accepted) == sorted(node.number for node in accepted)
+        for node in self.nodes:
+            if node.ended is not None:
+                assert not node.open_ops + node.open_calls, f"{node} is over and still waits"
+                assert node.machine.open_ops == 0
+        for node in accepted:
+            self._check_member(node, accepted)
+        waits = {node: node.kinds[node.open_calls[0]] for node in accepted if node.open_calls}
+        for group in {node.machine.group for node in accepted}:
+            members = [node for node in accepted if node.machine.group == group]
+            kinds = {waits.get(node) for node in members}
+            assert None in kinds or (len(kinds) == 1 and m.Kind.SYNC not in kinds), f"group {group} hangs: {waits}"
+        assert not accepted or len(waits) < len(accepted), f"all wait: {waits}"
+
+    def _check_member(self, node: Node, accepted: list[Node]) -> None:
+        view = node.view
+        assert view.view == self.master.installed_view
+        assert list(view.ring) == self.master.ring(node.machine.group)
+        assert view.global_world_size == len(accepted)
+        waits_exclusively = any(node.kinds[call] in m.Kind.EXCLUSIVE for call in node.open_calls)
+        for op in node.open_ops:
+            if op not in node.keys:
+                assert waits_exclusively, f"op {op} of {node} never starts"
+        ring = self.ring_nodes(node)
+        assert set(ring) <= set(accepted)
+        at = ring.index(node)
+        after = ring[(at + 1) % len(ring)]
+        if after is not node:
+            ours = [number for number, link in node.links.items() if link.effect.member.peer == after.number]
+            theirs = [number for number, link in after.links.items() if link.effect.member.peer == node.number]
+            assert len(ours) == len(theirs) == 1
+            assert self.is_linked(node, ours[0], after, theirs[0]), f"no link between {node} and {after}"
+        for key, effect in node.submitted.items():
+            if all(key in each.submitted for each in ring) and not self.held_back:
+                raise AssertionError(f"op {effect.op} of {node} hangs: {key} was launched by all of {ring}")

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,26 +47,40 @@ def test_reference_loop_with_torch() -> None:
     test_reference_loop()
 
 
-def test_churn_survives_kills_and_admits_a_newcomer() -> None:
-    process = subprocess.Popen(
-        _launch("-n", "3", "examples/churn.py", "60"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=EXAMPLES.parent,
-    )
-    try:
+def test_churn_survives_a_kill_and_admits_a_newcomer() -> None:
+    with ExitStack() as resources:
+        process = resources.enter_context(_popen(_launch("-n", "3", "examples/churn.py", "100")))
         assert process.stdout is not None
         assert process.stderr is not None
         stdout, stderr = Lines(process.stdout), Lines(process.stderr)
-        pid = int(stdout.expect(r"\[1\] pid (\d+);.*")[1])
+        pid = int(stdout.expect(r"\[1\] pid (\d+); .*")[1])
+        joining = stdout.expect(r"\[0\] pid .*; PCCL_MASTER=(\S+) python (\S+) 100 adds a peer")
         stdout.expect(r"\[2\] step 20: 3 peers, .*")
         os.kill(pid, signal.SIGKILL)
         stdout.expect(r"\[2\] step 40: 2 peers, .*")
+        newcomer = resources.enter_context(
+            _popen([sys.executable, joining[2], "100"], env={**os.environ, "PCCL_MASTER": joining[1]})
+        )
+        output, _ = newcomer.communicate(timeout=TIMEOUT_S)
         assert process.wait(TIMEOUT_S) == 128 + signal.SIGKILL
         digests = [line for line in stdout.rest() if "digest" in line]
         assert len(digests) == 2, stderr.rest()
-        assert len({line.split(maxsplit=1)[1] for line in digests}) == 1
-    finally:
-        process.kill()
-        process.wait()
+        assert {line.split(maxsplit=1)[1] for line in digests} == {output.splitlines()[-1]}
+        assert "step 100: 3 peers" in output
+
+
+def _popen(command: list[str], env: dict[str, str] | None = None) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Runs it in the project's root, and kills it if it outlives the test."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=EXAMPLES.parent, env=env
+    )
+
+    @contextmanager
+    def until_the_end() -> Iterator[subprocess.Popen[str]]:
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    return until_the_end()

@@ -49,8 +49,8 @@ static void announcement_remove(pccl_announcements *announcements, announcement 
     free(gone);
 }
 
-const char *pccl_announcements_keep(pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key,
-                                    const pccl_op_shape *shape)
+const char *pccl_announcements_keep(
+    pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key, const pccl_op_shape *shape)
 {
     if (announcement_find(announcements, link, key) != NULL)
         return "the same op announced twice";

@@ -1,7 +1,7 @@
 /* announcements.h: READY frames that came before their op was submitted here.
  *
- * They are kept per link and key until the op is submitted, the link goes, or their epoch is over. How many a link
- * may leave is bounded. */
+ * They are kept per link and key until the op is submitted, the link goes, or their epoch is over. How many
+ * a link may leave is bounded. */
 #ifndef PCCL_ANNOUNCEMENTS_H
 #define PCCL_ANNOUNCEMENTS_H
 
@@ -19,8 +19,8 @@ void pccl_announcements_init(pccl_announcements *announcements);
 void pccl_announcements_free(pccl_announcements *announcements); /* all links must have been forgotten */
 
 /* NULL, or the rule that the frame breaks. */
-const char *pccl_announcements_keep(pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key,
-                                    const pccl_op_shape *shape);
+const char *pccl_announcements_keep(
+    pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key, const pccl_op_shape *shape);
 
 /* Nonzero if there was one: it is now in `shape`, and no longer here. */
 int pccl_announcements_take(

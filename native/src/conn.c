@@ -62,6 +62,12 @@ void pccl_conn_destroy(pccl_conn *conn)
     free(conn);
 }
 
+static void conn_fail(pccl_conn *conn, const char *what, int system_error)
+{
+    pccl_link_fail(
+        conn->link, system_error, "connection %u: %s: %s", conn->number, what, strerror(system_error));
+}
+
 /* In */
 
 static void rx_expect_header(pccl_conn *conn)
@@ -198,10 +204,8 @@ void pccl_conn_receive(pccl_conn *conn)
         if (n < 0) {
             if (errno == EINTR)
                 continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                int error = errno;
-                pccl_link_fail(conn->link, error, "connection %u: receive: %s", conn->number, strerror(error));
-            }
+            if (errno != EAGAIN && errno != EWOULDBLOCK)
+                conn_fail(conn, "receive", errno);
             return;
         }
         if (n == 0) {
@@ -230,15 +234,15 @@ void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op)
 
 /* Out */
 
-int pccl_conn_has_room(const pccl_conn *conn)
+int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
 {
-    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < TX_BATCH_BYTES;
+    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < batch_bytes_max;
 }
 
 void pccl_conn_add(
     pccl_conn *conn, const pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
-    PCCL_ASSERT(pccl_conn_has_room(conn) && conn->tx_first == 0 && conn->tx_offset == 0);
+    PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
@@ -312,10 +316,8 @@ int pccl_conn_flush(pccl_conn *conn)
         if (n < 0) {
             if (errno == EINTR)
                 continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                int error = errno;
-                pccl_link_fail(conn->link, error, "connection %u: send: %s", conn->number, strerror(error));
-            }
+            if (errno != EAGAIN && errno != EWOULDBLOCK)
+                conn_fail(conn, "send", errno);
             return 0;
         }
         count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
@@ -336,7 +338,7 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
         if (tx->spill != NULL)
             memcpy(tx->spill, tx->payload, tx->payload_bytes);
         else
-            pccl_link_fail(conn->link, ENOMEM, "connection %u: %s", conn->number, strerror(ENOMEM));
+            conn_fail(conn, "half-sent frame", ENOMEM);
         tx->payload = tx->spill;
         tx->op = NULL;
     }

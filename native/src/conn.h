@@ -1,17 +1,17 @@
 /* conn.h: one stream socket: frames in, frames out.
  *
- * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer that
- * all connections share into the reduction, or nowhere. One readv takes the rest of a payload and, beyond it, up to
- * READ_AHEAD bytes: the next headers and small frames, which are then handled without a system call of their own.
- * Elements that a read has cut in two wait in `carry`.
+ * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer
+ * that all connections share into the reduction, or nowhere. One readv takes the rest of a payload and,
+ * beyond it, up to READ_AHEAD bytes: the next headers and small frames, which are then handled without a
+ * system call of their own. Elements that a read has cut in two wait in `carry`.
  *
- * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they are. A
- * connection whose batch is not wholly taken by the socket waits for the poller. With TCP_NOTSENT_LOWAT, "taken"
- * means nearly on the wire, not merely copied to a deep socket buffer: that is what makes faster connections carry
- * more.
+ * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they
+ * are. A connection whose batch is not wholly taken by the socket waits for the poller. With
+ * TCP_NOTSENT_LOWAT, "taken" means nearly on the wire, not merely copied to a deep socket buffer: that is
+ * what makes faster connections carry more.
  *
- * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied to a
- * spill buffer, and a half-received frame is discarded from there on. */
+ * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied
+ * to a spill buffer, and a half-received frame is discarded from there on. */
 #ifndef PCCL_CONN_H
 #define PCCL_CONN_H
 
@@ -39,15 +39,15 @@ typedef struct pccl_conn_host {
     pccl_conn_counters counters;
     pccl_list failed_links; /* pccl_link.in_failed */
 
-    /* A header has come. Either the frame has no payload and is dealt with, or its payload is put on its way with one
-     * of the pccl_conn_expect_ functions. Otherwise returns the rule that the frame breaks. */
+    /* A header has come. Either the frame has no payload and is dealt with, or its payload is put on its way
+     * with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the frame breaks. */
     const char *(*on_header)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_frame *frame);
 
     /* A segment is complete. */
     void (*on_arrived)(struct pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
 } pccl_conn_host;
 
-enum { TX_FRAMES_MAX = 8, TX_BATCH_BYTES = 64 << 10, READ_AHEAD_BYTES = 8 << 10 };
+enum { TX_FRAMES_MAX = 8, READ_AHEAD_BYTES = 8 << 10 };
 
 typedef struct {
     uint8_t header[PCCL_FRAME_BYTES];
@@ -97,11 +97,13 @@ void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes);
 /* Reads and handles what has come, up to a bound. Trouble fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
 
-int pccl_conn_has_room(const pccl_conn *conn);
+/* Whether another frame may be added to the batch, which had better not exceed this size. */
+int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max);
 void pccl_conn_add(
     pccl_conn *conn, const pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
 
-/* Sends what was added. Nonzero when all of it is gone; otherwise wait until writable, or the link has failed. */
+/* Sends what was added. Nonzero when all of it is gone; otherwise wait until writable, or the link has
+ * failed. */
 int pccl_conn_flush(pccl_conn *conn);
 
 /* The op's buffers are about to be taken away: forgets it. Without memory for that, fails the link. */

@@ -185,8 +185,8 @@ static pccl_op *op_find_by_key(
     return NULL;
 }
 
-/* Drops what is on its way to and from the op. Half-sent frames go on being sent, and so does the announcement: a
- * mismatch is for both sides to know. */
+/* Drops what is on its way to and from the op. Half-sent frames go on being sent, and so does the
+ * announcement: a mismatch is for both sides to know. */
 static void op_halt(pccl_op *op)
 {
     pccl_op_stop(op);
@@ -215,8 +215,8 @@ static void op_note_done(pccl_core *core, pccl_op *op)
     op_post(core, op, &event);
 }
 
-/* Rank + 1 has said what it has submitted. An op without elements is done by that, so that it is checked like any
- * other. */
+/* Rank + 1 has said what it has submitted. An op without elements is done by that, so that it is checked
+ * like any other. */
 static void op_note_peer_ready(pccl_core *core, pccl_op *op, const pccl_op_shape *theirs)
 {
     PCCL_ASSERT(!op->is_stopped);
@@ -319,7 +319,8 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
         pccl_fd_registry_close(core->fds, conn->poll.fd);
         pccl_conn_destroy(conn);
         link->conns_count++;
-        pccl_link_fail(link, error, "connection %u: cannot be watched: %s", link->conns_added + 1, strerror(error));
+        pccl_link_fail(
+            link, error, "connection %u: cannot be watched: %s", link->conns_added + 1, strerror(error));
         return;
     }
     __atomic_fetch_add(&core->connections, 1, __ATOMIC_RELAXED);
@@ -428,7 +429,8 @@ static const char *core_on_ready(pccl_core *core, pccl_link *link, const pccl_fr
     if (is_elsewhere)
         return "an op announced by the wrong peer";
     pccl_group *group = group_find(core, frame->key.group);
-    if (group != NULL && (group_has_frozen(group, frame->key.epoch) || frame->key.epoch < group->newest_epoch))
+    uint64_t epoch = frame->key.epoch;
+    if (group != NULL && (group_has_frozen(group, epoch) || epoch < group->newest_epoch))
         return NULL;
     return pccl_announcements_keep(&core->announcements, link, &frame->key, &frame->shape);
 }

@@ -1,9 +1,9 @@
 /* engine.c: the public functions, and the thread behind them.
  *
- * All state is the core's and the core is the thread's. A caller's call becomes a command in a queue, which the
- * thread empties when woken; the answers come back through the event queue. Whatever can fail for want of memory
- * or for a wrong argument does so in the call: ops, connections and events are allocated there, the thread only
- * links them in. */
+ * All state is the core's and the core is the thread's. A caller's call becomes a command in a queue, which
+ * the thread empties when woken; the answers come back through the event queue. Whatever can fail for want
+ * of memory or for a wrong argument does so in the call: ops, connections and events are allocated there,
+ * the thread only links them in. */
 #include "pccl_native.h"
 
 #include "core.h"
@@ -326,8 +326,9 @@ int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
         return status;
     command *todo = command_create(COMMAND_SUBMIT);
     pccl_group *spare = calloc(1, sizeof *spare);
-    status = todo == NULL || spare == NULL ? PCCL_E_MEMORY
-                                           : pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_OP);
+    status = PCCL_E_MEMORY;
+    if (todo != NULL && spare != NULL)
+        status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_OP);
     if (status != 0) {
         free(todo);
         free(spare);
@@ -344,8 +345,9 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 {
     command *todo = command_create(COMMAND_FREEZE);
     pccl_group *spare = calloc(1, sizeof *spare);
-    int status = todo == NULL || spare == NULL ? PCCL_E_MEMORY
-                                               : pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_FREEZE);
+    int status = PCCL_E_MEMORY;
+    if (todo != NULL && spare != NULL)
+        status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_FREEZE);
     if (status != 0) {
         free(todo);
         free(spare);

@@ -72,9 +72,12 @@ static int link_has_work(const pccl_link *link)
     return !pccl_list_is_empty(&link->ready_ops) || !pccl_list_is_empty(&link->active_ops);
 }
 
+/* Where there are several connections they had better share what there is: each has a window of its own. */
 static void link_fill(pccl_link *link, pccl_conn *conn)
 {
-    while (pccl_conn_has_room(conn)) {
+    enum { BATCH_BYTES_MAX = 256 << 10, BATCH_BYTES_MIN = 32 << 10 };
+    size_t batch_bytes_max = pccl_max_size(BATCH_BYTES_MIN, BATCH_BYTES_MAX / link->conns_count);
+    while (pccl_conn_has_room(conn, batch_bytes_max)) {
         pccl_frame frame;
         pccl_op *op = link_next_announcement(link);
         if (op != NULL) {

@@ -1,12 +1,12 @@
 /* link.h: all connections to one peer, and what is to be sent over them.
  *
- * A link has two queues: ops to be announced (READY), and active ops, which have segments to send. Announcements
- * go first; active ops take turns segment by segment, so that a large op does not hold up a small one. Whichever
- * connection is free, that is drained and between frames, takes the next frames. A slow connection is seldom free
- * and so carries less.
+ * A link has two queues: ops to be announced (READY), and active ops, which have segments to send.
+ * Announcements go first; active ops take turns segment by segment, so that a large op does not hold up a
+ * small one. Whichever connection is free, that is drained and between frames, takes the next frames. A slow
+ * connection is seldom free and so carries less.
  *
- * A link fails as a whole: a lost connection has taken frames with it. Failing is noted at once (pccl_link_fail)
- * and carried out by the host when nothing points to the connections any more. */
+ * A link fails as a whole: a lost connection has taken frames with it. Failing is noted at once
+ * (pccl_link_fail) and carried out by the host when nothing points to the connections any more. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 

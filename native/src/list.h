@@ -1,4 +1,5 @@
-/* list.h: an intrusive doubly linked list. A node that is in no list points to itself, so removal is idempotent. */
+/* list.h: an intrusive doubly linked list. A node that is in no list points to itself, so removal is
+ * idempotent. */
 #ifndef PCCL_LIST_H
 #define PCCL_LIST_H
 
@@ -9,7 +10,8 @@ typedef struct pccl_list {
     struct pccl_list *next;
 } pccl_list;
 
-#define PCCL_CONTAINER_OF(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
+#define PCCL_CONTAINER_OF(pointer, type, member) \
+    ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 static inline void pccl_list_init(pccl_list *node) { node->previous = node->next = node; }
 

@@ -31,7 +31,10 @@ static uint8_t *op_recv_at(const pccl_op *op, pccl_ring_range range)
     return (uint8_t *)op->request.recv + range.first * op->element_bytes;
 }
 
-static uint8_t *op_wire_at(const pccl_op *op, uint32_t index) { return op->wire + index * op->wire_slot_bytes; }
+static uint8_t *op_wire_at(const pccl_op *op, uint32_t index)
+{
+    return op->wire + index * op->wire_slot_bytes;
+}
 
 static uint32_t op_payload_bytes(const pccl_op *op, uint32_t elements)
 {
@@ -273,8 +276,8 @@ void pccl_op_reduce(
     size_t offset_bytes = first * op->element_bytes;
     uint8_t *destination = op_recv_at(op, inbound->range) + offset_bytes;
     PCCL_ASSERT(first + elements <= inbound->range.count && !op->is_stopped);
-    pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, op_send_at(op, inbound->range) + offset_bytes,
-                       payload, elements);
+    const uint8_t *own = op_send_at(op, inbound->range) + offset_bytes;
+    pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
     if (shape->reduce_op == PCCL_AVG) {
         uint32_t chunk;
         uint32_t segment;

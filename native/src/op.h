@@ -1,25 +1,25 @@
 /* op.h: one ring all-reduce on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (ring_plan.h has the vocabulary). A segment's state is a few bits; the op's sendable
- * segments wait in a FIFO threaded through the segments themselves, so nothing is allocated once the op exists.
- * All segments of the rank's own chunk are sendable from the start; another one is when it has arrived and has a
- * further hop to make.
+ * segments wait in a FIFO threaded through the segments themselves, so nothing is allocated once the op
+ * exists. All segments of the rank's own chunk are sendable from the start; another one is when it has
+ * arrived and has a further hop to make.
  *
- *     partial in   own elements (op) payload -> recv. The payload is handed over piece by piece as it comes off
- *                  the socket, so that it is reduced while in cache. The owner averages, if so asked.
+ *     partial in   own elements (op) payload -> recv. The payload is handed over piece by piece as it comes
+ *                  off the socket, so that it is reduced while in cache. The owner averages, if so asked.
  *     final in     the payload is received straight into recv.
  *     out          hop 0 goes out of send, all others out of recv.
  *
- * A final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing else
- * can happen, and so no range is overwritten while it waits to be sent.
+ * A final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing
+ * else can happen, and so no range is overwritten while it waits to be sent.
  *
  * In place (send == recv) the original of a segment is copied to `backup` before the segment is first
  * overwritten; an abort copies the saved segments back.
  *
- * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in `wire` for that form. Payload is
- * received into the slot and sent from it; a partial is decoded and reduced into recv, then encoded into the same
- * slot; a final is decoded into recv and passed on as it came. The owner too keeps what its own encoding decodes
- * to: everyone decodes the same bytes. */
+ * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in `wire` for that form.
+ * Payload is received into the slot and sent from it; a partial is decoded and reduced into recv, then
+ * encoded into the same slot; a final is decoded into recv and passed on as it came. The owner too keeps
+ * what its own encoding decodes to: everyone decodes the same bytes. */
 #ifndef PCCL_OP_H
 #define PCCL_OP_H
 
@@ -97,8 +97,8 @@ void pccl_op_restore(pccl_op *op);
 
 int pccl_op_has_sendable(const pccl_op *op);
 
-/* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index), once all of
- * the payload is out. */
+/* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index),
+ * once all of the payload is out. */
 const uint8_t *pccl_op_take_sendable(pccl_op *op, pccl_frame *frame, uint32_t *index);
 void pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 

@@ -1,9 +1,10 @@
 /* poller.h: waits for descriptors: epoll on Linux, poll(2) elsewhere or when asked for.
  *
  * Both are used level-triggered: what is not read today is reported again tomorrow, so that a user may stop
- * anywhere. Two traps of epoll are avoided here. An entry is removed before its descriptor is closed, as epoll
- * watches open files and a forked child may hold another copy. And an event that was already collected may
- * point to an entry removed since: entries must not be freed while a batch of events is being worked through.
+ * anywhere. Two traps of epoll are avoided here. An entry is removed before its descriptor is closed, as
+ * epoll watches open files and a forked child may hold another copy. And an event that was already collected
+ * may point to an entry removed since: entries must not be freed while a batch of events is being worked
+ * through.
  *
  * Errors and hang-ups count as readable: reading is what tells their reason. */
 #ifndef PCCL_POLLER_H
@@ -33,7 +34,9 @@ void pccl_poller_close(pccl_poller *poller);
 /* In a forked child: closes its copy of the poller's own descriptor, nothing else. */
 void pccl_poller_forget_after_fork(pccl_poller *poller);
 
-int pccl_poller_add(pccl_poller *poller, pccl_poll_entry *entry, int fd, unsigned interest); /* 0, or -1 with errno */
+/* 0, or -1 with errno set. */
+int pccl_poller_add(pccl_poller *poller, pccl_poll_entry *entry, int fd, unsigned interest);
+
 void pccl_poller_change(pccl_poller *poller, pccl_poll_entry *entry, unsigned interest);
 void pccl_poller_remove(pccl_poller *poller, pccl_poll_entry *entry);
 

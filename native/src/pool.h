@@ -1,7 +1,7 @@
-/* pool.h: scratch that is kept for reuse. Fresh memory costs a page fault every few kilobytes, which for a large
- * op is more than copying it; an op therefore gives its scratch back here, and the next of its size finds it
- * mapped. Sizes are rounded up to an eighth of a power of two so that similar ops share blocks. What is idle is
- * bounded by bytes_max, oldest out first. Any thread may call. */
+/* pool.h: scratch that is kept for reuse. Fresh memory costs a page fault every few kilobytes, which for a
+ * large op is more than copying it; an op therefore gives its scratch back here, and the next of its size
+ * finds it mapped. Sizes are rounded up to an eighth of a power of two so that similar ops share blocks.
+ * What is idle is bounded by bytes_max, oldest out first. Any thread may call. */
 #ifndef PCCL_POOL_H
 #define PCCL_POOL_H
 

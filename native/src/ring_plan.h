@@ -1,8 +1,9 @@
 /* ring_plan.h: who sends which elements to whom when, as arithmetic. No I/O, no state.
  *
- * World W, ranks in a ring, rank r sends to r + 1 and receives from r - 1 (mod W). `count` elements are divided
- * into W chunks, the first count % W of them one element longer; chunks into segments of segment_elements, the
- * last one shorter. A segment of chunk c starts at rank c and makes 2(W - 1) hops, hop h from rank c + h:
+ * World W, ranks in a ring, rank r sends to r + 1 and receives from r - 1 (mod W). `count` elements are
+ * divided into W chunks, the first count % W of them one element longer; chunks into segments of
+ * segment_elements, the last one shorter. A segment of chunk c starts at rank c and makes 2(W - 1) hops, hop
+ * h from rank c + h:
  *
  *     hop 0 .. W-2       partial: the receiver adds its own elements and sends the sum on.
  *                        The receiver of hop W-2, rank c - 1, now has the total: it owns the chunk.
@@ -15,7 +16,8 @@
  *     between                  d - 1              d            W + d - 1      W + d (but the last)
  *     owner   r = c - 1         W-2               -                -          W-1
  *
- * with d = (r - c) mod W. Segments are also numbered through, in the order of their elements: their `index`. */
+ * with d = (r - c) mod W. Segments are also numbered through, in the order of their elements: their
+ * `index`. */
 #ifndef PCCL_RING_PLAN_H
 #define PCCL_RING_PLAN_H
 

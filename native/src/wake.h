@@ -1,5 +1,5 @@
-/* wake.h: a descriptor that is readable from pccl_wake_signal until pccl_wake_clear: an eventfd, or a pipe where
- * there is none. */
+/* wake.h: a descriptor that is readable from pccl_wake_signal until pccl_wake_clear: an eventfd, or a pipe
+ * where there is none. */
 #ifndef PCCL_WAKE_H
 #define PCCL_WAKE_H
 

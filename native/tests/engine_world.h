@@ -87,9 +87,15 @@ static inline void node_close(node *n)
 }
 
 /* The link between two ranks has the same number on both. */
-static inline uint64_t link_number(uint32_t a, uint32_t b) { return a < b ? 1000 + a * 100 + b : 1000 + b * 100 + a; }
+static inline uint64_t link_number(uint32_t a, uint32_t b)
+{
+    return a < b ? 1000 + a * 100 + b : 1000 + b * 100 + a;
+}
 
-static inline uint64_t link_to_next(const world *w, uint32_t rank) { return link_number(rank, (rank + 1) % w->size); }
+static inline uint64_t link_to_next(const world *w, uint32_t rank)
+{
+    return link_number(rank, (rank + 1) % w->size);
+}
 
 static inline uint64_t link_to_prev(const world *w, uint32_t rank)
 {
@@ -181,7 +187,8 @@ static inline pccl_event node_wait(node *n, uint32_t kind, uint64_t id)
     return event;
 }
 
-static inline pccl_op_request request_for(const world *w, uint32_t rank, uint64_t op, const pccl_op_shape *shape)
+static inline pccl_op_request request_for(
+    const world *w, uint32_t rank, uint64_t op, const pccl_op_shape *shape)
 {
     pccl_op_request request;
     memset(&request, 0, sizeof request);
@@ -195,8 +202,8 @@ static inline pccl_op_request request_for(const world *w, uint32_t rank, uint64_
     return request;
 }
 
-static inline pccl_op_shape plain_shape(uint64_t count, uint32_t dtype, uint32_t reduce_op, uint32_t segment_bytes,
-                                 uint32_t world_size)
+static inline pccl_op_shape plain_shape(
+    uint64_t count, uint32_t dtype, uint32_t reduce_op, uint32_t segment_bytes, uint32_t world_size)
 {
     pccl_op_shape shape;
     memset(&shape, 0, sizeof shape);

@@ -1,4 +1,5 @@
-/* Whole engines, joined to rings in one process, beside a model that folds the ranks' inputs in ring order. */
+/* Whole engines, joined to rings in one process, beside a model that folds the ranks' inputs in ring order.
+ */
 #include "check.h"
 #include "engine_world.h"
 
@@ -374,7 +375,8 @@ static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
         double error = (double)((float *)t.recv[0])[i] - (double)expected[i];
         worst = error > worst ? error : -error > worst ? -error : worst;
     }
-    CHECK_MSG(worst < 0.2, "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
+    CHECK_MSG(
+        worst < 0.2, "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
     for (uint32_t rank = 1; rank < shape->world_size; rank++)
         CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
     free((void *)(uintptr_t)expected);
@@ -490,7 +492,8 @@ static void abort_at_any_moment(void)
         uint32_t size = 2 + (uint32_t)round % 3;
         world_open(&w, size, 1 + (unsigned)round % 2, round % 2, 0);
         for (int i = 0; i < OPS; i++) {
-            pccl_op_shape shape = plain_shape(20000 + random_below(100000), PCCL_FLOAT32, PCCL_SUM, 4000, size);
+            uint32_t count = 20000 + random_below(100000);
+            pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, 4000, size);
             if (i % 4 == 3) {
                 shape.quantization = PCCL_QUANT_ZERO_POINT_SCALE;
                 shape.quantized_dtype = PCCL_INT8;
@@ -555,8 +558,8 @@ static void freeze_stops_a_group(void)
     trial_submit(&stuck, &w, 1);
     trial_submit(&other, &w, 1);
 
-    /* The other group goes on, and so does a later epoch of the frozen one; what follows on the same connection was
-     * handled after whatever the frozen ops might have sent. */
+    /* The other group goes on, and so does a later epoch of the frozen one; what follows on the same
+     * connection was handled after whatever the frozen ops might have sent. */
     trial_await_done(&other, &w);
     trial after;
     trial_open(&after, &shape, 1);

@@ -1,12 +1,13 @@
-/* One engine whose peer is the test itself, byte by byte: what a peer must not do, and what an engine must not
- * let happen when an op ends in the middle of a frame. */
+/* One engine whose peer is the test itself, byte by byte: what a peer must not do, and what an engine must
+ * not let happen when an op ends in the middle of a frame. */
 #include "check.h"
 #include "engine_world.h"
 #include "frame.h"
 
 enum { LINK = 5, COUNT = 40, SEGMENT_BYTES = 40 };
 
-/* Rank 0 of two: chunk 0 starts here, elements 0..19; chunk 1 is owned here, elements 20..39; two segments each. */
+/* Rank 0 of two: chunk 0 starts here, elements 0..19; chunk 1 is owned here, elements 20..39; two segments
+ * each. */
 typedef struct {
     node n;
     int peer;
@@ -409,6 +410,35 @@ static void announcements_of_old_epochs_are_forgotten(void)
     wire_close(&w);
 }
 
+/* Of two connections one is not read from: it takes what its socket holds, and the other all the rest. */
+static void a_slow_connection_carries_less(void)
+{
+    enum { LARGE = 4 << 20, SEGMENT = 16 << 10, BYTES = LARGE / 2 * 4 };
+    static uint8_t payload[SEGMENT];
+    wire w;
+    int fds[2];
+    wire_open_bare(&w);
+    pair_unix(fds);
+    CHECK(pccl_engine_link_add(w.n.engine, LINK, fds[0]) == 0);
+    wire_submit(&w, LARGE, SEGMENT);
+    struct pollfd pfds[2] = {{.fd = w.peer, .events = POLLIN}, {.fd = fds[1], .events = POLLIN}};
+    CHECK(poll(pfds, 2, WAIT_MS) > 0);
+    int fast = pfds[0].revents ? 0 : 1;
+    read_header(pfds[fast].fd);
+    pccl_frame ready = ready_for(&w.request);
+    write_frame(pfds[fast].fd, &ready, NULL);
+    uint64_t carried_bytes = 0;
+    while (carried_bytes < BYTES * 3 / 4) {
+        pccl_frame frame = read_header(pfds[fast].fd);
+        if (frame.payload_bytes == 0 || !read_all(pfds[fast].fd, payload, frame.payload_bytes))
+            break;
+        carried_bytes += frame.payload_bytes;
+    }
+    CHECK(carried_bytes >= BYTES * 3 / 4);
+    close(fds[1]);
+    wire_close(&w);
+}
+
 /* Nobody reads, the socket is full, the op ends and its buffer is gone: the frame is still what it was. */
 static void a_half_sent_frame_is_finished_from_a_copy(void)
 {
@@ -497,7 +527,8 @@ static void a_half_received_frame_is_discarded(void)
         }
 }
 
-/* A frozen op takes part in nothing, whether it was there before or came after, and its peer's frames do no harm. */
+/* A frozen op takes part in nothing, whether it was there before or came after, and its peer's frames do no
+ * harm. */
 static void frames_of_frozen_ops_are_dropped(void)
 {
     for (int is_born_frozen = 0; is_born_frozen < 2; is_born_frozen++) {
@@ -506,11 +537,11 @@ static void frames_of_frozen_ops_are_dropped(void)
         if (is_born_frozen)
             CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
         wire_submit(&w, COUNT, SEGMENT_BYTES);
-        if (!is_born_frozen)
-            CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
-        node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, 1);
-        if (!is_born_frozen)
+        if (!is_born_frozen) {
             read_header(w.peer);
+            CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
+        }
+        node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, 1);
         pccl_frame frame = ready_for(&w.request);
         write_frame(w.peer, &frame, NULL);
         frame = segment_for(&w.request, 1, 0, 0, 40);
@@ -545,6 +576,7 @@ int main(void)
     RUN(payload_of_unknown_ops_is_dropped);
     RUN(announcements_are_bounded);
     RUN(announcements_of_old_epochs_are_forgotten);
+    RUN(a_slow_connection_carries_less);
     RUN(a_half_sent_frame_is_finished_from_a_copy);
     RUN(a_half_received_frame_is_discarded);
     RUN(frames_of_frozen_ops_are_dropped);

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from pccl.bench.messages import Case, Samples
-from pccl.bench.peers import LocalPeers
+from pccl.bench.peers import BenchError, LocalPeers
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -39,6 +40,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def measure(plan: Plan) -> Iterator[Row]:
+    item_bytes = np.dtype(plan.dtype).itemsize
+    for size_bytes in plan.sizes_bytes:
+        if size_bytes % item_bytes or size_bytes // item_bytes < max(plan.tensors):
+            raise BenchError(f"{size_bytes} bytes cannot be cut into {max(plan.tensors)} tensors of {plan.dtype}")
     for world_size in plan.peers:
         with LocalPeers(world_size, connections=plan.connections) as peers:
             for size_bytes in plan.sizes_bytes:

@@ -21,7 +21,7 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class BenchError(Exception):
-    """A worker failed; its own words are on stderr."""
+    """No measurement. Where a worker failed its own words are on stderr."""
 
 
 class LocalPeers:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.table import Table
 
 from pccl.bench.kill import KillReport
@@ -42,9 +43,15 @@ def write_json(path: Path, report: BenchReport | KillReport) -> None:
 
 def rows_table(plan: Plan, rows: Iterable[Row]) -> Table:
     quantization = "" if plan.quantization == "none" else f", {plan.quantization} quantized"
-    table = Table(title=f"all-reduce of {plan.dtype}{quantization}, {plan.iterations} iterations")
-    for heading in ("peers", "size", "tensors", "median", "p95", "algbw", "busbw", "raw ring", "of raw ring"):
-        table.add_column(heading, justify="right")
+    # Fits into 80 columns.
+    table = Table(
+        title=f"all-reduce of {plan.dtype}{quantization}, {plan.iterations} iterations",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
+    for heading in ("peers", "size", "tensors", "median", "p95", "algbw", "busbw", "raw ring", "of raw"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             str(row.peers),

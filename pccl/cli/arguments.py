@@ -12,6 +12,13 @@ def positive(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below zero")
+    return value
+
+
 def seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e9:

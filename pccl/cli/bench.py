@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pccl.bench.messages import DTYPES, QUANTIZATIONS
 from pccl.bench.sizes import parse_bytes
-from pccl.cli.arguments import positive
+from pccl.cli.arguments import natural, positive
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -37,18 +38,18 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="LIST",
         help="into how many concurrent tensors a size is cut (default: 1)",
     )
-    parser.add_argument("--dtype", default="float32", help="a NumPy number type (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: %(default)s)")
     parser.add_argument(
-        "--connections", type=int, default=0, metavar="N", help="per link; 0 is the library's choice (default: 0)"
+        "--connections", type=natural, default=0, metavar="N", help="per link; 0 is the library's choice (default: 0)"
     )
     parser.add_argument(
         "--quantize",
-        choices=("none", "min-max", "zero-point-scale"),
+        choices=QUANTIZATIONS,
         default="none",
         help="8-bit quantization; the raw ring stays unquantized (default: none)",
     )
     parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed ones (default: 20)")
-    parser.add_argument("--warmup", type=int, default=3, metavar="N", help="untimed ones (default: 3)")
+    parser.add_argument("--warmup", type=natural, default=3, metavar="N", help="untimed ones (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     parser.add_argument(
         "--kill",

@@ -250,7 +250,7 @@ def draw_plot(report: Report, path: Path) -> None:
     by_step.set(xlabel="outer step", ylabel="validation loss, bits per byte")
     by_bytes.set(xlabel="sent by all peers since the start, MB")
     by_step.xaxis.get_major_locator().set_params(integer=True)
-    by_step.legend(loc="center right")
+    by_step.legend(loc="center right", bbox_to_anchor=(1.0, 0.32))
     plan = report.plan
     figure.suptitle(f"DiLoCo over pccl: {plan.peers} peers, {plan.inner_steps} inner steps, quantize {plan.quantize}")
     figure.savefig(path, dpi=150)

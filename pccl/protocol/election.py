@@ -67,10 +67,11 @@ def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: i
     voters = seniors or list(candidates)
     revision = max(candidates[peer].revision for peer in voters)
     if floor is not None and revision < floor and any(peer in incumbents for peer in offers):
+        newest = next(peer for peer in voters if candidates[peer].revision == revision)
         return NotElected(
             Result.NO_SHARED_STATE_AVAILABLE,
             f"the group has already agreed on revision {floor}, and the newest that may be sent now is {revision}, "
-            f"of peer {voters[0]}; a revision must never be lowered",
+            f"of peer {newest}; a revision must never be lowered",
         )
     at_revision = [peer for peer, offer in candidates.items() if offer.revision == revision]
     protected = [peer for peer, offer in candidates.items() if offer.strategy == SEND_ONLY]

@@ -21,17 +21,18 @@ Ops. See `ledger`. Peers start ops without asking; the master hears only of thei
 to each peer of the ring before anything that follows from it.
 
 Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
-sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. If all peers of a group wait
-and not all for the same, or if one waits in a call that excludes ops while another has long waited for an op that only
-the first could complete, nothing could ever end that: the calls fail with INVALID_USAGE and an account of who waits in
-what.
+sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. Nothing could ever end the wait
+if all peers of a group wait and not all for the same, if all peers of the run wait for its calls and not all for the
+same, or if one waits in a call while another has long waited for an op that only the first could launch. Then those who
+are in are_peers_pending are told no; if there are none, the calls (and the op) fail with INVALID_USAGE and an account
+of who waits in what.
 
 A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -93,7 +94,13 @@ class _Wait:
     kind: str
     offer: m.SyncOffer | None
     since: float
+    open_ops: list[OpRef]
+    """What the peer had in flight when it called."""
     is_logged: bool = False
+
+
+def _account(waits: Mapping[int, _Wait]) -> str:
+    return ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
 
 
 @dataclass
@@ -199,7 +206,7 @@ class Master:
         elif connection in self._peer_of:
             member = self._members[self._peer_of[connection]]
             handler = self._HANDLERS.get(type(message))
-            if handler is None:
+            if handler is None or (not member.accepted and type(message) not in self._BEFORE_ACCEPTANCE):
                 self._evict(member.peer, f"unexpected {type(message).__name__}", Result.INVALID_USAGE)
             else:
                 handler(self, member, message)
@@ -474,9 +481,11 @@ class Master:
             return
         self._awaiting_ready.discard(member.peer)
         member.asked_at = None
+        pairs = topology.ring_pairs(self._groups[member.hello.group].ring)
         for other, reason in message.failed:
-            if other in self._members and other != member.peer:
-                self._failed_pairs.setdefault(topology.pair(member.peer, other), reason)
+            pair = topology.pair(member.peer, other)
+            if pair in pairs:
+                self._failed_pairs.setdefault(pair, reason)
 
     def _on_link_lost(self, member: _Member, message: m.LinkLost) -> None:
         other = self._members.get(message.peer)
@@ -485,8 +494,8 @@ class Master:
         pair = topology.pair(member.peer, message.peer)
         if pair in self._relink or message.made_in < self._made_in.get(pair, 0):
             return
-        group = self._groups[member.hello.group]
-        if pair not in topology.ring_pairs(group.ring):
+        group = self._groups.get(member.hello.group)
+        if group is None or pair not in topology.ring_pairs(group.ring):
             return
         self._log("warning", f"{member} lost its link to {other}: {message.reason}")
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
@@ -515,6 +524,9 @@ class Master:
 
     def _on_op_failed(self, member: _Member, message: m.OpFailed) -> None:
         group = self._groups.get(member.hello.group)
+        if message.code not in m.FAILURES:
+            self._evict(member.peer, f"malformed OpFailed with code {message.code}", Result.INVALID_USAGE)
+            return
         if group is None or message.epoch != group.epoch or not group.running:
             return
         self._abort_op(group, OpRef(message.tag, message.sequence), message.code, message.reason)
@@ -541,10 +553,10 @@ class Master:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
             self._evict(member.peer, f"malformed joint call {message.kind!r}", Result.INVALID_USAGE)
             return
-        if not member.accepted or member.wait is not None:
+        if member.wait is not None:
             self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
             return
-        member.wait = _Wait(message.call, message.kind, message.offer, self._now)
+        member.wait = _Wait(message.call, message.kind, message.offer, self._now, message.open_ops)
 
     def _on_joint_cancel(self, member: _Member, message: m.JointCancel) -> None:
         wait = member.wait
@@ -722,28 +734,50 @@ class Master:
         if self.is_changing or self._updating or self._probing is not None:
             return
         for group in self._groups.values():
-            members = [self._members[peer] for peer in group.ring]
-            waits = {member.peer: member.wait for member in members if member.wait is not None}
-            if len(waits) == len(members) and len({wait.kind for wait in waits.values()}) > 1:
-                account = ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
-                self._fail_waits(members, f"these calls can never meet: {account}")
-            for op, stuck in list(group.ledger.stalled.items()):
-                blockers = {
-                    peer: wait for peer, wait in waits.items() if peer not in stuck and wait.kind in Kind.EXCLUSIVE
-                }
-                if blockers and group.running:
-                    account = ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(blockers.items()))
-                    reason = (
-                        f"peers {sorted(stuck)} wait in the op with tag {op.tag}, which these never launched: {account}"
-                    )
-                    self._abort_op(group, op, Result.INVALID_USAGE, reason)
-                    self._fail_waits([self._members[peer] for peer in blockers], reason)
+            waits = self._waits(group.ring)
+            if len(waits) == len(group.ring) and len({wait.kind for wait in waits.values()}) > 1:
+                self._end_waits(waits, f"these calls can never meet: {_account(waits)}")
+                return
+            if group.running:
+                for op, stuck in list(group.ledger.stalled.items()):
+                    self._end_waits_behind(group, op, stuck)
+        waits = self._waits(self.accepted)
+        if waits and len(waits) == len(self.accepted) and all(wait.kind in Kind.GLOBAL for wait in waits.values()):
+            # Were they all in one call, it would be complete.
+            self._end_waits(waits, f"these calls can never meet: {_account(waits)}")
 
-    def _fail_waits(self, members: Iterable[_Member], reason: str) -> None:
-        self._log("warning", reason)
-        for member in members:
-            if member.wait is not None:
-                self._answer(member, Result.INVALID_USAGE, reason)
+    def _end_waits_behind(self, group: _Group, op: OpRef, stuck: set[int]) -> None:
+        """Ends the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in."""
+        waits = {
+            peer: wait
+            for peer, wait in self._waits(group.ring).items()
+            if peer not in stuck
+            and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
+        }
+        if not waits:
+            return
+        reason = (
+            f"peers {sorted(stuck)} wait in the op with tag {op.tag}, which these never launched: {_account(waits)}"
+        )
+        if any(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
+            self._abort_op(group, op, Result.INVALID_USAGE, reason)
+        self._end_waits(waits, reason)
+
+    def _waits(self, peers: Iterable[int]) -> dict[int, _Wait]:
+        found = {peer: self._members[peer].wait for peer in peers}
+        return {peer: wait for peer, wait in found.items() if wait is not None}
+
+    def _end_waits(self, waits: Mapping[int, _Wait], reason: str) -> None:
+        """Ends joint calls that nothing else could end. Those who only ask whether peers are pending are told no, and
+        may then come to the call that the others wait in: so does a newcomer that enters the usual loop at its top
+        while the others go on from update_topology. If nobody asks, all fail."""
+        asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
+        self._log("info" if asking else "warning", reason)
+        for peer in asking or waits:
+            if asking:
+                self._answer(self._members[peer], Result.SUCCESS, value=0)
+            else:
+                self._answer(self._members[peer], Result.INVALID_USAGE, reason)
 
     # Small helpers.
 
@@ -782,6 +816,7 @@ class Master:
         m.Probes: _on_probes,
         m.Beat: _on_beat,
     }
+    _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkLost, m.Beat})
 
 
 @dataclass

@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pccl.types import Result
+
 PROTOCOL_VERSION = 1
 
 U64_MAX = 2**64 - 1
+FAILURES = frozenset(Result) - {Result.SUCCESS}
+"""The codes that may say why something failed."""
 
 
 class OpRef(NamedTuple):
@@ -116,6 +120,8 @@ class JointCall(Message, frozen=True):
     call: int
     kind: str
     offer: SyncOffer | None = None
+    open_ops: list[OpRef] = []
+    """are_peers_pending: what this peer has in flight."""
 
 
 class JointCancel(Message, frozen=True):

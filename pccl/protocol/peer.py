@@ -265,7 +265,7 @@ class Peer:
 
     def deadline(self) -> float | None:
         """When `tick` should be called next."""
-        for op in self._by_ref.values():
+        for op in self._by_ref.values() if self._running else ():
             if not op.stall_reported and op.verdict is None:
                 return op.launched_at + STALL_AFTER_S
         return None
@@ -350,10 +350,7 @@ class Peer:
         self.run = message.run
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
-        try:
-            code = Result(message.code)
-        except ValueError:
-            code = Result.MASTER_CONNECTION_FAILED
+        code = Result(message.code) if message.code in m.FAILURES else Result.MASTER_CONNECTION_FAILED
         self._end(code, message.reason)
 
     def _on_flush(self, message: m.Flush) -> None:
@@ -364,8 +361,8 @@ class Peer:
         self._effects.append(FreezeOps(message.epoch))
 
     def _on_prepare(self, message: m.Prepare) -> None:
-        if self._next is not None and message.view <= self._next.view:
-            raise ProtocolError(f"Prepare of view {message.view} after {self._next.view}")
+        if message.view <= self._known_view:
+            raise ProtocolError(f"Prepare of view {message.view} after {self._known_view}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
         self._members = {member.peer: member for member in message.members}
         if ring is None or any(peer not in self._members for peer in ring.peers):
@@ -387,6 +384,11 @@ class Peer:
                 self._make_link(peer, message.view, dial=self.peer > peer)
         self._answer_prepare()
 
+    @property
+    def _known_view(self) -> int:
+        """The last view that the master has told of."""
+        return self._next.view if self._next is not None else self.view.view if self.view is not None else 0
+
     def _keeps_ring(self, ring: m.Ring) -> bool:
         return self.view is not None and ring.epoch == self.view.epoch
 
@@ -394,6 +396,8 @@ class Peer:
         for ref, op in list(self._by_ref.items()):
             op.until_install = True
             if ref in commits:
+                if not op.done:
+                    raise ProtocolError(f"commit of an op that is not done: {ref}")
                 self._decide(op, Result.SUCCESS, "")
             else:
                 self._decide(op, Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")
@@ -428,13 +432,15 @@ class Peer:
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._by_ref.get(ref)
-            if op is None:
-                raise ProtocolError(f"commit of an op that is not open: {ref}")
+            if op is None or not op.done:
+                raise ProtocolError(f"commit of an op that is not done: {ref}")
             self._decide(op, Result.SUCCESS, "")
 
     def _on_op_abort(self, message: m.OpAbort) -> None:
         self._require_running(message.epoch)
         ref = OpRef(message.tag, message.sequence)
+        if message.code not in m.FAILURES:
+            raise ProtocolError(f"an abort with code {message.code}")
         verdict = Result(message.code), message.reason
         op = self._by_ref.get(ref)
         if op is not None:
@@ -450,6 +456,8 @@ class Peer:
         call = self._call
         if call is None or call.call != message.call:
             raise ProtocolError(f"the result of joint call {message.call}, which is not under way")
+        if message.code != Result.SUCCESS and message.code not in m.FAILURES:
+            raise ProtocolError(f"the result of a joint call with code {message.code}")
         self._call = None
         self._effects.append(CallResult(call.call, Result(message.code), message.reason, message.value))
         self._next_call()
@@ -480,7 +488,9 @@ class Peer:
         entry = self._ops[op]
         assert entry.ref is not None
         entry.ended = (0, 0)
-        if self.view is not None and not self.is_over:
+        if entry.verdict is not None:
+            self._release(entry)
+        elif self.view is not None and not self.is_over:
             failed = m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason)
             self._effects.append(ToMaster(failed))
 
@@ -503,11 +513,11 @@ class Peer:
         self._flush = None
 
     def link_lost(self, link: int, reason: str) -> None:
-        """An established link broke (the engine has dropped it)."""
+        """An established link broke."""
         found = next((each for each in self._links.values() if each.link == link), None)
         if found is None:
             return
-        del self._links[found.peer]
+        self._drop_link(found.peer)
         ring = self._next.ring.peers if self._next is not None else self.view.ring if self.view is not None else ()
         if found.peer in self._members and found.peer in self._ring_neighbours(list(ring)) and not self.is_over:
             self._effects.append(ToMaster(m.LinkLost(found.made_in, found.peer, reason)))
@@ -537,11 +547,10 @@ class Peer:
         next message of the master, which may tell who that is."""
         if self.is_over:
             return "the session is over"
-        prepared = self._next.view if self._next is not None else self.view.view if self.view is not None else 0
-        if made_in > prepared:
+        if made_in > self._known_view:
             return None
         if peer not in self._members or peer == self.peer:
-            return f"peer {peer} is not in view {prepared}"
+            return f"peer {peer} is not in view {self._known_view}"
         link = self._links.get(peer)
         if link is not None and link.made_in > made_in:
             return f"the link with peer {peer} was made anew in view {link.made_in}"
@@ -617,7 +626,7 @@ class Peer:
     def _decide(self, op: _Op, code: Result, reason: str) -> None:
         assert op.verdict is None
         assert op.ref is not None
-        assert op.done or code is not Result.SUCCESS, f"commit of an op that is not done: {op.ref}"
+        assert op.done or code is not Result.SUCCESS
         op.verdict = code, reason
         del self._by_ref[op.ref]
         if op.ended is None:
@@ -645,7 +654,8 @@ class Peer:
                 self._effects.append(CallResult(call.call, Result.PENDING_ASYNC_OPS, reason, 0))
                 continue
             self._call = call
-            self._effects.append(ToMaster(m.JointCall(call.call, call.kind, call.offer)))
+            open_ops = list(self._by_ref) if call.kind == Kind.ARE_PEERS_PENDING else []
+            self._effects.append(ToMaster(m.JointCall(call.call, call.kind, call.offer, open_ops)))
 
     # Links.
 

@@ -7,6 +7,7 @@ say otherwise; none waits for the network.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,8 @@ class Engine:
         self._segment_bytes = segment_bytes
         self._events = ffi.new("pccl_event[]", EVENTS_MAX)
         self._request = ffi.new("pccl_op_request *")
+        self._stats = ffi.new("pccl_engine_stats *")
+        self._closing = threading.Lock()
 
     @property
     def event_fd(self) -> int:
@@ -101,10 +104,13 @@ class Engine:
         return fd
 
     def close(self) -> None:
-        """Stops the thread; open ops are aborted and their buffers restored. Must not race with other calls."""
-        if self._handle != ffi.NULL:
-            lib.pccl_engine_destroy(self._handle)
-            self._handle = ffi.NULL
+        """Stops the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
+        called meanwhile and later."""
+        self.stats()
+        with self._closing:
+            handle, self._handle = self._handle, ffi.NULL
+        if handle != ffi.NULL:
+            lib.pccl_engine_destroy(handle)
 
     def forget_after_fork(self) -> None:
         if self._handle != ffi.NULL:
@@ -176,9 +182,11 @@ class Engine:
         return found
 
     def stats(self) -> dict[str, int]:
-        stats = ffi.new("pccl_engine_stats *")
-        lib.pccl_engine_get_stats(self._handle, stats)
-        return {name: getattr(stats, name) for name, _ in ffi.typeof("pccl_engine_stats").fields}
+        """Counters; after `close` those of the end."""
+        with self._closing:
+            if self._handle != ffi.NULL:
+                lib.pccl_engine_get_stats(self._handle, self._stats)
+            return {name: getattr(self._stats, name) for name, _ in ffi.typeof("pccl_engine_stats").fields}
 
     def _check(self, status: int, call: str) -> None:
         if status == lib.PCCL_E_MEMORY:

@@ -45,6 +45,12 @@ class MasterServer:
         port: int = self._listener.getsockname()[1]
         return port
 
+    def forget_after_fork(self) -> None:
+        """In a forked child: closes its copies, so that the parent's death is still seen by all peers."""
+        self._listener.close()
+        for client in self._clients.values():
+            client.connection.forget_after_fork()
+
     async def serve(self) -> None:
         try:
             async with trio.open_nursery() as nursery:

@@ -18,7 +18,7 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError
 from pccl.runtime import addresses, links
 from pccl.runtime import engine as native
-from pccl.runtime.state_transfer import Fingerprint, StateTensor, Transfer, TransferError
+from pccl.runtime.state_transfer import Transfer, TransferError
 from pccl.runtime.wire import ConnectionLost, ControlConnection, receive_message, send_message
 from pccl.types import Result
 from pccl.version import __version__
@@ -85,6 +85,12 @@ class PendingOp:
         for event in self._trio_events:
             event.set()
 
+    def forget_after_fork(self, result: ps.OpResult) -> None:
+        """Ends it in a forked child, whose copy of the event may be in any state."""
+        self.result = result
+        self._event = threading.Event()
+        self._event.set()
+
 
 @dataclass
 class _PendingCall:
@@ -97,14 +103,22 @@ class _Syncing:
     transfer: Transfer
     plan: m.SyncPlan | None = None
     planned: trio.Event = field(default_factory=trio.Event)
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_over: bool = False
+    scopes: list[trio.CancelScope] = field(default_factory=list)
 
+    def scope(self) -> trio.CancelScope:
+        """For one task that moves state: cancelled when the call is over, so that no tensor is touched after it."""
+        scope = trio.CancelScope()
+        if self.is_over:
+            scope.cancel()
+        self.scopes.append(scope)
+        return scope
 
-@dataclass(frozen=True)
-class SyncOutcome:
-    revision: int
-    tx_bytes: int
-    rx_bytes: int
+    def end(self) -> None:
+        self.is_over = True
+        self.planned.set()
+        for scope in self.scopes:
+            scope.cancel()
 
 
 @dataclass(frozen=True)
@@ -136,6 +150,8 @@ class PeerSession:
         """The installed view. Replaced as a whole: any thread may read it."""
         self.failure: SessionError | None = None
         """Why the session is over."""
+        self.is_forgotten = False
+        """It belongs to the parent of this process."""
         self.installed = trio.Event()
         """The first view is there, or there will be none."""
         self.over = trio.Event()
@@ -211,36 +227,43 @@ class PeerSession:
             raise SessionError(call.result.code, call.result.reason)
         return call.result.value
 
-    async def sync(self, strategy: str, revision: int, tensors: Sequence[StateTensor], own: Fingerprint) -> SyncOutcome:
+    async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
+        """Makes the joint call with this peer's part of it and returns the elected revision. SessionError; what was
+        overwritten by then is in `transfer.overwritten`, also when cancelled."""
         self._require_alive()
         if self._syncing is not None:
             raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
-        syncing = self._syncing = _Syncing(Transfer(tensors, own))
-        offer = m.SyncOffer(strategy, revision, own.root, [tensor.offer() for tensor in tensors])
+        syncing = self._syncing = _Syncing(transfer)
+        offer = m.SyncOffer(strategy, revision, transfer.own.root, [tensor.offer() for tensor in transfer.tensors])
         try:
-            elected = await self.joint(m.Kind.SYNC, offer)
+            return await self.joint(m.Kind.SYNC, offer)
         finally:
             self._syncing = None
-            syncing.planned.set()
-            syncing.scope.cancel()
-        return SyncOutcome(elected, syncing.transfer.tx_bytes, syncing.transfer.rx_bytes)
+            syncing.end()
 
     async def close(self) -> None:
         """Leaves the run and waits until nothing of the session is left."""
+        if self.is_forgotten:
+            return
         self._machine.leave("")
         self._pump()
         await self.over.wait()
 
     def forget_after_fork(self) -> None:
         """In a forked child: lets go of everything without a word to anybody."""
+        self.is_forgotten = True
+        self._launch_lock = threading.Lock()
         self.failure = SessionError(
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
         )
         self._engine.forget_after_fork()
         self._connection.forget_after_fork()
         self._listener.close()
+        for op in [*self._launches, *self._ops.values()]:
+            op.forget_after_fork(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
 
     def stats(self) -> dict[str, int]:
+        self._require_alive()
         return self._engine.stats()
 
     def _require_alive(self) -> None:
@@ -310,7 +333,7 @@ class PeerSession:
                 call.result = ps.CallResult(number, self.failure.result, self.failure.message, 0)
                 call.event.set()
         if self._syncing is not None:
-            self._syncing.scope.cancel()
+            self._syncing.end()
         self.installed.set()
         self._ended.set()
 
@@ -615,7 +638,7 @@ class PeerSession:
             raise links.LinkError(f"peer {donor.peer}: no answer within {links.LINK_TIMEOUT_S:g} s")
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
-        with syncing.scope:
+        with syncing.scope():
             try:
                 suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
                 success, reason = True, ""
@@ -625,7 +648,7 @@ class PeerSession:
         self._pump()
 
     async def _serve_state(self, sock: trio.socket.SocketType, syncing: _Syncing) -> None:
-        with syncing.scope:
+        with syncing.scope():
             await syncing.transfer.serve(sock)
 
     # Measuring.
@@ -671,7 +694,7 @@ async def open_session(address: str, options: SessionOptions) -> PeerSession:
     host, port = addresses.parse(address)
     try:
         stream = await trio.open_tcp_stream(host, port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
         raise SessionError(
             Result.MASTER_CONNECTION_FAILED,
             f"cannot reach a master at {addresses.join(host, port)}: {links.innermost(error)}; is `pccl master` "

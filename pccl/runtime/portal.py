@@ -139,6 +139,9 @@ _closers: weakref.WeakSet[Any] = weakref.WeakSet()
 def current() -> Portal:
     """The portal of this process, started if need be."""
     global _portal
+    if _portal is not None:
+        # Without the lock: a finalizer may run, and get here, in the thread that holds it.
+        return _portal
     with _lock:
         if _portal is None:
             _portal = Portal()

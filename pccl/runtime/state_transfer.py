@@ -44,14 +44,11 @@ Connect = Callable[[m.Member], Awaitable[trio.socket.SocketType]]
 
 
 class TransferError(Exception):
-    """No donor is left. `overwritten` tensors hold neither their old nor the elected content."""
+    """No donor is left."""
 
-    def __init__(self, suspects: list[tuple[int, str]], overwritten: list[str]) -> None:
+    def __init__(self, suspects: list[tuple[int, str]]) -> None:
         self.suspects = suspects
-        self.overwritten = overwritten
-        who = "; ".join(f"donor {peer}: {reason}" for peer, reason in suspects) or "no donor is left"
-        spoiled = f"; partly overwritten here: {', '.join(overwritten)}" if overwritten else ""
-        super().__init__(who + spoiled)
+        super().__init__("; ".join(f"donor {peer}: {reason}" for peer, reason in suspects) or "no donor is left")
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ class Transfer:
                 continue
             data = self.tensors[request.tensor].data
             blocks = -(-len(data) // BLOCK_BYTES)
-            if not (0 <= request.first and 0 < request.count and request.first + request.count <= blocks):
+            if request.first < 0 or request.count < 1 or request.first + request.count > blocks:
                 raise ProtocolError(f"blocks [{request.first}, +{request.count}) of {blocks} were asked for")
             rest = data[request.first * BLOCK_BYTES : (request.first + request.count) * BLOCK_BYTES]
             while rest:
@@ -159,7 +156,7 @@ class Transfer:
                 return suspects
             finally:
                 sock.close()
-        raise TransferError(suspects, sorted(self.overwritten))
+        raise TransferError(suspects)
 
     async def _fetch_from(self, sock: trio.socket.SocketType, goal: _Goal) -> None:
         await self._learn_digests(sock, goal)

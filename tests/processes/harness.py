@@ -1,0 +1,144 @@
+"""Worker processes from the test's side: start, tell, hear, stop, continue, kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.crew import WAIT_S, until
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a command: a value, or the name of the Result (or of another exception) and the text."""
+
+    value: Any
+    error: str
+    text: str
+    seconds: float
+
+
+class Worker:
+    """A process that runs `tests.processes.worker`."""
+
+    def __init__(self) -> None:
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this does
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tests.processes.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+    # Talking.
+
+    def hear(self, limit_s: float = WAIT_S) -> dict[str, Any]:
+        """The next thing it says."""
+        try:
+            message = self._messages.get(timeout=limit_s)
+        except queue.Empty:
+            raise AssertionError(f"nothing heard within {limit_s:g} s\n{self.stderr}") from None
+        assert message is not None, f"ended with {self.process.wait(WAIT_S)}\n{self.stderr}"
+        return message
+
+    def begin(self, command: str, /, **arguments: Any) -> None:
+        """Has a command begun."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": command, **arguments}) + "\n")
+        self.process.stdin.flush()
+        assert self.hear() == {"begun": command}
+
+    def answer(self, limit_s: float = WAIT_S, **mark: Any) -> Answer:
+        """Of the command that was begun; with a mark, of a background command or of a child."""
+        message = self.hear(limit_s)
+        found = Answer(message.pop("value", None), message.pop("error", ""), message.pop("text", ""), message["seconds"])
+        del message["seconds"]
+        assert message == mark, f"said {message} with {found}"
+        return found
+
+    def ask(self, command: str, /, limit_s: float = WAIT_S, **arguments: Any) -> Answer:
+        self.begin(command, **arguments)
+        return self.answer(limit_s)
+
+    def do(self, command: str, /, **arguments: Any) -> Any:
+        """A command that must succeed; returns its value."""
+        answer = self.ask(command, **arguments)
+        assert not answer.error, f"{command}: {answer.text or answer.error}"
+        return answer.value
+
+    # The process.
+
+    @property
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def stop(self) -> None:
+        """SIGSTOP, and waits until it has stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        self.until_stopped()
+
+    def until_stopped(self) -> None:
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def until_asleep(self) -> None:
+        """Waits until the main thread sleeps and goes on sleeping: it is inside the call that it has begun."""
+        status = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/status")
+        if not status.exists():
+            return  # no way to tell here; the test then checks less
+        seen = [""]
+
+        def is_asleep() -> bool:
+            now = "".join(line for line in status.read_text().splitlines() if line.startswith(("State", "volun")))
+            seen[:] = [*seen, now] if now == seen[-1] and "S (sleeping)" in now else [now]
+            return len(seen) > 5
+
+        until(is_asleep, "the main thread sleeps")
+
+    def end(self) -> int:
+        """Has it return from main, and gives its exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(WAIT_S)
+
+    def discard(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(1.0)  # a child that was forked may still hold the pipe
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None and not (stream is self.process.stdout and self._reader.is_alive()):
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+        self._stderr.close()

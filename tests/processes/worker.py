@@ -1,0 +1,231 @@
+"""The other end of `harness.Worker`: a process with a communicator that does what it is told, one command a line.
+
+Commands and answers are JSON objects on stdin and stdout. A command names a method of `Member` and its arguments; the
+process says "begun", carries it out in its main thread, and answers with the value, or with what was raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+
+from pccl import (
+    Attribute,
+    Communicator,
+    MasterNode,
+    PCCLError,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    SharedState,
+    SharedStateSyncStrategy,
+    TensorInfo,
+)
+
+
+def say(**message: Any) -> None:
+    # One write, so that a thread or a forked child never cuts a line in two.
+    os.write(1, (json.dumps(message) + "\n").encode())
+
+
+class Member:
+    """The commands. Arrays live here under a name."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+        self.states: dict[str, SharedState] = {}
+        self.handles: dict[int, Any] = {}
+        self.node: MasterNode | None = None
+        self.peer: Communicator | None = None
+
+    @property
+    def _peer(self) -> Communicator:
+        assert self.peer is not None
+        return self.peer
+
+    # Life.
+
+    def connect(self, master: str, attempts: int = 5, timeout: float | None = None, **options: Any) -> None:
+        self.peer = Communicator(master, **options)
+        self.peer.connect(attempts, timeout=timeout)
+
+    def gather(self, world: int) -> None:
+        """Calls update_topology until the run has so many peers."""
+        while self._peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
+            self._peer.update_topology()
+
+    def world(self) -> int:
+        return self._peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+
+    def stats(self) -> int:
+        return self._peer.stats["ops_open"]
+
+    def close(self) -> None:
+        self._peer.close()
+
+    def forget(self) -> None:
+        """Lets the communicator be garbage-collected, as part of a cycle."""
+        cycle: list[Any] = [self.peer]
+        cycle.append(cycle)
+        self.peer = None
+        del cycle
+        gc.collect()
+
+    def leave_main(self) -> None:
+        """Ends the interpreter as a script does that never closes its communicator."""
+        raise EOFError
+
+    # Joint calls.
+
+    def are_peers_pending(self, timeout: float | None = None) -> bool:
+        return self._peer.are_peers_pending(timeout=timeout)
+
+    def update_topology(self, timeout: float | None = None) -> None:
+        self._peer.update_topology(timeout=timeout)
+
+    def optimize_topology(self, timeout: float | None = None) -> None:
+        self._peer.optimize_topology(timeout=timeout)
+
+    def state(self, name: str, arrays: list[str], revision: int = 0, loose: tuple[str, ...] = ()) -> None:
+        infos = [
+            TensorInfo.from_numpy(self.arrays[array], array, allow_content_inequality=array in loose) for array in arrays
+        ]
+        self.states[name] = SharedState(infos)
+        self.states[name].revision = revision
+
+    def sync(self, name: str, strategy: str = "enforce_popular", stop_when_filling: str | None = None) -> list[int]:
+        """Bytes sent, bytes received, revision. With the name of an array of zeros, the process stops itself (SIGSTOP)
+        as soon as an eighth of its content has arrived."""
+        if stop_when_filling is not None:
+            threading.Thread(target=self._stop_when_filling, args=(stop_when_filling,), daemon=True).start()
+        info = self._peer.sync_shared_state(self.states[name], SharedStateSyncStrategy(strategy))
+        return [info.tx_bytes, info.rx_bytes, self.states[name].revision]
+
+    def _stop_when_filling(self, name: str) -> None:
+        array = self.arrays[name]
+        while array[array.size // 8] == 0:
+            time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    # Arrays and reduces.
+
+    def array(self, name: str, count: int, value: float = 0.0, seed: int | None = None, file: str | None = None) -> None:
+        """float32; random with a seed; in a file that others can watch if one is given."""
+        array = np.memmap(file, np.float32, "w+", shape=(count,)) if file else np.empty(count, np.float32)
+        array[:] = value if seed is None else np.random.default_rng(seed).normal(0, 1, count)
+        self.arrays[name] = array
+
+    def digest(self, name: str) -> int:
+        return zlib.crc32(self.arrays[name])
+
+    def all_reduce(
+        self, name: str, into: str | None = None, op: str = "SUM", tag: int = 0, timeout: float | None = None
+    ) -> int:
+        """The world size of the result."""
+        recv = self.arrays[into] if into else None
+        return self._peer.all_reduce(self.arrays[name], recv, op=ReduceOp[op], tag=tag, timeout=timeout).world_size
+
+    def launch(self, name: str, tag: int) -> None:
+        self.handles[tag] = self._peer.all_reduce_async(self.arrays[name], op=ReduceOp.SUM, tag=tag)
+
+    def wait(self, tag: int) -> str:
+        return str(self.handles[tag].wait()[1].name)
+
+    def all_reduce_multiple(self, names: list[str]) -> int:
+        descriptors = [
+            ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(x.size, ReduceOp.SUM, tag))
+            for tag, x in enumerate(self.arrays[name] for name in names)
+        ]
+        return self._peer.all_reduce_multiple_with_retry(descriptors).world_size
+
+    def reduce_loop(self, count: int, seed: int, tail: int) -> None:
+        """Reduces in place again and again, each iteration until it succeeds, and says what came of each attempt. Ends
+        when peers were lost and `tail` more reduces have succeeded."""
+        before = self.world()
+        iteration = 0
+        while tail:
+            say(iteration=iteration)
+            x = np.random.default_rng([seed, iteration]).normal(0, 1, count).astype(np.float32)
+            kept = x.copy()
+            try:
+                world = self._peer.all_reduce(x, op=ReduceOp.SUM).world_size
+                say(iteration=iteration, verdict="SUCCESS", world=world, digest=zlib.crc32(x))
+                tail -= world < before
+                iteration += 1
+            except PCCLError as error:
+                is_restored = x.tobytes() == kept.tobytes()
+                say(iteration=iteration, verdict=error.result.name, restored=is_restored, world=self.world())
+
+    # The process itself.
+
+    def listen(self) -> str:
+        """Runs a master."""
+        self.node = MasterNode("127.0.0.1:0")
+        self.node.run()
+        return self.node.address
+
+    def wait_for_master(self) -> None:
+        assert self.node is not None
+        self.node.wait()
+
+    def cpu_s(self) -> float:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
+
+    def background(self, command: str, **arguments: Any) -> None:
+        """Carries out a command in another thread. Its answer comes when it comes, marked with its name."""
+        threading.Thread(target=carry_out, args=(self, command, arguments, {"background": command}), daemon=True).start()
+
+    def fork(self, commands: list[dict[str, Any]], then: str) -> int:
+        """Forks a child that carries out commands, answers marked "child", and then returns from `main`, or sleeps.
+
+        Returns the child's process id.
+        """
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        for command in commands:
+            carry_out(self, command.pop("do"), command, {"child": True})
+        if then == "sleep":
+            signal.pause()
+        raise EOFError
+
+    def join_child(self, pid: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def carry_out(member: Member, name: str, arguments: dict[str, Any], mark: dict[str, Any]) -> None:
+    start_s = time.monotonic()
+    try:
+        if not mark:
+            say(begun=name)
+        outcome = {"value": getattr(member, name)(**arguments)}
+    except PCCLError as error:
+        outcome = {"error": error.result.name, "text": str(error)}
+    except KeyboardInterrupt:
+        outcome = {"error": "KeyboardInterrupt", "text": ""}
+    say(**outcome, seconds=time.monotonic() - start_s, **mark)
+
+
+def main() -> None:
+    member = Member()
+    with contextlib.suppress(EOFError):
+        for line in sys.stdin:
+            command = json.loads(line)
+            carry_out(member, command.pop("do"), command, {})
+
+
+if __name__ == "__main__":
+    main()

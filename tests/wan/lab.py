@@ -1,0 +1,149 @@
+"""`Lab`: hosts on one machine, far from each other.
+
+    with Lab(4, Link(delay_ms=25, rate_mbit=200, loss=0.001)) as lab:
+        lab.hosts[0].popen(["pccl", "master"])
+        ...
+        lab.hosts[3].down()                 # its cable is pulled: nobody is told
+        lab.block(lab.hosts[0], lab.hosts[1])   # packets from host 0 to host 1 vanish
+
+Each host is a network namespace with one address, 198.18.0.(n + 1) (a range that is set aside for measurements), and the
+kernel's own TCP with the settings of the machine. What joins them is `tc netem` where the kernel has it, else a
+user-space relay; `Lab.backend` says which.
+
+Whatever ends the `with` block ends what runs on the hosts and takes the namespaces and devices away; even SIGKILL of this
+process does. Nothing has a name, so labs do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from pccl.launcher import Guard
+from tests.wan import netem, relay
+from tests.wan.namespace import Namespace
+from tests.wan.shape import MTU_BYTES, Link, Path, Shape, Site
+
+__all__ = ["Host", "Lab", "Link", "Path", "Site", "unavailable"]
+
+Backend = Literal["netem", "relay"]
+
+
+class Network(Protocol):
+    """What a backend does once it has joined the hosts."""
+
+    def block(self, sender: int, receiver: int, yes: bool) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+def unavailable() -> str | None:
+    """Why there can be no lab here; None if there can."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "a WAN lab needs root"
+    missing = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]
+    if missing:
+        return f"a WAN lab needs {', '.join(missing)} (packages iproute2 and util-linux)"
+    try:
+        Namespace().close()
+    except OSError as error:
+        return f"a WAN lab needs network namespaces: {error}"
+    if netem.unavailable() and (reason := relay.unavailable()):
+        return f"a WAN lab needs tc netem or a relay over TUN: {reason}"
+    return None
+
+
+class Host:
+    def __init__(self, lab: Lab, number: int, namespace: Namespace, group: int) -> None:
+        self.number = number
+        self.address = f"198.18.0.{number + 1}"
+        self.namespace = namespace
+        self._lab = lab
+        self._group = group
+
+    def popen(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """A process on this host, ended at the latest with the lab."""
+        return self.namespace.popen(arguments, process_group=self._group, **options)
+
+    def run(self, *arguments: str) -> str:
+        """Standard output of a command that must succeed. OSError with what it said."""
+        return self.namespace.run(*arguments)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Inside, this thread, and threads that it starts, make their sockets on this host."""
+        return self.namespace.entered()
+
+    def set_sysctl(self, name: str, value: str) -> None:
+        """Such as net.ipv4.tcp_congestion_control, for connections made from now on."""
+        self.run("sh", "-c", 'echo "$1" > /proc/sys/"$(echo "$0" | tr . /)"', name, value)
+
+    def down(self) -> None:
+        """Everything from and to this host vanishes, what is under way included."""
+        self._cut(True)
+
+    def up(self) -> None:
+        self._cut(False)
+
+    def _cut(self, yes: bool) -> None:
+        for other in self._lab.hosts:
+            if other is not self:
+                self._lab.block(self, other, yes)
+                self._lab.block(other, self, yes)
+
+
+class Lab:
+    """See the module. `sites` and `paths` say what differs from `link`, by host number and by (sender, receiver)."""
+
+    hosts: list[Host]
+
+    def __init__(
+        self,
+        hosts: int,
+        link: Link,
+        *,
+        sites: Mapping[int, Site] | None = None,
+        paths: Mapping[tuple[int, int], Path] | None = None,
+        mtu_bytes: int = MTU_BYTES,
+        seed: int = 0,
+        backend: Backend | None = None,
+    ) -> None:
+        self.shape = Shape(hosts, link, sites or {}, paths or {}, mtu_bytes, seed)
+        self.backend: Backend = backend or ("relay" if netem.unavailable() else "netem")
+        self.hosts = []
+        self._resources = ExitStack()
+        self._network: Network
+
+    def __enter__(self) -> Lab:
+        with ExitStack() as resources:
+            guard = resources.enter_context(Guard())
+            for number in range(self.shape.hosts):
+                namespace = Namespace(guard.group)
+                resources.callback(namespace.close)
+                self.hosts.append(Host(self, number, namespace, guard.group))
+            namespaces = [host.namespace for host in self.hosts]
+            addresses = [host.address for host in self.hosts]
+            if self.backend == "relay":
+                self._network = relay.Relay(self.shape, namespaces, addresses, guard.group)
+            else:
+                self._network = netem.Netem(self.shape, namespaces, addresses, guard.group)
+            resources.callback(self._network.close)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.__exit__(kind, error, trace)
+
+    def block(self, sender: Host, receiver: Host, yes: bool = True) -> None:
+        """Packets in that direction vanish, what is under way included, until called with False."""
+        self._network.block(sender.number, receiver.number, yes)
+
+    def stats(self) -> dict[str, Any]:
+        """What the network has carried, in the backend's words."""
+        return self._network.stats()

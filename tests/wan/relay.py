@@ -1,0 +1,106 @@
+"""The network in user space: builds and drives `relay.c`, which says how it works.
+
+The program holds a TUN device in every host's namespace and disappears with its standard input, so nothing can be left
+behind. It is compiled when first needed, with `cc`, into a directory that goes with this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.wan.namespace import Namespace
+from tests.wan.shape import Shape
+
+SOURCE = Path(__file__).with_name("relay.c")
+DEVICE = "wan0"
+TUN_QUEUE_PACKETS = 10_000
+"""The host's own queue in front of the relay, which must never be the one that drops."""
+
+
+@functools.cache
+def program() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="pccl-wan-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    built = directory / "relay"
+    subprocess.run(["cc", "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", built, SOURCE], check=True)
+    return built
+
+
+def unavailable() -> str | None:
+    """Why there can be no relay here; None if there can."""
+    if not Path("/dev/net/tun").exists():
+        return "there is no /dev/net/tun"
+    if shutil.which("cc") is None:
+        return "there is no C compiler to build the relay with"
+    return None
+
+
+class Relay:
+    """Commands are answered, so what they say holds when they return."""
+
+    def __init__(self, shape: Shape, namespaces: list[Namespace], addresses: list[str], process_group: int) -> None:
+        self._process = subprocess.Popen(
+            [program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=process_group
+        )
+        try:
+            for host, (namespace, address) in enumerate(zip(namespaces, addresses, strict=True)):
+                self._attach(shape, host, namespace, address)
+            for sender in range(shape.hosts):
+                for receiver in range(shape.hosts):
+                    path = shape.path(sender, receiver)
+                    assert path.delay_ms is not None
+                    self._command(
+                        f"path {sender} {receiver} {path.delay_ms * 1e3} {path.loss}"
+                        f" {_rate(shape, path.rate_mbit)} {shape.seed_of(sender, receiver)}"
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self, shape: Shape, host: int, namespace: Namespace, address: str) -> None:
+        self._command(f"host {namespace.path}")
+        self._command(f"address {host} {address}")
+        self._command(f"uplink {host} {_rate(shape, shape.up_mbit(host))}")
+        self._command(f"downlink {host} {_rate(shape, shape.down_mbit(host))}")
+        link = ("ip", "link", "set", DEVICE)
+        namespace.run(*link, "mtu", str(shape.mtu_bytes), "txqueuelen", str(TUN_QUEUE_PACKETS), "up")
+        namespace.run("ip", "address", "add", f"{address}/24", "dev", DEVICE)
+
+    def block(self, sender: int, receiver: int, yes: bool) -> None:
+        self._command(f"block {sender} {receiver} {yes:d}")
+
+    def stats(self) -> dict[str, Any]:
+        """What was carried and dropped, and how many deliveries were more than a millisecond late."""
+        found: dict[str, Any] = json.loads(self._command("stats"))
+        return found
+
+    def _command(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        verdict, _, text = self._process.stdout.readline().strip().partition(" ")
+        if verdict != "ok":
+            raise OSError(f"relay: {line}: {text or 'it has ended'}")
+        return text
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        self._process.wait()
+
+
+def _rate(shape: Shape, rate_mbit: float | None) -> str:
+    """Bits per second and bytes of queue; unlimited is written as 0."""
+    return "0 0" if rate_mbit is None else f"{rate_mbit * 1e6} {shape.queue_bytes(rate_mbit)}"

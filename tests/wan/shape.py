@@ -1,0 +1,89 @@
+"""What a lab is made of. One-way delays, decimal megabits, rates of IP packets (TCP carries 3.5 % less)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MTU_BYTES = 1500
+QUEUE_MS_MIN = 10.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """How any two hosts are joined, unless a `Site` or a `Path` says otherwise.
+
+    Each host has an uplink and a downlink of `rate_mbit` each (None: unlimited), shared by all it talks to, as a
+    site has. Each is followed by a drop-tail queue of `queue_ms` at that rate; by default that is one round trip,
+    the bandwidth-delay product, and at least 10 ms. `loss` is the probability that a packet is lost, each by itself, in
+    either direction: acknowledgements too.
+    """
+
+    delay_ms: float = 0.0
+    rate_mbit: float | None = None
+    loss: float = 0.0
+    queue_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """What differs for one host; None: as the link."""
+
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+
+
+@dataclass(frozen=True)
+class Path:
+    """What differs for packets from one host to another; None: as the link. `rate_mbit` comes on top of the uplink's
+    and the downlink's."""
+
+    delay_ms: float | None = None
+    loss: float | None = None
+    rate_mbit: float | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    hosts: int
+    link: Link
+    sites: Mapping[int, Site] = field(default_factory=dict)
+    paths: Mapping[tuple[int, int], Path] = field(default_factory=dict)
+    mtu_bytes: int = MTU_BYTES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = range(self.hosts)
+        if not all(host in known for host in self.sites) or not all({*pair} <= {*known} for pair in self.paths):
+            raise ValueError(f"a site or a path names a host that is not among the {self.hosts}")
+
+    def up_mbit(self, host: int) -> float | None:
+        site = self.sites.get(host, Site())
+        return self.link.rate_mbit if site.up_mbit is None else site.up_mbit
+
+    def down_mbit(self, host: int) -> float | None:
+        site = self.sites.get(host, Site())
+        return self.link.rate_mbit if site.down_mbit is None else site.down_mbit
+
+    def path(self, sender: int, receiver: int) -> Path:
+        """With nothing left open but the rate, whose None is unlimited."""
+        path = self.paths.get((sender, receiver), Path())
+        return Path(
+            delay_ms=self.link.delay_ms if path.delay_ms is None else path.delay_ms,
+            loss=self.link.loss if path.loss is None else path.loss,
+            rate_mbit=path.rate_mbit,
+        )
+
+    @property
+    def queue_ms(self) -> float:
+        if self.link.queue_ms is not None:
+            return self.link.queue_ms
+        delays_ms = [self.link.delay_ms, *(path.delay_ms or 0.0 for path in self.paths.values())]
+        return max(QUEUE_MS_MIN, 2 * max(delays_ms))
+
+    def queue_bytes(self, rate_mbit: float) -> int:
+        """At least two packets: a shorter queue could not keep a link busy."""
+        return max(2 * self.mtu_bytes, round(rate_mbit * 1e6 / 8 * self.queue_ms / 1e3))
+
+    def seed_of(self, sender: int, receiver: int) -> int:
+        return (self.seed * self.hosts + sender) * self.hosts + receiver
