@@ -17,7 +17,7 @@
 #endif
 
 enum {
-    RECEIVE_BYTES_MAX = 512 << 10, /* per wake, so that no connection keeps the others waiting */
+    RECEIVE_BYTES_MAX = 1 << 20, /* per wake, so that no connection keeps the others waiting */
     NOT_SENT_LOW_WATER_BYTES = 256 << 10
 };
 

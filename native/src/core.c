@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEND_BYTES_MAX = 512 << 10 /* per link and turn, so that receiving gets its own */ };
+enum { SEND_BYTES_MAX = 1 << 20 /* per link and turn, so that receiving gets its own */ };
 
 struct pccl_core {
     pccl_conn_host host;
