@@ -305,7 +305,7 @@ class AsyncCommunicator:
         try:
             while retry.has_more:
                 for spec in retry.next_specs():
-                    retry.launched(self.launch(spec, name))
+                    retry.launch(session, spec)
                 with trio.move_on_after(max(0.0, end_s - time.monotonic())):
                     await retry.oldest.async_wait()
                 retry.collect(limit_s)
@@ -321,7 +321,10 @@ class AsyncCommunicator:
     def launch(self, spec: OpSpec, func_name: str) -> PendingOp:
         """From any thread."""
         with converting(func_name):
-            return self.session(func_name).launch(spec)
+            session = self.session(func_name)
+            op = session.new_op(spec)
+            session.launch(op)
+            return op
 
     def session(self, func_name: str) -> PeerSession:
         """The session; PCCLError NOT_INITIALIZED before connect()."""
@@ -404,8 +407,15 @@ class Retry:
         room = self._max_in_flight - len(self.in_flight)
         return [self._specs[self._left.pop()] for _ in range(min(room, len(self._left)))]
 
-    def launched(self, op: PendingOp) -> None:
+    def launch(self, session: PeerSession, spec: OpSpec) -> None:
+        op = session.new_op(spec)
         self.in_flight.append(op)
+        try:
+            with converting(self._func_name):
+                session.launch(op)
+        except PCCLError:
+            self.in_flight.remove(op)
+            raise
 
     @property
     def oldest(self) -> PendingOp:

@@ -198,12 +198,15 @@ class Communicator:
         )
         timeout_s = self._inner.timeout_s(timeout)
         session = self._inner.session("all_reduce")
-        with converting("all_reduce"):
-            pending = session.launch(spec)
+        pending = session.new_op(spec)
         try:
+            with converting("all_reduce"):
+                session.launch(pending)
             if not pending.wait(timeout_s):
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 pending.wait(CANCEL_GRACE_S)
+        except PCCLError:
+            raise
         except BaseException:
             session.cancel(pending, Result.TIMEOUT, gave_up(session, None))
             pending.wait(INTERRUPT_GRACE_S)
@@ -251,7 +254,7 @@ class Communicator:
         try:
             while retry.has_more:
                 for spec in retry.next_specs():
-                    retry.launched(self._inner.launch(spec, name))
+                    retry.launch(session, spec)
                 retry.oldest.wait(None if limit_s is None else max(0.0, end_s - time.monotonic()))
                 retry.collect(limit_s)
         finally:

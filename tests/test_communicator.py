@@ -6,12 +6,15 @@ Peers are threads of this process here; `tests/processes` has those that die.
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import random
 import socket
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,8 @@ from pccl import (
     Result,
     SharedState,
 )
-from tests.crew import Background, Crew, outcomes, results, run_of, together, until, waits_at_master
+from pccl.runtime.latch import Latch
+from tests.crew import WAIT_S, Background, Crew, outcomes, results, run_of, together, until, waits_at_master
 
 SUM = ReduceOp.SUM
 
@@ -628,6 +632,30 @@ def test_a_joint_call_that_times_out_is_withdrawn(crew: Crew, name: str) -> None
     assert crew.each(reduce_once) == [2, 2]
 
 
+def test_a_joint_call_that_times_out_has_not_taken_effect_for_anybody(crew: Crew) -> None:
+    """Whenever the time passes: either it returns for all, or it can be made again by the one that gave up."""
+    crew.join(2)
+    for i in range(150):
+        waiting = Background(crew[1].update_topology)
+        (found,) = outcomes([partial(crew[0].update_topology, timeout=i * 1e-5)])
+        if found is not None:
+            assert found.result is Result.TIMEOUT
+            crew[0].update_topology(timeout=WAIT_S)
+        waiting.result()
+
+
+def test_a_reduce_that_times_out_does_so_for_all_whenever_that_is(crew: Crew) -> None:
+    crew.join(2)
+    x = [np.zeros(1000, np.float32) for _ in crew.peers]
+    for i in range(150):
+        x[0][:] = x[1][:] = i
+        calls = [partial(crew[0].all_reduce, x[0], op=SUM, timeout=i * 1e-5), partial(crew[1].all_reduce, x[1], op=SUM)]
+        found = results(outcomes(calls))
+        assert found in ([Result.SUCCESS] * 2, [Result.TIMEOUT] * 2)
+        assert np.all(x[0] == x[1])
+        assert x[0][0] == (2 * i if found[0] is Result.SUCCESS else i)
+
+
 def test_a_connect_that_times_out_is_withdrawn(crew: Crew) -> None:
     crew.join(1)
     newcomer = crew.new()
@@ -675,6 +703,60 @@ def test_a_communicator_has_a_timeout_of_its_own(crew: Crew) -> None:
     assert not waiting.is_over
     crew[1].update_topology()
     waiting.result()
+
+
+# Signals.
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt."""
+
+
+def interrupted_before(step: int, call: Callable[[], object]) -> bool:
+    """Makes the call and raises Interrupt at that one of the places where Python looks for signals (where functions
+    begin and built-in ones return), at the latest where the call sleeps. Whether it came that far."""
+    steps = itertools.count()
+    is_asleep = False
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal is_asleep
+        if event == "c_call" and frame.f_code is Latch.wait.__code__ and argument.__name__ == "acquire":
+            is_asleep = frame.f_locals["lock"].locked()
+        if is_asleep or (event in ("call", "c_return") and next(steps) == step):
+            sys.setprofile(None)
+            raise Interrupt
+
+    def profiled() -> None:
+        sys.setprofile(profile)
+        call()
+
+    with pytest.raises(Interrupt):
+        profiled()
+    return is_asleep
+
+
+@pytest.mark.parametrize("is_multiple", [False, True])
+def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, is_multiple: bool
+) -> None:
+    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
+    crew.join(2)
+    x = ones()
+
+    def call() -> None:
+        if is_multiple:
+            op = ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(8, SUM))
+            crew[0].all_reduce_multiple_with_retry([op])
+        else:
+            crew[0].all_reduce(x, op=SUM)
+
+    for step in itertools.count():
+        has_slept = interrupted_before(step, call)
+        until(lambda: crew[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
+        assert np.all(x == 1)
+        if has_slept:
+            assert step > 50
+            return
 
 
 # Errors as objects.

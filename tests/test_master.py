@@ -266,6 +266,72 @@ def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
     assert m.Install(3) in rig.told(1)
 
 
+def test_an_answer_counts_once_and_only_to_its_question() -> None:
+    rig = Rig(0, 0, 0)
+    rig.lose(3)
+    flush = _flush_of(rig)
+    for words in (m.FlushReply(flush - 1, []), m.FlushReply(flush + 1, [])):
+        rig.hear(1, words)
+        rig.hear(2, words)
+        assert rig.effects == []
+    rig.hear(1, m.FlushReply(flush, []), m.FlushReply(flush, [OpRef(TAG, 0)]))
+    rig.hear(2, m.FlushReply(flush, [OpRef(TAG, 0)]))
+    (prepare,) = rig.told(1)
+    assert isinstance(prepare, m.Prepare)
+    assert prepare.commits == [], "the first answer stands"
+    rig.hear(1, m.LinksReady(3), m.LinksReady(3, [(2, "refused")]))
+    rig.hear(2, m.LinksReady(3))
+    assert rig.told(1) == [m.Install(3)]
+
+
+def test_done_in_a_ring_that_is_not_in_force_yet_does_not_count() -> None:
+    rig = Rig(0, 0, 0)
+    rig.lose(3)
+    for peer in (1, 2):
+        rig.hear(peer, m.FlushReply(_flush_of(rig), []))
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(3, [OpRef(TAG, 0)]))
+        assert rig.effects == []
+
+
+def test_lost_link_between_peers_that_are_in_no_ring() -> None:
+    rig = Rig(0)
+    for _ in range(2):
+        rig.hello(7)
+    rig.hear(2, m.LinkLost(0, 3, "what link?"))
+    assert rig.effects == []
+
+
+def test_measurements_of_an_earlier_call_do_not_count() -> None:
+    rig = Rig(0, 0)
+    for call in (1, 2):
+        for peer in (1, 2):
+            rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
+        (probe,) = rig.told(1)
+        assert isinstance(probe, m.Probe)
+        for number in (probe.probe - 1, probe.probe + 1):
+            for peer in (1, 2):
+                rig.hear(peer, m.Probes(number, []))
+                assert rig.effects == []
+        rig.hear(1, m.Probes(probe.probe, []))
+        assert rig.effects == []
+        rig.hear(2, m.Probes(probe.probe, []))
+        assert rig.told(1) == [m.JointResult(call, Result.SUCCESS)]
+
+
+def test_report_of_one_who_fetches_nothing_does_not_count() -> None:
+    rig = Rig(0, 0)
+    for peer, root in ((1, b"a"), (2, b"b")):
+        rig.hear(peer, m.JointCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, root, [])))
+    (plan,) = rig.told(1)
+    assert isinstance(plan, m.SyncPlan)
+    assert not plan.fetch_content
+    rig.hear(1, m.SyncReport(plan.sync, False, "out of malice"))
+    assert rig.effects == []
+    rig.hear(2, m.SyncReport(plan.sync, True))
+    assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)]
+
+
 @pytest.mark.parametrize("reporter", [1, 3])
 def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
     rig = Rig(0, 0)

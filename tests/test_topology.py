@@ -93,6 +93,20 @@ def test_a_large_ring_follows_a_line_of_near_pairs() -> None:
     assert price(topology.best_ring(members[::-1], cost), cost) == (1.0, 24.0)
 
 
+@given(st.permutations(range(1, 7)) | st.permutations(range(1, 12)))
+def test_a_ring_that_no_other_beats_is_kept(ring: list[int]) -> None:
+    """Changing it would stop every op of the group and make links anew, for nothing."""
+    assert topology.best_ring(ring, dict.fromkeys(combinations(range(1, 12), 2), 5.0)) == ring
+    assert topology.best_ring(ring, {}) == ring
+
+
+def test_pairs_that_cannot_be_avoided_do_not_hide_the_others() -> None:
+    """Nobody could measure peer 5."""
+    cost = dict.fromkeys(combinations((1, 2, 3, 4), 2), 9.0) | {(1, 3): 1.0, (2, 3): 1.0, (2, 4): 1.0}
+    pairs = topology.ring_pairs(topology.best_ring([1, 2, 3, 4, 5], cost))
+    assert {(1, 3), (2, 3), (2, 4)} <= pairs
+
+
 def test_pairs_of_unknown_cost_are_avoided() -> None:
     cost = {(1, 2): 1.0, (2, 3): 1.0, (3, 4): 1.0, (1, 4): 1.0}
     assert topology.ring_pairs(topology.best_ring([1, 3, 2, 4], cost)) == set(cost)

@@ -187,20 +187,22 @@ class PeerSession:
 
     # What the public layer calls.
 
-    def launch(self, spec: native.OpSpec) -> PendingOp:
+    def new_op(self, spec: native.OpSpec) -> PendingOp:
+        """An op to `launch`. Who has it before that can cancel it, should a signal come in the middle of `launch`."""
+        return PendingOp(next(self._op_numbers), spec)
+
+    def launch(self, op: PendingOp) -> None:
         """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
         with self._launch_lock:
             self._require_alive()
-            if spec.tag in self._tags:
+            if op.tag in self._tags:
                 raise SessionError(
                     Result.INVALID_USAGE,
-                    f"an op with tag {spec.tag} is in flight already; wait for it or use another tag",
+                    f"an op with tag {op.tag} is in flight already; wait for it or use another tag",
                 )
-            self._tags.add(spec.tag)
-            op = PendingOp(next(self._op_numbers), spec)
             self._launches.append(op)
+            self._tags.add(op.tag)
         self._token.run_sync_soon(self._take_launches, idempotent=True)
-        return op
 
     def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
         """Asks for an op to be aborted on all peers, from any thread. It ends as the master says."""
@@ -209,8 +211,8 @@ class PeerSession:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
 
     async def joint(self, kind: str, offer: m.SyncOffer | None = None) -> int:
-        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call, and
-        the cancellation goes on; unless the call has taken effect by then, which is returned as if in time."""
+        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call and
+        the cancellation goes on, unless the call has taken effect by then, which is returned as if in time."""
         self._require_alive()
         number = next(self._call_numbers)
         call = self._calls[number] = _PendingCall()

@@ -24,7 +24,7 @@ from tests.simulation.world import World
 BLOCK = 50
 """Schedules of one test."""
 SCHEDULES = 500
-SLOW_SCHEDULES = 10_000
+SLOW_SCHEDULES = 5_000
 PEERS_MAX = 5
 TAGS = (1, 2, 3)
 CLOSING_TAGS = (11, 12)

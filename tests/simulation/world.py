@@ -61,9 +61,10 @@ class World:
 
     # What a test does.
 
-    def add(self, group: int = 0, connections: int = 2, hello: m.Message | None = None) -> Node:
+    def add(self, group: int = 0, connections: int = 2) -> Node:
+        """A peer that wants to join."""
         node = self.stranger(group, connections)
-        node.outbox.append(encode(hello or self.hello(node)))
+        self.say(node, self.hello(node))
         return node
 
     def stranger(self, group: int = 0, connections: int = 2) -> Node:

@@ -138,6 +138,7 @@ def _master(lab: Lab) -> Iterator[str]:
     host = lab.hosts[0]
     command = module_command("pccl", "master", "--listen", f"{host.address}:{MASTER_PORT}")
     process = host.popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     with process.stdout:
         if not process.stdout.readline():
             raise OSError("the master has not started")

@@ -16,3 +16,12 @@ def reason_against_labs() -> str | None:
 def _needs_a_lab(reason_against_labs: str | None) -> None:
     if reason_against_labs is not None:
         pytest.skip(reason_against_labs)
+
+
+def is_over(pid: int) -> bool:
+    """Ended; perhaps nobody has reaped it where its parent was killed."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

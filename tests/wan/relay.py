@@ -1,12 +1,11 @@
 """The network in user space: builds and drives `relay.c`, which says how it works.
 
 The program holds a TUN device in every host's namespace and disappears with its standard input, so nothing can be left
-behind. It is compiled when first needed, with `cc`, into a directory that goes with this process.
+behind. It is compiled with `cc` when first needed, kept in memory, and a file only until it runs.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import shutil
@@ -25,12 +24,20 @@ TUN_QUEUE_PACKETS = 10_000
 
 
 @functools.cache
-def program() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="pccl-wan-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    built = directory / "relay"
-    subprocess.run(["cc", "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", built, SOURCE], check=True)
-    return built
+def program() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="pccl-wan-") as directory:
+        built = Path(directory, "relay")
+        subprocess.run(["cc", "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", built, SOURCE], check=True)
+        return built.read_bytes()
+
+
+def _started(process_group: int) -> subprocess.Popen[str]:
+    with tempfile.TemporaryDirectory(prefix="pccl-wan-") as directory:
+        file = Path(directory, "relay")
+        file.write_bytes(program())
+        file.chmod(0o700)
+        pipe = subprocess.PIPE
+        return subprocess.Popen([file], stdin=pipe, stdout=pipe, text=True, process_group=process_group)
 
 
 def unavailable() -> str | None:
@@ -46,9 +53,7 @@ class Relay:
     """Commands are answered, so what they say holds when they return."""
 
     def __init__(self, shape: Shape, namespaces: list[Namespace], addresses: list[str], process_group: int) -> None:
-        self._process = subprocess.Popen(
-            [program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=process_group
-        )
+        self._process = _started(process_group)
         try:
             for host, (namespace, address) in enumerate(zip(namespaces, addresses, strict=True)):
                 self._attach(shape, host, namespace, address)

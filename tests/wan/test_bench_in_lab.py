@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+from tests.crew import until
+from tests.wan.conftest import is_over
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -42,6 +47,17 @@ def test_a_command_on_every_host() -> None:
 def test_its_failure_is_ours_and_ends_the_others() -> None:
     command = 'if [ "$PCCL_HOST" = 1 ]; then exit 7; else sleep 1000; fi'
     assert _wan(*["--hosts", "2", "--"], "sh", "-c", command).returncode == 7
+
+
+def test_ctrl_c_leaves_nothing_behind() -> None:
+    command = [sys.executable, "-m", "tests.wan", *["--hosts", "2", "--", "sh", "-c"], "echo $$; exec sleep 1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as wan:
+        assert wan.stdout is not None
+        pids = [int(wan.stdout.readline()) for _ in range(2)]
+        wan.send_signal(signal.SIGINT)
+        assert wan.wait(TIMEOUT_S) == 130
+    for pid in pids:
+        until(partial(is_over, pid), f"process {pid} ends with its lab")
 
 
 def test_probe() -> None:

@@ -15,13 +15,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path as PathOfFile
 
 import pytest
 
 from tests.crew import until
 from tests.wan import netem, probe
-from tests.wan.lab import Host, Lab, Link, Path, Site
+from tests.wan.conftest import is_over
+from tests.wan.lab import Host, Lab, Link, Path, Site, unavailable
 
 ROOT = PathOfFile(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -184,13 +186,13 @@ def test_bytes_survive_losses() -> None:
 
 def test_a_block_is_one_way() -> None:
     with Lab(2, Link(delay_ms=1)) as lab:
-        there, back = lab.hosts, lab.hosts[::-1]
-        with Datagrams(*there) as way, Datagrams(*back) as way_back:
-            lab.block(*there)
+        one, other = lab.hosts
+        with Datagrams(one, other) as way, Datagrams(other, one) as way_back:
+            lab.block(one, other)
             way.send(b"vanishes")
             way_back.send(b"arrives")
             assert way_back.receive() == b"arrives"
-            lab.block(*there, yes=False)
+            lab.block(one, other, yes=False)
             way.send(b"arrives")
             assert way.receive() == b"arrives"
 
@@ -245,6 +247,7 @@ def test_nothing_is_left_behind_after_an_error() -> None:
         with lab:
             script = "trap '' TERM INT HUP; echo; while :; do :; done"
             stubborn = lab.hosts[1].popen(["sh", "-c", script], stdout=subprocess.PIPE)
+            assert stubborn.stdout is not None
             with stubborn.stdout as stdout:
                 stdout.readline()
                 raise ZeroDivisionError
@@ -269,19 +272,18 @@ def test_nothing_is_left_behind_after_sigkill() -> None:
         assert len(pids) == 3
         owner.kill()
     for pid in pids:
-        until(lambda pid=pid: _is_over(pid), f"process {pid} ends with its lab")
-
-
-def _is_over(pid: int) -> bool:
-    """Ended; perhaps nobody has reaped it where its parent was killed."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+        until(partial(is_over, pid), f"process {pid} ends with its lab")
 
 
 @pytest.mark.parametrize(("sites", "paths"), [({2: Site()}, {}), ({}, {(0, 2): Path()})])
 def test_unknown_hosts_are_refused(sites: dict[int, Site], paths: dict[tuple[int, int], Path]) -> None:
     with pytest.raises(ValueError, match="not among the 2"):
         Lab(2, Link(), sites=sites, paths=paths)
+
+
+def test_a_reason_is_given_where_there_can_be_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        assert unavailable() == "a WAN lab needs root"
+    monkeypatch.setenv("PATH", "")
+    assert unavailable() == "a WAN lab needs ip, unshare, nsenter (packages iproute2 and util-linux)"
