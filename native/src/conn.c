@@ -1,5 +1,6 @@
 #include "conn.h"
 
+#include "crc32c.h"
 #include "link.h"
 
 #include <errno.h>
@@ -74,6 +75,7 @@ static void rx_expect_header(pccl_conn *conn)
 {
     conn->rx_state = RX_HEADER;
     conn->rx_op = NULL;
+    conn->rx_kept = NULL;
 }
 
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound)
@@ -85,6 +87,17 @@ void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inboun
     conn->rx_left_bytes = inbound->payload_bytes;
     conn->rx_reduced = 0;
     conn->rx_carry_bytes = 0;
+}
+
+void pccl_conn_expect_kept(
+    pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes)
+{
+    PCCL_ASSERT(conn->rx_state == RX_HEADER && payload_bytes > 0);
+    conn->rx_state = RX_STORE;
+    conn->rx_kept = kept;
+    conn->rx_inbound.store = store;
+    conn->rx_inbound.payload_bytes = payload_bytes;
+    conn->rx_left_bytes = payload_bytes;
 }
 
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes)
@@ -119,10 +132,11 @@ static struct iovec rx_target(pccl_conn *conn)
 }
 
 /* `bytes` of payload lie where rx_target said. */
-static void rx_advance(pccl_conn *conn, size_t bytes)
+static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
     pccl_conn_host *host = conn->link->host;
     conn->rx_left_bytes -= (uint32_t)bytes;
+    conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
     count(&host->counters.rx_payload_bytes, bytes);
     if (conn->rx_state == RX_REDUCE) {
         size_t staged_bytes = conn->rx_carry_bytes + bytes;
@@ -134,20 +148,35 @@ static void rx_advance(pccl_conn *conn, size_t bytes)
         memcpy(conn->rx_carry, host->staging + used_bytes, conn->rx_carry_bytes);
     }
     if (conn->rx_left_bytes == 0) {
+        if (conn->rx_crc != conn->rx_expected_crc) {
+            pccl_link_fail(conn->link, 0, "connection %u: wrong payload checksum", conn->number);
+            return;
+        }
         pccl_op *op = conn->rx_op;
+        struct pccl_announcement *kept = conn->rx_kept;
         PCCL_ASSERT(conn->rx_state != RX_REDUCE || conn->rx_carry_bytes == 0);
         rx_expect_header(conn);
         if (op != NULL)
             host->on_arrived(host, op, &conn->rx_inbound);
+        else if (kept != NULL)
+            host->on_kept(host, kept);
     }
 }
 
 static void rx_header(pccl_conn *conn, const uint8_t *header)
 {
     pccl_frame frame;
+    const char *damage = pccl_frame_verify(header);
+    if (damage != NULL) {
+        pccl_link_fail(conn->link, 0, "connection %u: %s", conn->number, damage);
+        return;
+    }
     const char *broken_rule = pccl_frame_decode(header, &frame);
-    if (broken_rule == NULL)
+    if (broken_rule == NULL) {
+        conn->rx_crc = 0;
+        conn->rx_expected_crc = frame.payload_crc;
         broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);
+    }
     if (broken_rule != NULL)
         pccl_link_fail(conn->link, 0, "connection %u: protocol error: %s", conn->number, broken_rule);
 }
@@ -170,7 +199,7 @@ static void rx_consume_ahead(pccl_conn *conn)
             size_t n = pccl_min_size(bytes, target.iov_len);
             memcpy(target.iov_base, at, n);
             conn->rx_ahead_begin += (uint32_t)n;
-            rx_advance(conn, n);
+            rx_advance(conn, target.iov_base, n);
         }
     }
     size_t rest = conn->rx_ahead_end - conn->rx_ahead_begin;
@@ -217,7 +246,7 @@ void pccl_conn_receive(pccl_conn *conn)
         size_t direct_bytes = pccl_min_size((size_t)n, payload_bytes);
         conn->rx_ahead_end += (uint32_t)((size_t)n - direct_bytes);
         if (direct_bytes > 0)
-            rx_advance(conn, direct_bytes);
+            rx_advance(conn, iov[0].iov_base, direct_bytes);
         rx_consume_ahead(conn);
         if ((size_t)n < wanted_bytes)
             return;
@@ -232,6 +261,13 @@ void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op)
     conn->rx_state = RX_DISCARD;
 }
 
+void pccl_conn_release_kept(pccl_conn *conn)
+{
+    PCCL_ASSERT(conn->rx_kept != NULL);
+    conn->rx_kept = NULL;
+    conn->rx_state = RX_DISCARD;
+}
+
 /* Out */
 
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
@@ -240,10 +276,11 @@ int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
 }
 
 void pccl_conn_add(
-    pccl_conn *conn, const pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
+    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
+    frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
     tx->payload_bytes = frame->payload_bytes;

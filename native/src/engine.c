@@ -64,6 +64,7 @@ void pccl_engine_options_default(pccl_engine_options *options)
 {
     memset(options, 0, sizeof *options);
     options->pool_bytes_max = UINT64_C(1) << 30;
+    options->eager_bytes_max = 32 << 10;
 }
 
 uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }
@@ -234,7 +235,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "epoll_create1", errno, error, error_bytes);
     if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
         return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
-    engine->core = pccl_core_create(engine->poller, engine->fds, engine->events);
+    engine->core = pccl_core_create(
+        engine->poller, engine->fds, engine->events, options->eager_bytes_max);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     rc = engine_start_thread(engine);

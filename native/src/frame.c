@@ -1,5 +1,7 @@
 #include "frame.h"
 
+#include "crc32c.h"
+
 #include <string.h>
 
 enum {
@@ -27,7 +29,7 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
     body[11] = shape->quantized_dtype;
     pccl_put_u32(body + 12, shape->quantization_block);
     pccl_put_u32(body + 16, shape->segment_bytes);
-    pccl_put_u32(body + 20, shape->world_size);
+    pccl_put_u32(body + 20, shape->world_size | (uint32_t)shape->algorithm << 24);
 }
 
 static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
@@ -40,12 +42,18 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     shape->quantized_dtype = body[11];
     shape->quantization_block = pccl_get_u32(body + 12);
     shape->segment_bytes = pccl_get_u32(body + 16);
-    shape->world_size = pccl_get_u32(body + 20);
+    shape->world_size = pccl_get_u32(body + 20) & 0xffffff;
+    shape->algorithm = body[23];
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
-        shape->quantization >= PCCL_QUANT_COUNT || shape->quantized_dtype >= PCCL_DTYPE_COUNT)
-        return "unknown dtype, reduce op or quantization";
-    if (frame->payload_bytes != 0)
+        shape->quantization >= PCCL_QUANT_COUNT ||
+        (shape->quantized_dtype >= PCCL_DTYPE_COUNT && shape->quantized_dtype != PCCL_CODE_UINT4 &&
+         shape->quantized_dtype != PCCL_CODE_INT4) ||
+        shape->algorithm >= PCCL_ALGORITHM_COUNT)
+        return "unknown dtype, reduce op, quantization or algorithm";
+    if (frame->type == PCCL_FRAME_READY && frame->payload_bytes != 0)
         return "payload after a READY frame";
+    if (frame->type == PCCL_FRAME_EAGER && frame->payload_bytes == 0)
+        return "empty segment";
     return NULL;
 }
 
@@ -62,6 +70,26 @@ static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
     return NULL;
 }
 
+static const char *credit_decode(const uint8_t *body, pccl_frame *frame)
+{
+    static const uint8_t zeros[16];
+    static const pccl_op_key no_key;
+    frame->eager_bytes = pccl_get_u64(body);
+    if (memcmp(body + 8, zeros, sizeof zeros) != 0 || !pccl_op_key_equal(&frame->key, &no_key))
+        return "reserved bytes in use";
+    if (frame->payload_bytes != 0)
+        return "payload after a CREDIT frame";
+    return NULL;
+}
+
+static uint32_t header_crc(const uint8_t *header)
+{
+    uint32_t crc = pccl_crc32c(0, header, AT_HEADER_CRC);
+    return pccl_crc32c(crc, header + AT_BODY, PCCL_FRAME_BYTES - AT_BODY);
+}
+
+void pccl_frame_seal(uint8_t *header) { pccl_put_u32(header + AT_HEADER_CRC, header_crc(header)); }
+
 void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
 {
     memset(header, 0, PCCL_FRAME_BYTES);
@@ -69,41 +97,63 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
     header[AT_VERSION] = PCCL_FRAME_VERSION;
     header[AT_TYPE] = (uint8_t)frame->type;
     pccl_put_u32(header + AT_PAYLOAD_BYTES, frame->payload_bytes);
+    pccl_put_u32(header + AT_PAYLOAD_CRC, frame->payload_crc);
     pccl_put_u64(header + AT_EPOCH, frame->key.epoch);
     pccl_put_u64(header + AT_TAG, frame->key.tag);
     pccl_put_u64(header + AT_SEQUENCE, frame->key.sequence);
     pccl_put_u32(header + AT_GROUP, frame->key.group);
-    if (frame->type == PCCL_FRAME_READY) {
+    switch (frame->type) {
+    case PCCL_FRAME_READY:
+    case PCCL_FRAME_EAGER:
         ready_encode(&frame->shape, header + AT_BODY);
-    } else {
+        break;
+    case PCCL_FRAME_SEGMENT:
         pccl_put_u32(header + AT_BODY, frame->chunk);
         pccl_put_u32(header + AT_BODY + 4, frame->segment);
         pccl_put_u32(header + AT_BODY + 8, frame->hop);
+        break;
+    case PCCL_FRAME_CREDIT:
+        pccl_put_u64(header + AT_BODY, frame->eager_bytes);
+        break;
     }
+    pccl_frame_seal(header);
 }
 
-const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
+const char *pccl_frame_verify(const uint8_t *header)
 {
     if (pccl_get_u16(header + AT_MAGIC) != PCCL_FRAME_MAGIC)
         return "not a pccl frame";
     if (header[AT_VERSION] != PCCL_FRAME_VERSION)
         return "unknown frame version";
-    if (pccl_get_u16(header + AT_FLAGS) != 0 || pccl_get_u16(header + AT_RESERVED) != 0 ||
-        pccl_get_u32(header + AT_PAYLOAD_CRC) != 0 || pccl_get_u32(header + AT_HEADER_CRC) != 0)
+    if (pccl_get_u32(header + AT_HEADER_CRC) != header_crc(header))
+        return "wrong header checksum";
+    return NULL;
+}
+
+const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
+{
+    if (pccl_get_u16(header + AT_FLAGS) != 0 || pccl_get_u16(header + AT_RESERVED) != 0)
         return "unknown frame flags";
     memset(frame, 0, sizeof *frame);
     frame->payload_bytes = pccl_get_u32(header + AT_PAYLOAD_BYTES);
+    frame->payload_crc = pccl_get_u32(header + AT_PAYLOAD_CRC);
     frame->key.epoch = pccl_get_u64(header + AT_EPOCH);
     frame->key.tag = pccl_get_u64(header + AT_TAG);
     frame->key.sequence = pccl_get_u64(header + AT_SEQUENCE);
     frame->key.group = pccl_get_u32(header + AT_GROUP);
+    if (frame->payload_bytes == 0 && frame->payload_crc != 0)
+        return "a checksum of nothing";
     switch (header[AT_TYPE]) {
     case PCCL_FRAME_READY:
-        frame->type = PCCL_FRAME_READY;
+    case PCCL_FRAME_EAGER:
+        frame->type = (enum pccl_frame_type)header[AT_TYPE];
         return ready_decode(header + AT_BODY, frame);
     case PCCL_FRAME_SEGMENT:
         frame->type = PCCL_FRAME_SEGMENT;
         return segment_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_CREDIT:
+        frame->type = PCCL_FRAME_CREDIT;
+        return credit_decode(header + AT_BODY, frame);
     default:
         return "unknown frame type";
     }
@@ -119,5 +169,6 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
     return a->count == b->count && a->dtype == b->dtype && a->reduce_op == b->reduce_op &&
            a->quantization == b->quantization && a->quantized_dtype == b->quantized_dtype &&
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
-           a->world_size == b->world_size;
+           a->world_size == b->world_size && a->algorithm == b->algorithm &&
+           memcmp(a->reserved, b->reserved, sizeof a->reserved) == 0;
 }

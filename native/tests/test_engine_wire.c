@@ -1,6 +1,7 @@
 /* One engine whose peer is the test itself, byte by byte: what a peer must not do, and what an engine must
  * not let happen when an op ends in the middle of a frame. */
 #include "check.h"
+#include "crc32c.h"
 #include "engine_world.h"
 #include "frame.h"
 
@@ -106,6 +107,9 @@ static pccl_frame ready_for(const pccl_op_request *request)
     return frame;
 }
 
+static const float ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+/* With the checksum that its payload has if it is ones. */
 static pccl_frame segment_for(
     const pccl_op_request *request, uint32_t chunk, uint32_t segment, uint32_t hop, uint32_t bytes)
 {
@@ -117,13 +121,18 @@ static pccl_frame segment_for(
     frame.segment = segment;
     frame.hop = hop;
     frame.payload_bytes = bytes;
+    if (bytes <= sizeof ones)
+        frame.payload_crc = pccl_crc32c(0, ones, bytes);
     return frame;
 }
 
 static void write_frame(int fd, const pccl_frame *frame, const void *payload)
 {
     uint8_t header[PCCL_FRAME_BYTES];
-    pccl_frame_encode(frame, header);
+    pccl_frame sent = *frame;
+    if (payload != NULL)
+        sent.payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
+    pccl_frame_encode(&sent, header);
     write_all(fd, header, sizeof header);
     if (payload != NULL)
         write_all(fd, payload, frame->payload_bytes);
@@ -135,7 +144,7 @@ static pccl_frame read_header(int fd)
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);
     CHECK(read_all(fd, header, sizeof header));
-    CHECK(pccl_frame_decode(header, &frame) == NULL);
+    CHECK(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, &frame) == NULL);
     return frame;
 }
 
@@ -151,8 +160,6 @@ static void expect_lost(wire *w, const char *why)
     }
 }
 
-static const float ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
 /* The whole dialogue as it should be, by hand. */
 static void a_correct_peer_is_served(void)
 {
@@ -167,6 +174,7 @@ static void a_correct_peer_is_served(void)
         frame = read_header(w.peer);
         CHECK(frame.chunk == 0 && frame.segment == segment && frame.hop == 0 && frame.payload_bytes == 40);
         CHECK(read_all(w.peer, payload, sizeof payload) && payload[9] == (float)(10 * segment + 9));
+        CHECK(frame.payload_crc == pccl_crc32c(0, payload, sizeof payload));
     }
     for (uint32_t segment = 2; segment-- > 0;) {
         frame = segment_for(&w.request, 1, segment, 0, 40);
@@ -318,6 +326,8 @@ static void garbage_loses_the_link(void)
         if (round % 4 != 3)
             pccl_frame_encode(&frame, bytes);
         bytes[bytes[399] % PCCL_FRAME_BYTES] ^= (uint8_t)(1 + bytes[398] % 255);
+        if (bytes[397] & 1)
+            pccl_frame_seal(bytes);
         write_all(w.peer, bytes, sizeof bytes);
         shutdown(w.peer, SHUT_WR);
         node_wait(&w.n, PCCL_EVENT_LINK_LOST, LINK);
@@ -327,6 +337,52 @@ static void garbage_loses_the_link(void)
             CHECK(w.values[i] == (float)i);
         wire_close(&w);
     }
+}
+
+/* Every bit of a header and of its payload, stored or reduced, a few at a time. */
+static void damage_loses_the_link(void)
+{
+    for (int is_final = 0; is_final < 2; is_final++)
+        for (unsigned bit = 0; bit < 8 * (PCCL_FRAME_BYTES + 40); bit += 7) {
+            wire w;
+            uint8_t bytes[PCCL_FRAME_BYTES + 40];
+            wire_open(&w);
+            read_header(w.peer);
+            if (is_final) {
+                pccl_frame ready = ready_for(&w.request);
+                write_frame(w.peer, &ready, NULL);
+                for (int i = 0; i < 2; i++) {
+                    uint8_t payload[40];
+                    read_header(w.peer);
+                    CHECK(read_all(w.peer, payload, sizeof payload));
+                }
+            }
+            pccl_frame frame = segment_for(&w.request, is_final ? 0 : 1, 0, is_final ? 1 : 0, 40);
+            pccl_frame_encode(&frame, bytes);
+            memcpy(bytes + PCCL_FRAME_BYTES, ones, 40);
+            bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+            write_all(w.peer, bytes, sizeof bytes);
+            expect_lost(&w, bit < 16                       ? "not a pccl frame"
+                            : bit < 24                     ? "unknown frame version"
+                            : bit < 8 * PCCL_FRAME_BYTES ? "wrong header checksum"
+                                                           : "wrong payload checksum");
+            wire_close(&w);
+        }
+}
+
+/* Of a frame that nobody waits for any more, too. */
+static void damage_to_dropped_payload_loses_the_link(void)
+{
+    wire w;
+    wire_open(&w);
+    read_header(w.peer);
+    pccl_op_request unknown = wire_request(99, NULL, COUNT, SEGMENT_BYTES);
+    pccl_frame frame = segment_for(&unknown, 0, 0, 1, 40);
+    frame.payload_crc ^= 1;
+    write_frame(w.peer, &frame, NULL);
+    write_all(w.peer, ones, 40);
+    expect_lost(&w, "wrong payload checksum");
+    wire_close(&w);
 }
 
 static void hanging_up_loses_the_link(void)
@@ -571,6 +627,8 @@ int main(void)
     RUN(repetitions_lose_the_link);
     RUN(the_wrong_peer_loses_its_link);
     RUN(garbage_loses_the_link);
+    RUN(damage_loses_the_link);
+    RUN(damage_to_dropped_payload_loses_the_link);
     RUN(hanging_up_loses_the_link);
     RUN(every_connection_counts);
     RUN(payload_of_unknown_ops_is_dropped);

@@ -437,8 +437,8 @@ class PeerSession:
                 sequence=effect.sequence,
                 rank=effect.rank,
                 world_size=effect.world_size,
-                link_prev=effect.link_prev,
-                link_next=effect.link_next,
+                links=effect.links,
+                is_meshed=effect.is_meshed,
             )
         except ValueError as error:
             self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, str(error))
