@@ -61,7 +61,7 @@ def converting(func_name: str) -> Iterator[None]:
 class AsyncCommunicator:
     """A peer of a run, as coroutines for trio. Same methods and errors as `Communicator`, which documents them.
 
-    All methods must be called from one trio run. Background tasks are trio system tasks: they end with `aclose`, with
+    All methods must be called from one trio run. Background tasks are trio system tasks: they end with `close`, with
     the `async with` block, or with the run.
     """
 
@@ -95,6 +95,10 @@ class AsyncCommunicator:
         check(
             isinstance(p2p_connection_pool_size, int) and 0 <= p2p_connection_pool_size <= CONNECTIONS_MAX,
             f"p2p_connection_pool_size {p2p_connection_pool_size!r}: not in [0, {CONNECTIONS_MAX}]",
+        )
+        check(
+            isinstance(segment_bytes, int) and 0 <= segment_bytes < 2**32,
+            f"segment_bytes {segment_bytes!r}: not in [0, 2**32)",
         )
         self.address = address
         self.timeout = timeout
@@ -142,9 +146,12 @@ class AsyncCommunicator:
             with trio.CancelScope(shield=True):
                 await session.close()
             raise
-        if session.failure is not None:
+        failure = session.failure
+        if failure is not None:
             await session.over.wait()
-            raise session.failure
+            if failure.result is Result.MASTER_CONNECTION_FAILED:
+                raise SessionError(failure.result, f"{self.address}: {failure.message}")
+            raise failure
 
     async def close(self) -> None:
         self._is_closed = True

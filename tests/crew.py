@@ -145,6 +145,12 @@ class Crew:
         self.peers.clear()
 
 
+def waits_at_master(peer: Communicator) -> bool:
+    """A connecting peer that the master knows already."""
+    session = peer._inner._session
+    return session is not None and session._machine.peer != 0
+
+
 def _sees(peer: Communicator, world: int) -> bool:
     return peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == world
 

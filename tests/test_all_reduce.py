@@ -161,7 +161,9 @@ def widened(bits: Array) -> Array:
 def test_bfloat16(crew_of: CrewOf, world: int, segment: int, count: int, seed: int, op: ReduceOp) -> None:
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(seed)
-    bits = [(random.normal(0, 4, count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for _ in range(world)]
+    bits = [
+        (random.normal(0, 4, count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for _ in range(world)
+    ]
     tensors = [torch.from_numpy(x.copy()).view(torch.bfloat16) for x in bits]
     crew_of(world, segment).each(lambda peer, i: peer.all_reduce(tensors[i], op=op))
     results = [tensor.view(torch.uint16).numpy() for tensor in tensors]

@@ -9,5 +9,7 @@ waits for; a row gives the median and the 95th percentile over iterations.
 Bandwidths are those of nccl-tests: algorithm bandwidth is bytes / time, bus bandwidth is that times 2(W-1)/W, the
 share of the bytes that must cross each rank's link.
 
+With `--master` this process is one peer instead, of a run that other hosts' `pccl bench` join (`hosts`).
+
 `kill` measures something else: what the loss of a peer costs those who stay.
 """

@@ -35,29 +35,40 @@ class Row(msgspec.Struct, frozen=True):
     bytes: int
     tensors: int
     pccl: Timing
-    raw_ring: Timing
-    per_cent_of_raw_ring: float
+    raw_ring: Timing | None
+    per_cent_of_raw_ring: float | None
 
 
 def measure(plan: Plan) -> Iterator[Row]:
+    todo = cases(plan)
+    for world_size in plan.peers:
+        with LocalPeers(world_size, connections=plan.connections) as peers:
+            for case in todo:
+                peers.send_all(case)
+                samples = peers.receive_all(Samples)
+                yield row(world_size, case, [rank.pccl_s for rank in samples], [rank.raw_s for rank in samples])
+
+
+def cases(plan: Plan) -> list[Case]:
+    """What is measured for each world size, in this order."""
     item_bytes = np.dtype(plan.dtype).itemsize
     for size_bytes in plan.sizes_bytes:
         if size_bytes % item_bytes or size_bytes // item_bytes < max(plan.tensors):
             raise BenchError(f"{size_bytes} bytes cannot be cut into {max(plan.tensors)} tensors of {plan.dtype}")
-    for world_size in plan.peers:
-        with LocalPeers(world_size, connections=plan.connections) as peers:
-            for size_bytes in plan.sizes_bytes:
-                for tensors in plan.tensors:
-                    peers.send_all(
-                        Case(size_bytes, tensors, plan.dtype, plan.quantization, plan.warmup, plan.iterations)
-                    )
-                    yield _row(world_size, size_bytes, tensors, peers.receive_all(Samples))
+    return [
+        Case(size_bytes, tensors, plan.dtype, plan.quantization, plan.warmup, plan.iterations)
+        for size_bytes in plan.sizes_bytes
+        for tensors in plan.tensors
+    ]
 
 
-def _row(world_size: int, size_bytes: int, tensors: int, samples: list[Samples]) -> Row:
-    pccl = timing([rank.pccl_s for rank in samples], size_bytes, world_size)
-    raw_ring = timing([rank.raw_s for rank in samples], size_bytes, world_size)
-    return Row(world_size, size_bytes, tensors, pccl, raw_ring, 100 * raw_ring.median_s / pccl.median_s)
+def row(world_size: int, case: Case, pccl_s: list[list[float]], raw_s: list[list[float]]) -> Row:
+    """From seconds by rank and iteration; there may be none of the raw ring."""
+    pccl = timing(pccl_s, case.bytes, world_size)
+    if not raw_s:
+        return Row(world_size, case.bytes, case.tensors, pccl, None, None)
+    raw_ring = timing(raw_s, case.bytes, world_size)
+    return Row(world_size, case.bytes, case.tensors, pccl, raw_ring, 100 * raw_ring.median_s / pccl.median_s)
 
 
 def timing(seconds_by_rank: list[list[float]], size_bytes: int, world_size: int) -> Timing:

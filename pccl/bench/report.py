@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 from rich import box
 from rich.table import Table
 
+from pccl import __version__
 from pccl.bench.kill import KillReport
 from pccl.bench.measure import Plan, Row
 from pccl.bench.messages import COMMIT
@@ -34,7 +34,7 @@ class BenchReport(msgspec.Struct, frozen=True):
 
 def this_machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(platform.platform(), platform.machine(), cores, platform.python_version(), version("pccl"))
+    return Machine(platform.platform(), platform.machine(), cores, platform.python_version(), __version__)
 
 
 def write_json(path: Path, report: BenchReport | KillReport) -> None:
@@ -53,6 +53,7 @@ def rows_table(plan: Plan, rows: Iterable[Row]) -> Table:
     for heading in ("peers", "size", "tensors", "median", "p95", "algbw", "busbw", "raw ring", "of raw"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
+        raw_ring = row.raw_ring and format_seconds(row.raw_ring.median_s)
         table.add_row(
             str(row.peers),
             format_bytes(row.bytes),
@@ -61,8 +62,8 @@ def rows_table(plan: Plan, rows: Iterable[Row]) -> Table:
             format_seconds(row.pccl.p95_s),
             format_rate(row.pccl.algorithm_bytes_per_s),
             format_rate(row.pccl.bus_bytes_per_s),
-            format_seconds(row.raw_ring.median_s),
-            f"{row.per_cent_of_raw_ring:.0f} %",
+            raw_ring or "-",
+            f"{row.per_cent_of_raw_ring:.0f} %" if raw_ring else "-",
         )
     return table
 

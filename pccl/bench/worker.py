@@ -5,29 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from pccl import (
-    Attribute,
-    Communicator,
-    PCCLError,
-    QuantizationAlgorithm,
-    QuantizationOptions,
-    ReduceOp,
-)
-from pccl.bench.messages import COMMIT, Case, Hello, Loop, Ready, Reply, Request, Samples, Setup, Step, Steps
-from pccl.bench.raw_ring import RawRing, join_ring
-
-JOIN_POLL_S = 0.01
-ALGORITHMS = {
-    "min-max": QuantizationAlgorithm.MIN_MAX,
-    "zero-point-scale": QuantizationAlgorithm.ZERO_POINT_SCALE,
-}
+from pccl import Attribute, Communicator, PCCLError, ReduceOp
+from pccl.bench.case import Rank, join
+from pccl.bench.messages import COMMIT, Case, Hello, Loop, Ready, Reply, Request, Setup, Step, Steps
+from pccl.bench.raw_ring import join_ring
 
 
 def main() -> None:
@@ -36,13 +21,15 @@ def main() -> None:
     setup = _request()
     assert isinstance(setup, Setup)
     ring = join_ring(setup.rank, setup.ring_ports, listener)
+    world_size = len(setup.ring_ports)
     with Communicator(setup.master, p2p_connection_pool_size=setup.connections) as communicator:
-        _join(communicator, len(setup.ring_ports))
+        join(communicator, world_size)
         _reply(Ready())
+        rank = Rank(communicator, world_size, setup.rank, sum(range(world_size)), ring.barrier, ring)
         while (request := _request()) is not None:
             match request:
                 case Case():
-                    _reply(_run_case(request, communicator, ring, setup))
+                    _reply(rank.run(request))
                 case Loop():
                     _reply(_run_loop(request, communicator))
                 case Setup():
@@ -59,63 +46,6 @@ def _request() -> Request | None:
 def _reply(reply: Reply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def _join(communicator: Communicator, world_size: int) -> None:
-    while communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world_size:
-        if communicator.are_peers_pending():
-            communicator.update_topology()
-        else:
-            time.sleep(JOIN_POLL_S)
-
-
-def _run_case(case: Case, communicator: Communicator, ring: RawRing, setup: Setup) -> Samples:
-    world_size = len(setup.ring_ports)
-    dtype = np.dtype(case.dtype)
-    pattern = (np.arange(case.bytes // dtype.itemsize) % 13).astype(dtype)
-    values = np.empty_like(pattern)
-    expected = pattern * dtype.type(world_size) + dtype.type(world_size * (world_size - 1) // 2)
-    options = QuantizationOptions(algorithm=ALGORITHMS[case.quantization]) if case.quantization != "none" else None
-    tensors = np.array_split(values, case.tensors)
-
-    def reduce_with_pccl() -> None:
-        handles = [
-            communicator.all_reduce_async(tensor, op=ReduceOp.SUM, tag=tag, quantization_options=options)
-            for tag, tensor in enumerate(tensors)
-        ]
-        for handle in handles:
-            is_success, status, _ = handle.wait()
-            if not is_success:
-                raise RuntimeError(f"rank {setup.rank}: the reduce failed with {status.name}")
-
-    def reduce_with_raw_ring() -> None:
-        ring.all_reduce_sum(values)
-
-    def timed(reduce: Callable[[], None], exact: bool) -> float:
-        np.add(pattern, dtype.type(setup.rank), out=values)
-        ring.barrier()
-        start_s = time.perf_counter()
-        reduce()
-        elapsed_s = time.perf_counter() - start_s
-        _check(values, expected, exact, setup.rank)
-        return elapsed_s
-
-    pccl_s, raw_s = [], []
-    for iteration in range(case.warmup + case.iterations):
-        one_pccl_s = timed(reduce_with_pccl, options is None)
-        one_raw_s = timed(reduce_with_raw_ring, True)
-        if iteration >= case.warmup:
-            pccl_s.append(one_pccl_s)
-            raw_s.append(one_raw_s)
-    return Samples(pccl_s, raw_s)
-
-
-def _check(values: NDArray[Any], expected: NDArray[Any], exact: bool, rank: int) -> None:
-    """A benchmark of wrong results is worthless."""
-    if exact and not np.array_equal(values, expected):
-        raise RuntimeError(f"rank {rank}: wrong result in {np.count_nonzero(values != expected)} elements")
-    if not exact and np.abs(values.astype(np.float64) - expected).max(initial=0.0) > 0.1 * expected.max(initial=0):
-        raise RuntimeError(f"rank {rank}: a quantized result is off by more than a tenth of the range")
 
 
 def _run_loop(loop: Loop, communicator: Communicator) -> Steps:

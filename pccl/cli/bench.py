@@ -1,4 +1,4 @@
-"""`pccl bench`: measures all-reduces between local processes beside a raw ring."""
+"""`pccl bench`: measures all-reduces between local processes beside a raw ring, or between hosts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Reduces tensors between processes of this machine and compares with a raw ring, which moves the same bytes with
 nothing but sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
-is bytes / time, bus bandwidth that times 2(W-1)/W, as in nccl-tests.
+is bytes / time, bus bandwidth that times 2(W-1)/W, as in nccl-tests. With --master the peers are this host and others:
+start `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
 """
 
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("bench", help="measure this machine", description=DESCRIPTION)
+    parser.add_argument(
+        "--master",
+        metavar="HOST:PORT",
+        help="be one peer of the run whose master is there; --peers is how many there will be in all",
+    )
     parser.add_argument("--peers", type=_world_sizes, default=[2, 4], metavar="LIST", help="world sizes (default: 2,4)")
     parser.add_argument(
         "--sizes",
@@ -63,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.bench.peers import BenchError
 
     try:
+        if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
+            raise BenchError("with --master give one number of --peers, and not --kill")
         if arguments.kill:
             _run_kill(arguments)
         else:
@@ -76,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_cases(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from pccl.bench.hosts import measure_as_one_peer
     from pccl.bench.measure import Plan, measure
     from pccl.bench.report import BenchReport, rows_table, this_machine, write_json
 
@@ -92,8 +101,9 @@ def _run_cases(arguments: argparse.Namespace) -> None:
     console = Console()
     rows = []
     cases = len(plan.peers) * len(plan.sizes_bytes) * len(plan.tensors)
+    measured = measure(plan) if arguments.master is None else measure_as_one_peer(plan, arguments.master)
     with console.status("measuring") as status:
-        for row in measure(plan):
+        for row in measured:
             rows.append(row)
             status.update(f"measuring: {len(rows)} of {cases} cases")
     console.print(rows_table(plan, rows))

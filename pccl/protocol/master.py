@@ -748,21 +748,29 @@ class Master:
     def _fail_hopeless_waits(self) -> None:
         if self.is_changing or self._updating or self._probing is not None:
             return
+        while self._end_hopeless_waits():
+            pass
+
+    def _end_hopeless_waits(self) -> bool:
+        """Ends the first joint calls found that nothing else could end. False if there are none."""
         for group in self._groups.values():
             waits = self._waits(group.ring)
             if len(waits) == len(group.ring) and len({wait.kind for wait in waits.values()}) > 1:
                 self._end_waits(waits, f"these calls can never meet: {_account(waits)}")
-                return
-            if group.running:
-                for op, stuck in list(group.ledger.stalled.items()):
-                    self._end_waits_behind(group, op, stuck)
+                return True
+            stalled = group.ledger.stalled.items() if group.running else ()
+            if any(self._end_waits_behind(group, op, stuck) for op, stuck in list(stalled)):
+                return True
         waits = self._waits(self.accepted)
         if waits and len(waits) == len(self.accepted) and all(wait.kind in Kind.GLOBAL for wait in waits.values()):
             # Were they all in one call, it would be complete.
             self._end_waits(waits, f"these calls can never meet: {_account(waits)}")
+            return True
+        return False
 
-    def _end_waits_behind(self, group: _Group, op: OpRef, stuck: set[int]) -> None:
-        """Ends the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in."""
+    def _end_waits_behind(self, group: _Group, op: OpRef, stuck: set[int]) -> bool:
+        """Ends the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. False if
+        there are none."""
         waits = {
             peer: wait
             for peer, wait in self._waits(group.ring).items()
@@ -770,13 +778,14 @@ class Master:
             and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
         }
         if not waits:
-            return
+            return False
         reason = (
             f"peers {sorted(stuck)} wait in the op with tag {op.tag}, which these never launched: {_account(waits)}"
         )
-        if any(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
+        if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             self._abort_op(group, op, Result.INVALID_USAGE, reason)
         self._end_waits(waits, reason)
+        return True
 
     def _waits(self, peers: Iterable[int]) -> dict[int, _Wait]:
         found = {peer: self._members[peer].wait for peer in peers}

@@ -554,8 +554,13 @@ class Peer:
 
     def link_failed(self, link: int, reason: str) -> None:
         found = next((each for each in self._links.values() if each.link == link), None)
-        if found is not None and not found.is_up:
-            self._drop_link(found.peer)
+        if found is None or found.is_up:
+            return
+        self._drop_link(found.peer)
+        if self._next is not None and found.made_in < self._next.view and found.peer in self._next_neighbours():
+            # It was begun under an earlier Prepare, and the other side may have begun anew since: once more.
+            self._make_link(found.peer, self._next.view, dial=self.peer > found.peer)
+        else:
             self._link_failed(found.peer, reason)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:

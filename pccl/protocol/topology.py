@@ -76,24 +76,25 @@ def fewest_evictions(failed: Iterable[tuple[int, int]], newcomers: Collection[in
 
 
 def best_ring(peers: Sequence[int], cost: Mapping[tuple[int, int], float]) -> list[int]:
-    """The ring whose dearest pair is cheapest, ties by total cost; pairs without a known cost count as infinite.
+    """The ring with the fewest pairs of unknown cost, then the one whose dearest pair is cheapest, then the cheapest
+    in total. The given ring is returned unless one is found that is better.
 
     `cost` is keyed by unordered pairs (low, high). Exact to EXACT_RING_PEERS_MAX peers; beyond that nearest neighbour
     followed by 2-opt until no exchange helps.
     """
+    if len(peers) <= 3:
+        return list(peers)
     order = sorted(peers)
-    if len(order) <= 3:
-        return order
 
-    def price(ring: Sequence[int]) -> tuple[float, float]:
-        costs = [cost.get(pair(a, b), float("inf")) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
-        return max(costs), sum(costs)
+    def price(ring: Sequence[int]) -> tuple[int, float, float]:
+        known = [cost[each] for each in ring_pairs(ring) if each in cost]
+        return len(ring) - len(known), max(known, default=0), sum(known)
 
     if len(order) <= EXACT_RING_PEERS_MAX:
         first, *rest = order
-        return min(([first, *tail] for tail in permutations(rest) if tail[0] < tail[-1]), key=price)
-    ring = [order[0]]
-    left = order[1:]
+        rings = ([first, *tail] for tail in permutations(rest) if tail[0] < tail[-1])
+        return min([list(peers), *rings], key=price)
+    ring, left = [order[0]], order[1:]
     while left:
         nearest = min(left, key=lambda peer: (cost.get(pair(ring[-1], peer), float("inf")), peer))
         ring.append(nearest)
@@ -108,4 +109,4 @@ def best_ring(peers: Sequence[int], cost: Mapping[tuple[int, int], float]) -> li
                 candidate_price = price(candidate)
                 if candidate_price < best:
                     ring, best, improved = candidate, candidate_price, True
-    return ring
+    return ring if best < price(peers) else list(peers)

@@ -544,7 +544,7 @@ class PeerSession:
                 logger.warning("cannot accept a connection: %s", error.strerror)
                 await trio.sleep(0.1)
                 continue
-            if self._strangers >= links.STRANGERS_MAX:
+            if self._strangers >= links.STRANGERS_MAX or self._ended.is_set():
                 raw.close()
                 continue
             self._strangers += 1

@@ -100,18 +100,22 @@ class Portal:
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
         """Starts a coroutine without waiting for it."""
         job = _Job()
+        self._start(job, function, args)
+        return job
+
+    def _start(self, job: _Job, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
         assert self._token is not None
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except trio.RunFinishedError:
             job.done.set()
-        return job
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = None) -> T:
         """Runs `await function(*args)` in the portal and returns what it does. TimeoutError bounds only this wait."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
-        job = self.start(function, *args)
+        job = _Job()
         try:
+            self._start(job, function, args)  # a signal may come when it has been queued already
             finished = job.done.wait(timeout_s)
         except BaseException:
             self.post(job.cancel)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ class Worker:
     def answer(self, limit_s: float = WAIT_S, **mark: Any) -> Answer:
         """Of the command that was begun; with a mark, of a background command or of a child."""
         message = self.hear(limit_s)
-        found = Answer(message.pop("value", None), message.pop("error", ""), message.pop("text", ""), message["seconds"])
+        found = Answer(
+            message.pop("value", None), message.pop("error", ""), message.pop("text", ""), message["seconds"]
+        )
         del message["seconds"]
         assert message == mark, f"said {message} with {found}"
         return found
@@ -137,8 +140,6 @@ class Worker:
         self._reader.join(1.0)  # a child that was forked may still hold the pipe
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not (stream is self.process.stdout and self._reader.is_alive()):
-                try:
+                with suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass
         self._stderr.close()

@@ -46,6 +46,7 @@ class Member:
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         self.states: dict[str, SharedState] = {}
         self.handles: dict[int, Any] = {}
+        self.digests: dict[int, int] = {}
         self.node: MasterNode | None = None
         self.peer: Communicator | None = None
 
@@ -99,7 +100,8 @@ class Member:
 
     def state(self, name: str, arrays: list[str], revision: int = 0, loose: tuple[str, ...] = ()) -> None:
         infos = [
-            TensorInfo.from_numpy(self.arrays[array], array, allow_content_inequality=array in loose) for array in arrays
+            TensorInfo.from_numpy(self.arrays[array], array, allow_content_inequality=array in loose)
+            for array in arrays
         ]
         self.states[name] = SharedState(infos)
         self.states[name].revision = revision
@@ -120,14 +122,16 @@ class Member:
 
     # Arrays and reduces.
 
-    def array(self, name: str, count: int, value: float = 0.0, seed: int | None = None, file: str | None = None) -> None:
+    def array(
+        self, name: str, count: int, value: float = 0.0, seed: int | None = None, file: str | None = None
+    ) -> None:
         """float32; random with a seed; in a file that others can watch if one is given."""
         array = np.memmap(file, np.float32, "w+", shape=(count,)) if file else np.empty(count, np.float32)
         array[:] = value if seed is None else np.random.default_rng(seed).normal(0, 1, count)
         self.arrays[name] = array
 
     def digest(self, name: str) -> int:
-        return zlib.crc32(self.arrays[name])
+        return zlib.crc32(self.arrays[name].data)
 
     def all_reduce(
         self, name: str, into: str | None = None, op: str = "SUM", tag: int = 0, timeout: float | None = None
@@ -142,12 +146,13 @@ class Member:
     def wait(self, tag: int) -> str:
         return str(self.handles[tag].wait()[1].name)
 
-    def all_reduce_multiple(self, names: list[str]) -> int:
+    def all_reduce_multiple(self, names: list[str], max_in_flight: int = 4) -> int:
+        """Under the tags 0, 1 and so on; returns the smallest world size."""
         descriptors = [
             ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(x.size, ReduceOp.SUM, tag))
             for tag, x in enumerate(self.arrays[name] for name in names)
         ]
-        return self._peer.all_reduce_multiple_with_retry(descriptors).world_size
+        return self._peer.all_reduce_multiple_with_retry(descriptors, max_in_flight=max_in_flight).world_size
 
     def reduce_loop(self, count: int, seed: int, tail: int) -> None:
         """Reduces in place again and again, each iteration until it succeeds, and says what came of each attempt. Ends
@@ -160,12 +165,68 @@ class Member:
             kept = x.copy()
             try:
                 world = self._peer.all_reduce(x, op=ReduceOp.SUM).world_size
-                say(iteration=iteration, verdict="SUCCESS", world=world, digest=zlib.crc32(x))
+                say(iteration=iteration, verdict="SUCCESS", world=world, digest=zlib.crc32(x.data))
                 tail -= world < before
                 iteration += 1
             except PCCLError as error:
                 is_restored = x.tobytes() == kept.tobytes()
                 say(iteration=iteration, verdict=error.result.name, restored=is_restored, world=self.world())
+
+    def launch_many(self, tags: list[int], count: int, seed: int) -> None:
+        """Launches in-place reduces under these tags, from three threads at once."""
+
+        def launch(mine: list[int]) -> None:
+            for tag in mine:
+                name = f"tag {tag}"
+                self.arrays[name] = np.random.default_rng([seed, tag]).normal(0, 1, count).astype(np.float32)
+                self.digests[tag] = self.digest(name)
+                self.launch(name, tag)
+
+        threads = [threading.Thread(target=launch, args=(tags[lane::3],)) for lane in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def verdicts(self) -> dict[int, list[Any]]:
+        """Of each tag that was launched: the status, and the digest of the result or whether the input is back."""
+        found: dict[int, list[Any]] = {}
+        for tag in sorted(self.digests):
+            status, digest = self.wait(tag), self.digest(f"tag {tag}")
+            found[tag] = [status, digest if status == "SUCCESS" else digest == self.digests[tag]]
+        return found
+
+    def usual_loop(self, busiest: int, tail: int) -> list[int]:
+        """The loop of a training script, which says whenever the world has changed. It ends `tail` revisions after the
+        world has been as large as `busiest` and then shrunk; returns the digest of the state and the revision."""
+        x = np.full(5000, os.getpid(), np.float32)
+        state = SharedState.from_numpy({"x": x})
+        largest = last_world = 0
+        while tail:
+            if self._peer.are_peers_pending():
+                self._peer.update_topology()
+            world = self._peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+            if world < 2:
+                time.sleep(0.001)
+                continue
+            self._peer.sync_shared_state(state)
+            if world != last_world:
+                say(revision=state.revision, world=world)
+            last_world, largest = world, max(largest, world)
+            tail -= largest == busiest > world
+            step = x + state.revision
+            while world > 1:
+                try:
+                    self._peer.all_reduce(step, op=ReduceOp.AVG)
+                    break
+                except PCCLError as error:
+                    say(lost=error.result.name)
+                    world = self._peer.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+            if world < 2:
+                continue
+            x -= np.float32(0.01) * step
+            state.revision += 1
+        return [zlib.crc32(x.data), state.revision]
 
     # The process itself.
 
@@ -185,7 +246,9 @@ class Member:
 
     def background(self, command: str, **arguments: Any) -> None:
         """Carries out a command in another thread. Its answer comes when it comes, marked with its name."""
-        threading.Thread(target=carry_out, args=(self, command, arguments, {"background": command}), daemon=True).start()
+        threading.Thread(
+            target=carry_out, args=(self, command, arguments, {"background": command}), daemon=True
+        ).start()
 
     def fork(self, commands: list[dict[str, Any]], then: str) -> int:
         """Forks a child that carries out commands, answers marked "child", and then returns from `main`, or sleeps.

@@ -6,12 +6,12 @@
         lab.hosts[3].down()                 # its cable is pulled: nobody is told
         lab.block(lab.hosts[0], lab.hosts[1])   # packets from host 0 to host 1 vanish
 
-Each host is a network namespace with one address, 198.18.0.(n + 1) (a range that is set aside for measurements), and the
-kernel's own TCP with the settings of the machine. What joins them is `tc netem` where the kernel has it, else a
+Each host is a network namespace with one address, 198.18.0.(n + 1) (a range that is set aside for measurements), and
+the kernel's own TCP with the settings of the machine. What joins them is `tc netem` where the kernel has it, else a
 user-space relay; `Lab.backend` says which.
 
-Whatever ends the `with` block ends what runs on the hosts and takes the namespaces and devices away; even SIGKILL of this
-process does. Nothing has a name, so labs do not meet.
+Whatever ends the `with` block ends what runs on the hosts and takes the namespaces and devices away; so does SIGKILL of
+this process. Nothing has a name, so labs do not meet.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from pccl.launcher import Guard
 from tests.wan import netem, relay
 from tests.wan.namespace import Namespace
-from tests.wan.shape import MTU_BYTES, Link, Path, Shape, Site
+from tests.wan.shape import DEVICE, MTU_BYTES, NETWORK, NETWORK_BITS, Link, Path, Shape, Site
 
 __all__ = ["Host", "Lab", "Link", "Path", "Site", "unavailable"]
 
@@ -61,14 +62,17 @@ def unavailable() -> str | None:
 class Host:
     def __init__(self, lab: Lab, number: int, namespace: Namespace, group: int) -> None:
         self.number = number
-        self.address = f"198.18.0.{number + 1}"
+        self.address = str(ip_address(NETWORK) + number + 1)
         self.namespace = namespace
+        self.processes: list[subprocess.Popen[Any]] = []
         self._lab = lab
         self._group = group
 
     def popen(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """A process on this host, ended at the latest with the lab."""
-        return self.namespace.popen(arguments, process_group=self._group, **options)
+        process = self.namespace.popen(arguments, process_group=self._group, **options)
+        self.processes.append(process)
+        return process
 
     def run(self, *arguments: str) -> str:
         """Standard output of a command that must succeed. OSError with what it said."""
@@ -79,8 +83,13 @@ class Host:
         return self.namespace.entered()
 
     def set_sysctl(self, name: str, value: str) -> None:
-        """Such as net.ipv4.tcp_congestion_control, for connections made from now on."""
+        """Such as net.ipv4.tcp_slow_start_after_idle."""
         self.run("sh", "-c", 'echo "$1" > /proc/sys/"$(echo "$0" | tr . /)"', name, value)
+
+    def set_congestion_control(self, name: str) -> None:
+        """For connections made from now on. By the route: a namespace's sysctl refuses what users may not choose."""
+        route = ("ip", "route", "replace", f"{NETWORK}/{NETWORK_BITS}", "dev", DEVICE, "src", self.address)
+        self.run(*route, "congctl", name)
 
     def down(self) -> None:
         """Everything from and to this host vanishes, what is under way included."""
@@ -116,24 +125,29 @@ class Lab:
         self.backend: Backend = backend or ("relay" if netem.unavailable() else "netem")
         self.hosts = []
         self._resources = ExitStack()
-        self._network: Network
+        self._network: Network | None = None
 
     def __enter__(self) -> Lab:
         with ExitStack() as resources:
-            guard = resources.enter_context(Guard())
+            resources.callback(self._reap)
+            # Leaves first, and kills all that _reap then waits for.
+            group = resources.enter_context(Guard()).group
             for number in range(self.shape.hosts):
-                namespace = Namespace(guard.group)
-                resources.callback(namespace.close)
-                self.hosts.append(Host(self, number, namespace, guard.group))
+                self.hosts.append(Host(self, number, Namespace(group), group))
             namespaces = [host.namespace for host in self.hosts]
             addresses = [host.address for host in self.hosts]
-            if self.backend == "relay":
-                self._network = relay.Relay(self.shape, namespaces, addresses, guard.group)
-            else:
-                self._network = netem.Netem(self.shape, namespaces, addresses, guard.group)
-            resources.callback(self._network.close)
+            backend = relay.Relay if self.backend == "relay" else netem.Netem
+            self._network = backend(self.shape, namespaces, addresses, group)
             self._resources = resources.pop_all()
         return self
+
+    def _reap(self) -> None:
+        if self._network is not None:
+            self._network.close()
+        for host in self.hosts:
+            for process in host.processes:
+                process.wait()
+            host.namespace.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -142,8 +156,10 @@ class Lab:
 
     def block(self, sender: Host, receiver: Host, yes: bool = True) -> None:
         """Packets in that direction vanish, what is under way included, until called with False."""
+        assert self._network is not None
         self._network.block(sender.number, receiver.number, yes)
 
     def stats(self) -> dict[str, Any]:
         """What the network has carried, in the backend's words."""
+        assert self._network is not None
         return self._network.stats()

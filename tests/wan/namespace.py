@@ -31,15 +31,18 @@ class Namespace:
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         assert self._holder.stderr is not None
-        with suppress(BrokenPipeError):
-            self._holder.stdin.write(b"here\n")
-            self._holder.stdin.flush()
-        if not self._holder.stdout.readline():
-            reason = self._holder.stderr.read().decode().strip()
+        self.pid = self._holder.pid
+        self.path = f"/proc/{self.pid}/ns/net"
+        try:
+            with suppress(BrokenPipeError):
+                self._holder.stdin.write(b"here\n")
+                self._holder.stdin.flush()
+            if not self._holder.stdout.readline():
+                raise OSError(f"no network namespace: {self._holder.stderr.read().decode().strip()}")
+            self.run("ip", "link", "set", "lo", "up")
+        except BaseException:
             self.close()
-            raise OSError(f"no network namespace: {reason}")
-        self.path = f"/proc/{self._holder.pid}/ns/net"
-        self.run("ip", "link", "set", "lo", "up")
+            raise
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """A command that runs `arguments` inside, as the same process."""

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.wan.namespace import Namespace
-from tests.wan.shape import Shape
+from tests.wan.shape import DEVICE, NETWORK_BITS, Shape
 
 SOURCE = Path(__file__).with_name("relay.c")
-DEVICE = "wan0"
 TUN_QUEUE_PACKETS = 10_000
 """The host's own queue in front of the relay, which must never be the one that drops."""
 
@@ -72,7 +71,7 @@ class Relay:
         self._command(f"downlink {host} {_rate(shape, shape.down_mbit(host))}")
         link = ("ip", "link", "set", DEVICE)
         namespace.run(*link, "mtu", str(shape.mtu_bytes), "txqueuelen", str(TUN_QUEUE_PACKETS), "up")
-        namespace.run("ip", "address", "add", f"{address}/24", "dev", DEVICE)
+        namespace.run("ip", "address", "add", f"{address}/{NETWORK_BITS}", "dev", DEVICE)
 
     def block(self, sender: int, receiver: int, yes: bool) -> None:
         self._command(f"block {sender} {receiver} {yes:d}")

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MTU_BYTES = 1500
+NETWORK, NETWORK_BITS = "198.18.0.0", 24
+"""From a range that is set aside for measurements."""
+DEVICE = "wan0"
+"""Of every host, towards the others."""
 QUEUE_MS_MIN = 10.0
 
 

@@ -1,25 +1,30 @@
 """Real machines under random faults and random delivery: whatever happens, everybody agrees and nobody hangs.
 
-A schedule is a seed. It builds a world of a few peers in a few groups, does random things to it while delivering what is
-under way in random order, lets the faults stop, and closes with calls that must all succeed. `World` checks agreement at
-every step and `World.check_rest` looks for waits that nothing will end; both name the seed that replays them:
+A schedule is a seed. It builds a world of a few peers in a few groups, does random things to it while delivering what
+is under way in random order, lets the faults stop, and closes with calls that must all succeed. `checks` looks
+at every step. A failure names its seed, which replays it:
 
-    python -m pytest tests/test_membership_schedules.py --schedule SEED
+    python -m tests.simulation.test_schedules SEED
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 
 from pccl.protocol.messages import Kind
 from pccl.types import Result
-from tests.memory_net import Node, World
+from tests.simulation.node import Node
+from tests.simulation.world import World
 
-SCHEDULES = 250
-SLOW_SCHEDULES = 20_000
+BLOCK = 50
+"""Schedules of one test."""
+SCHEDULES = 500
+SLOW_SCHEDULES = 10_000
 PEERS_MAX = 5
 TAGS = (1, 2, 3)
 CLOSING_TAGS = (11, 12)
@@ -27,15 +32,24 @@ CLOSING_TAGS = (11, 12)
 STRATEGIES = ("enforce_popular", "enforce_popular", "enforce_popular", "receive_only", "send_only")
 
 
+Action = Callable[["Schedule"], None]
+
+
 class Schedule:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.world = World(self.rng)
         self.groups = self.rng.choice((1, 1, 1, 2, 2, 3))
-        self.peers = self.rng.randint(2, PEERS_MAX)
-        self.calm = self.rng.random()
+        self.peers = self.rng.randint(2, PEERS_MAX) if self.rng.random() < 0.3 else PEERS_MAX
+        self.calm = self.rng.uniform(0.5, 1.0)
         """How rare faults are."""
+        self.uses = self.some_of(self.USES)
+        self.faults = self.some_of(self.FAULTS)
         self.done: list[str] = []
+
+    def some_of(self, actions: dict[Action, float]) -> dict[Action, float]:
+        """Each schedule does more of this and nothing of that: together they reach more than an even mixture."""
+        return {action: weight * self.rng.choice((0.01, 1, 1, 5)) for action, weight in actions.items()}
 
     def run(self) -> None:
         for _ in range(self.peers):
@@ -44,10 +58,11 @@ class Schedule:
             self.world.admit_all()
         for _ in range(self.rng.randint(5, 80)):
             faulty = self.rng.random() > self.calm
-            action = self.rng.choices(*zip(*(self.FAULTS if faulty else self.USES), strict=True))[0]
+            actions = self.faults if faulty else self.uses
+            action = self.rng.choices(list(actions), list(actions.values()))[0]
             self.done.append(action.__name__)
             action(self)
-            for _ in range(self.rng.choice((0, 1, 3, 10, 40, 100))):
+            for _ in range(self.rng.choice((0, 1, 3, 10, 40, 100, 200))):
                 self.world.step()
         self.close()
 
@@ -121,7 +136,8 @@ class Schedule:
             self.joint(node, kind)
 
     def update(self) -> None:
-        self.joint_all(Kind.UPDATE_TOPOLOGY)
+        if self.world.master.pending or self.rng.random() < 0.3:
+            self.joint_all(Kind.UPDATE_TOPOLOGY)
 
     def sync(self) -> None:
         self.joint_all(Kind.SYNC)
@@ -178,24 +194,33 @@ class Schedule:
     def long_wait(self) -> None:
         self.world.wait(self.rng.choice((11.0, 95.0)))
 
-    USES = (
-        (add, 4),
-        (leave, 0.5),
-        (launch_one, 3),
-        (launch_all, 10),
-        (catch_up, 10),
-        (cancel, 0.5),
-        (joint_one, 1),
-        (joint_all, 1),
-        (update, 6),
-        (sync, 4),
-        (optimize, 2),
-        (cancel_joint, 0.5),
-        (wait, 1),
-        (rest, 4),
-        (thaw, 4),
-    )
-    FAULTS = ((kill, 3), (sever, 0.5), (freeze, 2), (thaw, 2), (break_link, 5), (part, 2), (mend, 2), (long_wait, 0.5))
+    USES: ClassVar[dict[Action, float]] = {
+        add: 8,
+        leave: 0.5,
+        launch_one: 3,
+        launch_all: 12,
+        catch_up: 10,
+        cancel: 1,
+        joint_one: 1,
+        joint_all: 1,
+        update: 12,
+        sync: 5,
+        optimize: 2,
+        cancel_joint: 0.5,
+        wait: 1,
+        rest: 4,
+        thaw: 8,
+    }
+    FAULTS: ClassVar[dict[Action, float]] = {
+        kill: 3,
+        sever: 0.5,
+        freeze: 2,
+        thaw: 2,
+        break_link: 6,
+        part: 2,
+        mend: 2,
+        long_wait: 0.5,
+    }
 
     # The end.
 
@@ -251,6 +276,36 @@ def play(seed: int) -> None:
     try:
         schedule.run()
     except BaseException as error:
-        error.add_note(f"schedule {seed}: {' '.join(schedule.done)}")
-        error.add_note("\n".join(schedule.world.log[-40:]))
+        error.add_note(f"schedule {seed} did: {' '.join(schedule.done)}")
+        error.add_note("the master's last words:\n" + "\n".join(schedule.world.log[-20:]))
         raise
+
+
+def _seeds(first: int, count: int) -> list[range]:
+    return [range(start, start + BLOCK) for start in range(first, first + count, BLOCK)]
+
+
+@pytest.mark.parametrize("seeds", _seeds(0, SCHEDULES), ids=str)
+def test_everybody_agrees_and_nobody_hangs(seeds: range) -> None:
+    for seed in seeds:
+        play(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", _seeds(SCHEDULES, SLOW_SCHEDULES), ids=str)
+def test_everybody_agrees_and_nobody_hangs_in_many_more_schedules(seeds: range) -> None:
+    for seed in seeds:
+        play(seed)
+
+
+def test_a_schedule_is_replayed_by_its_seed() -> None:
+    def logs(seed: int) -> list[str]:
+        schedule = Schedule(seed)
+        schedule.run()
+        return schedule.world.log
+
+    assert logs(7) == logs(7) != logs(8)
+
+
+if __name__ == "__main__":
+    play(int(sys.argv[1]))

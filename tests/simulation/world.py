@@ -11,143 +11,27 @@ What is pretended:
                           both ends; reports reach the machine in the order they happened, in batches
     shared state          a root and a revision; a fetch copies a donor's root
 
-What the world checks by itself, sharing no code with the machines: one verdict an op on all who heard one, commits only
-of ops that every peer in the run holds, growing views with one ring each, complete joint calls with one outcome, and
-elected revisions that never go back. `World.check_rest` looks for what hangs.
+What the machines do is watched by `checks` at every step. `World.check_rest` looks for what hangs.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import Decoder, ProtocolError, encode
 from pccl.types import Result
+from tests.simulation.checks import Checks
+from tests.simulation.node import Key, Link, Node, Wire
 
+TAG = 5
 LINK_TIMEOUT_S = 10.0
 """As the runtime's."""
 BATCH_MAX = 4
-
-Key = tuple[int, int, int, int]
-"""An op by (group, epoch, tag, sequence)."""
-
-
-@dataclass(eq=False)
-class Wire:
-    """One connection of a link."""
-
-    dialer: Node
-    acceptor: Node
-    ends: dict[str, int] = field(default_factory=dict)
-    """Link numbers by node name, of the ends that an engine has."""
-    closed_by: set[str] = field(default_factory=set)
-
-    def other(self, node: Node) -> Node:
-        return self.acceptor if node is self.dialer else self.dialer
-
-
-@dataclass
-class Link:
-    """One side's end of a link."""
-
-    effect: ps.MakeLink
-    expires_at: float
-    wires: list[Wire] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.wires) == self.effect.connections
-
-
-@dataclass(eq=False)
-class Node:
-    """A peer with its side of the control connection and its pretended engine."""
-
-    name: str
-    connection: int
-    machine: ps.Peer
-    inbox: deque[bytes] = field(default_factory=deque)
-    outbox: deque[bytes] = field(default_factory=deque)
-    decoder: Decoder[m.FromMaster] = field(default_factory=lambda: Decoder(m.FromMaster))
-    is_alive: bool = True
-    is_frozen: bool = False
-    """Stopped, as by SIGSTOP: what it has sent still travels."""
-    is_hung_up_on: bool = False
-    """The master's end of the control connection is closed; so says the last thing in its inbox."""
-    is_known: bool = True
-    """The master has not lost it, closed on it or let it go."""
-    number: int = 0
-    """Its peer number, as the master has told it; 0 before."""
-    is_accepted: bool = False
-    """The master has sent it an Install."""
-    reports: deque[tuple[str, int]] = field(default_factory=deque)
-    """What the engine has to say, in order."""
-    links: dict[int, Link] = field(default_factory=dict)
-    knocking: list[tuple[Wire, int]] = field(default_factory=list)
-    """Connections, with the dialer's link, that wait for the next message of the master or for the end of a freeze."""
-    launched: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Tag and arguments of every op, by its number."""
-    submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
-    """Ops in the engine."""
-    keys: dict[int, Key] = field(default_factory=dict)
-    held: set[Key] = field(default_factory=set)
-    """Ops of which all result bytes have come."""
-    uses: Counter[tuple[int, int]] = field(default_factory=Counter)
-    frozen: set[int] = field(default_factory=set)
-    refuses: set[int] = field(default_factory=set)
-    """Ops that its engine will refuse."""
-    cancelled_queued: set[int] = field(default_factory=set)
-    results: dict[int, ps.OpResult] = field(default_factory=dict)
-    kinds: dict[int, str] = field(default_factory=dict)
-    """Of every joint call."""
-    calls: dict[int, ps.CallResult] = field(default_factory=dict)
-    given_up: set[int] = field(default_factory=set)
-    views: list[ps.View] = field(default_factory=list)
-    lost: list[tuple[int, str]] = field(default_factory=list)
-    plans: list[ps.RunSync] = field(default_factory=list)
-    strategy: str = "enforce_popular"
-    revision: int = 0
-    root: bytes = b"root"
-    loose: bytes = b"loose"
-    fails_to_fetch: bool = False
-    ended: ps.Ended | None = None
-    last_number: int = 0
-
-    @property
-    def view(self) -> ps.View:
-        assert self.machine.view is not None
-        return self.machine.view
-
-    @property
-    def is_reachable(self) -> bool:
-        return self.is_alive and self.ended is None
-
-    def next(self) -> int:
-        """A number for an op or a call."""
-        self.last_number += 1
-        return self.last_number
-
-    def result(self, op: int) -> Result:
-        return self.results[op].code
-
-    def call(self, call: int) -> Result:
-        return self.calls[call].code
-
-    @property
-    def open_ops(self) -> list[int]:
-        return [op for op in self.launched if op not in self.results]
-
-    @property
-    def open_calls(self) -> list[int]:
-        return [call for call in self.kinds if call not in self.calls]
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 class World:
@@ -170,14 +54,7 @@ class World:
         self.said: list[tuple[str, m.FromPeer]] = []
         """Everything that the master was told, with the name of the node."""
         self.told: list[tuple[str, m.FromMaster]] = []
-        self.verdicts: dict[Key, dict[str, Result]] = {}
-        """Of every op, what each peer heard."""
-        self._rings: dict[tuple[int, int], tuple[int, ...]] = {}
-        """By group and epoch."""
-        self._sizes: dict[int, dict[int, int]] = {}
-        """Per view the sizes of its groups."""
-        self._synced: dict[int, tuple[int, list[Node]]] = {}
-        """Per group the last elected revision and who took part."""
+        self.checks = Checks(self.nodes)
         self._stalled: list[Callable[[], None]] = []
         self._events: list[tuple[Node, Callable[[], None]]] = []
         """What is under way outside of control connections, with the node it concerns."""
@@ -203,7 +80,7 @@ class World:
         return m.Hello(
             m.PROTOCOL_VERSION,
             "test",
-            node.machine.group,
+            node.group,
             [],
             1000 + node.connection,
             node.machine.connections,
@@ -297,6 +174,14 @@ class World:
                 self.wait(max(0.0, min(due) - self.now))
         raise AssertionError("the run does not come to rest")
 
+    def run_until(self, condition: Callable[[], object], steps_max: int = 100_000) -> None:
+        """Delivers until something is so."""
+        for _ in range(steps_max):
+            if condition():
+                return
+            assert self.step(), "at rest, and it is not so"
+        raise AssertionError("the run does not come to it")
+
     def wait(self, seconds: float) -> None:
         """Moves the clock and lets every timer fire."""
         self.now += seconds
@@ -315,6 +200,29 @@ class World:
             self._peer(node)
             deadline = node.machine.deadline()
             assert deadline is None or deadline > self.now, "the runtime would spin"
+
+    # What tests often do.
+
+    def join(self, *groups: int) -> list[Node]:
+        """One more accepted peer for each group named, in this order of seniority."""
+        nodes = []
+        for group in groups:
+            nodes.append(self.add(group))
+            self.run()
+        self.admit_all()
+        return nodes
+
+    def call_all(self, nodes: list[Node], kind: str) -> list[Result]:
+        """All make a joint call; what each is told."""
+        calls = [self.joint(node, kind) for node in nodes]
+        self.run()
+        return [node.call(call) for node, call in zip(nodes, calls, strict=True)]
+
+    def reduce(self, nodes: list[Node], tag: int = TAG) -> list[Result]:
+        """All launch an op; what each is told."""
+        ops = [self.launch(node, tag) for node in nodes]
+        self.run()
+        return [node.result(op) for node, op in zip(nodes, ops, strict=True)]
 
     @property
     def alive(self) -> list[Node]:
@@ -391,12 +299,13 @@ class World:
         data = self._take(node.outbox)
         if not data:
             node.outbox.clear()
-            node.is_known = False
+            self.checks.gone(node)
             self._master(self.master.disconnected(node.connection, "connection reset", self.now))
             return
         try:
             for message in self.decoders[node.connection].feed(data):
                 self.said.append((node.name, message))
+                self.checks.said(node, message)
                 self._master(self.master.received(node.connection, message, self.now))
         except ProtocolError as error:
             # As the server does.
@@ -508,8 +417,9 @@ class World:
         view = node.view
         assert (effect.epoch, effect.world_size) == (view.epoch, view.world_size)
         assert view.ring[effect.rank] == node.number
-        key = self._next_use(node, effect.op)
-        assert key == (node.machine.group, effect.epoch, effect.tag, effect.sequence)
+        assert node.in_call not in m.Kind.EXCLUSIVE
+        key = node.next_use(effect.op)
+        assert key == (node.group, effect.epoch, effect.tag, effect.sequence)
         node.keys[effect.op] = key
         if effect.op in node.refuses:
             node.machine.op_refused(effect.op, Result.INVALID_ARGUMENT, "the engine refuses")
@@ -522,13 +432,6 @@ class World:
         if self._can_finish(ring, key):
             for each in ring:
                 self._later(each, lambda each=each: self._finish(each, ring, key))  # type: ignore[misc]
-
-    def _next_use(self, node: Node, op: int) -> Key:
-        tag, _ = node.launched[op]
-        epoch = node.view.epoch
-        sequence = node.uses[epoch, tag]
-        node.uses[epoch, tag] += 1
-        return node.machine.group, epoch, tag, sequence
 
     def _differ(self, a: Node, b: Node, key: Key) -> bool:
         return a.launched[a.submitted[key].op][1] != b.launched[b.submitted[key].op][1]
@@ -564,32 +467,35 @@ class World:
 
     # Shared state.
 
-    def _fetch(self, node: Node, effect: ps.RunSync) -> None:
+    def _fetch(self, node: Node, effect: ps.RunSync, call: int) -> None:
+        """A transfer comes to its end."""
         plan = effect.plan
-        call = next((call for call in node.open_calls if node.kinds[call] == m.Kind.SYNC), None)
-        if not node.is_reachable or call is None:
+        if not node.is_reachable or call in node.calls:
             return
+        donors = [self.node_of(member.peer) for member in effect.donors]
         suspects = []
-        success = False
-        for member in effect.donors:
-            donor = self.node_of(member.peer)
-            assert donor.strategy != "receive_only"
+        giver = None
+        for donor in donors:
+            if not donor.is_reachable or donor.is_frozen or not donor.serves:
+                suspects.append((donor.number, "connection refused"))
+            elif not donor.plans or donor.plans[-1].plan.sync < plan.sync:
+                self._later(node, lambda: self._fetch(node, effect, call))  # until it has heard of the plan
+                return
+            elif donor.plans[-1].plan.sync > plan.sync or node.fails_to_fetch:
+                suspects.append((donor.number, "rejected"))
+            else:
+                giver = donor
+                break
+        if giver is not None:
+            assert giver.strategy != "receive_only"
             assert node.strategy != "send_only" or not plan.fetch_content
-            serving = [each for each in donor.open_calls if donor.kinds[each] == m.Kind.SYNC]
-            if not donor.is_reachable or donor.is_frozen or not serving or donor.given_up.intersection(serving):
-                suspects.append((member.peer, "connection refused"))
-                continue
-            assert donor.root == plan.root
-            if node.fails_to_fetch:
-                suspects.append((member.peer, "wrong bytes"))
-                continue
-            success = True
+            assert giver.root == plan.root
             if plan.fetch_content:
-                node.root = donor.root
+                node.root = giver.root
             if plan.fetch_loose:
-                node.loose = donor.loose
-            break
-        node.machine.sync_ended(plan.sync, success, "" if success else "no donor is left", suspects)
+                node.loose = giver.loose
+        reason = "" if giver is not None else "no donor is left"
+        node.machine.sync_ended(plan.sync, giver is not None, reason, suspects)
         self._peer(node)
 
     def _probe(self, node: Node, effect: ps.RunProbe) -> None:
@@ -606,7 +512,7 @@ class World:
     # Effects.
 
     def _master(self, effects: list[ms.Effect]) -> None:
-        accepted_before = [node for node in self.nodes if node.is_accepted and node.is_known]
+        accepted = [node for node in self.nodes if node.is_accepted]
         results: list[tuple[Node, m.JointResult]] = []
         for effect in effects:
             if isinstance(effect, ms.Log):
@@ -614,45 +520,19 @@ class World:
                 continue
             node = self.by_connection[effect.connection]
             assert node.is_known, f"{effect} to {node}, which is gone"
-            if isinstance(effect, ms.Send):
-                self.told.append((node.name, effect.message))
-                if isinstance(effect.message, m.Welcome):
-                    node.number = effect.message.peer
-                elif isinstance(effect.message, m.Install):
-                    node.is_accepted = True
-                elif isinstance(effect.message, m.JointResult):
-                    results.append((node, effect.message))
-                if not node.is_hung_up_on:
-                    node.inbox.append(encode(effect.message))
-            else:
-                node.is_known = False
+            if isinstance(effect, ms.Close):
+                self.checks.gone(node)
                 if not node.is_hung_up_on:
                     node.is_hung_up_on = True
                     node.inbox.append(b"")
-        if results:
-            self._check_joint_results(results, [node for node in accepted_before if node.is_known])
-
-    def _check_joint_results(self, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
-        for kind in m.Kind.ALL:
-            of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
-            for group in {node.machine.group for node, _ in of_kind}:
-                codes = {(result.code, result.value) for node, result in of_kind if node.machine.group == group}
-                assert len(codes) == 1, f"{kind} ended in different ways: {of_kind}"
-            succeeded = {node: result for node, result in of_kind if result.code == Result.SUCCESS}
-            if not succeeded:
                 continue
-            if kind != m.Kind.SYNC:
-                assert set(succeeded) == set(accepted), f"{kind} succeeded without all"
-                continue
-            for group in {node.machine.group for node in succeeded}:
-                members = [node for node in succeeded if node.machine.group == group]
-                assert set(members) == {node for node in accepted if node.machine.group == group}
-                assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
-                revision = succeeded[members[0]].value
-                before, incumbents = self._synced.get(group, (0, []))
-                if any(node in incumbents for node in members):
-                    assert revision >= before, "an elected revision went back"
-                self._synced[group] = revision, members
+            self.told.append((node.name, effect.message))
+            self.checks.told(node, effect.message)
+            if isinstance(effect.message, m.JointResult):
+                results.append((node, effect.message))
+            if not node.is_hung_up_on:
+                node.inbox.append(encode(effect.message))
+        self.checks.joint_results(results, [node for node in accepted if node.is_known])
 
     def _peer(self, node: Node) -> None:
         if not node.is_alive:
@@ -665,6 +545,12 @@ class World:
     def _carry_out(self, node: Node, effect: ps.Effect, end: ps.Ended | None) -> None:
         if isinstance(effect, ps.ToMaster):
             node.outbox.append(encode(effect.message))
+            if isinstance(effect.message, m.JointCall):
+                assert node.in_call is None
+                node.in_call = effect.message.kind
+                assert node.in_call not in m.Kind.EXCLUSIVE or not node.machine.open_ops
+            elif isinstance(effect.message, m.LinksReady):
+                node.ready = effect.message.view
         elif isinstance(effect, ps.SubmitOp):
             self._submit(node, effect)
         elif isinstance(effect, ps.FreezeOps):
@@ -673,15 +559,16 @@ class World:
         elif isinstance(effect, ps.EndOp):
             key = node.keys[effect.op]
             if effect.commit:
-                for each in map(self.node_of, self._rings[key[0], key[1]]):
-                    assert key in each.held or not each.is_known, f"{key} is committed, but {each} lacks the result"
+                self.checks.commit(key)
             if node.submitted.pop(key, None) is not None:
                 node.reports.append(("ended", effect.op))
         elif isinstance(effect, ps.OpResult):
-            self._op_result(node, effect, end)
+            self.checks.op_result(node, effect, end)
         elif isinstance(effect, ps.CallResult):
             assert effect.call not in node.calls
             node.calls[effect.call] = effect
+            if node.in_call == node.kinds[effect.call]:
+                node.in_call = None
             if node.kinds[effect.call] == m.Kind.SYNC and effect.code is Result.SUCCESS:
                 node.revision = effect.value
         elif isinstance(effect, ps.MakeLink):
@@ -696,13 +583,14 @@ class World:
             for wire in closed.wires if closed is not None else ():
                 self._close_wire(wire, node)
         elif isinstance(effect, ps.Installed):
-            self._installed(node, effect)
+            self.checks.installed(node, effect)
         elif isinstance(effect, ps.RunSync):
             node.plans.append(effect)
-            if node.given_up.intersection(node.open_calls):
+            if not node.serves:
                 node.machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
             elif effect.plan.fetch_content or effect.plan.fetch_loose:
-                self._later(node, lambda: self._fetch(node, effect))
+                call = next(call for call in node.open_calls if node.kinds[call] == m.Kind.SYNC)
+                self._later(node, lambda: self._fetch(node, effect, call))
         elif isinstance(effect, ps.RunProbe):
             self._later(node, lambda: self._probe(node, effect))
         elif isinstance(effect, ps.Ended):
@@ -712,71 +600,11 @@ class World:
         else:
             assert isinstance(effect, ps.Log)
 
-    def _installed(self, node: Node, effect: ps.Installed) -> None:
-        view = effect.view
-        assert not node.views or view.view > node.views[-1].view
-        assert view.peer == node.number
-        assert self._rings.setdefault((view.group, view.epoch), view.ring) == view.ring
-        assert self._sizes.setdefault(view.view, view.group_sizes) == view.group_sizes
-        node.views.append(view)
-        node.lost += effect.lost
-
-    def _op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:
-        assert effect.op not in node.results
-        node.results[effect.op] = effect
-        if end is not None and (effect.code, effect.reason) == (end.code, end.reason):
-            return  # the session's end is no verdict
-        if node.ended is not None and (effect.code, effect.reason) == (node.ended.code, node.ended.reason):
-            return
-        if effect.op in node.cancelled_queued or effect.code is Result.TOO_FEW_PEERS:
-            return
-        # Without a key it ended by a verdict that was here before its launch.
-        key = node.keys[effect.op] if effect.op in node.keys else self._next_use(node, effect.op)
-        heard = self.verdicts.setdefault(key, {})
-        heard[node.name] = effect.code
-        assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
-        if effect.code is Result.SUCCESS:
-            assert key in node.held
-            assert effect.world_size == len(self._rings[key[0], key[1]])
-
-    # What hangs.
-
     def check_rest(self) -> None:
         """At rest, with nobody frozen: nobody waits for something that nobody else could bring about."""
-        assert not self.master.is_changing
-        accepted = self.accepted
-        assert sorted(self.master.accepted) == sorted(node.number for node in accepted)
-        for node in self.nodes:
-            if node.ended is not None:
-                assert not node.open_ops + node.open_calls, f"{node} is over and still waits"
-                assert node.machine.open_ops == 0
-        for node in accepted:
-            self._check_member(node, accepted)
-        waits = {node: node.kinds[node.open_calls[0]] for node in accepted if node.open_calls}
-        for group in {node.machine.group for node in accepted}:
-            members = [node for node in accepted if node.machine.group == group]
-            kinds = {waits.get(node) for node in members}
-            assert None in kinds or (len(kinds) == 1 and m.Kind.SYNC not in kinds), f"group {group} hangs: {waits}"
-        assert not accepted or len(waits) < len(accepted), f"all wait: {waits}"
+        self.checks.rest(self.master, self.accepted, self.is_linked, bool(self.held_back))
 
-    def _check_member(self, node: Node, accepted: list[Node]) -> None:
-        view = node.view
-        assert view.view == self.master.installed_view
-        assert list(view.ring) == self.master.ring(node.machine.group)
-        assert view.global_world_size == len(accepted)
-        waits_exclusively = any(node.kinds[call] in m.Kind.EXCLUSIVE for call in node.open_calls)
-        for op in node.open_ops:
-            if op not in node.keys:
-                assert waits_exclusively, f"op {op} of {node} never starts"
-        ring = self.ring_nodes(node)
-        assert set(ring) <= set(accepted)
-        at = ring.index(node)
-        after = ring[(at + 1) % len(ring)]
-        if after is not node:
-            ours = [number for number, link in node.links.items() if link.effect.member.peer == after.number]
-            theirs = [number for number, link in after.links.items() if link.effect.member.peer == node.number]
-            assert len(ours) == len(theirs) == 1
-            assert self.is_linked(node, ours[0], after, theirs[0]), f"no link between {node} and {after}"
-        for key, effect in node.submitted.items():
-            if all(key in each.submitted for each in ring) and not self.held_back:
-                raise AssertionError(f"op {effect.op} of {node} hangs: {key} was launched by all of {ring}")
+
+def rings(nodes: list[Node]) -> set[tuple[int, ...]]:
+    """The rings that these peers see."""
+    return {node.view.ring for node in nodes}

@@ -1,0 +1,230 @@
+"""Wrong servers, strangers at the door, ports in use: errors that name the culprit, and nothing lost for the others."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl.runtime import links, peer_session
+from tests.crew import WAIT_S, Background, Crew, results, together, until, waits_at_master
+
+
+def refusal(call: Callable[[], object]) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        call()
+    return caught.value
+
+
+@contextmanager
+def server_that(answers: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that does this to everybody; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        answers(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def a_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# The wrong master.
+
+
+def test_an_unreachable_master_is_named() -> None:
+    address = f"127.0.0.1:{a_free_port()}"
+    error = refusal(partial(Communicator(address).connect, n_attempts=1))
+    assert error.result is Result.MASTER_CONNECTION_FAILED
+    assert address in str(error)
+    assert "Connection refused" in str(error)
+
+
+def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    peer = Communicator(f"127.0.0.1:{a_free_port()}")
+    assert "(3 attempts)" in str(refusal(partial(peer.connect, n_attempts=3)))
+
+
+def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    address = f"127.0.0.1:{a_free_port()}"
+    peer = Communicator(address)
+    with pytest.raises(PCCLError):
+        peer.connect(n_attempts=1)
+    connecting = Background(partial(peer.connect, n_attempts=10_000))
+    with MasterNode(address):
+        connecting.result()
+        assert peer.world_size == 1
+        peer.close()
+
+
+@pytest.mark.parametrize("host", ["host.invalid", "a..b", "x" * 70])
+def test_a_host_that_cannot_be_found_is_named(host: str) -> None:
+    error = refusal(partial(Communicator(f"{host}:1").connect, n_attempts=1))
+    assert error.result is Result.MASTER_CONNECTION_FAILED
+    assert host in str(error)
+
+
+def says_http(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def says_much(connection: socket.socket) -> None:
+    connection.sendall(random.Random(1).randbytes(100_000))
+
+
+def says_nothing_and_closes(connection: socket.socket) -> None:
+    connection.recv(1)
+
+
+@pytest.mark.parametrize("answers", [says_http, says_much, says_nothing_and_closes])
+def test_a_server_that_is_no_master_is_named(answers: Callable[[socket.socket], None]) -> None:
+    with server_that(answers) as address:
+        error = refusal(Communicator(address).connect)
+    assert error.result is Result.MASTER_CONNECTION_FAILED
+    assert address in str(error)
+
+
+def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_session, "WELCOME_TIMEOUT_S", 0.05)
+    given_up = threading.Event()
+
+    def says_nothing(_: socket.socket) -> None:
+        given_up.wait(WAIT_S)
+
+    with server_that(says_nothing) as address:
+        error = refusal(Communicator(address).connect)
+        given_up.set()
+    assert error.result is Result.MASTER_CONNECTION_FAILED
+    assert address in str(error)
+    assert "is there a pccl master at this address?" in str(error)
+
+
+# Ports in use.
+
+
+def test_a_listening_port_in_use_is_named(master: MasterNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        error = refusal(Communicator(master.address, listen=where).connect)
+        assert error.result is Result.INVALID_ARGUMENT
+        assert f"cannot listen on {where}: the port is in use" in str(error)
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on(master: MasterNode) -> None:
+    error = refusal(Communicator(master.address, listen="192.0.2.1:0").connect)
+    assert error.result is Result.INVALID_ARGUMENT
+    assert "cannot listen on 192.0.2.1:0" in str(error)
+
+
+# Strangers.
+
+
+GARBAGE = {
+    "nothing": b"",
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a huge length": b"\xff" * 64,
+    "an empty message": bytes(64),
+    "noise": random.Random(2).randbytes(5000),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_strangers_at_every_port_disturb_nobody(crew: Crew, kind: str) -> None:
+    ports = [a_free_port() for _ in range(2)]
+    for port in ports:
+        crew.join(1, listen=f"127.0.0.1:{port}")
+    ports.append(int(crew.address.rpartition(":")[2]))
+    is_over = threading.Event()
+
+    def knock(port: int) -> int:
+        knocks = 0
+        while not is_over.is_set() or knocks < 3:
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                knocks += 1
+                with suppress(OSError):  # it may be cut off at any time
+                    stranger.sendall(GARBAGE[kind])
+                    if knocks % 2:
+                        stranger.shutdown(socket.SHUT_WR)
+                        while stranger.recv(1000):
+                            pass
+        return knocks
+
+    strangers = [Background(partial(knock, port)) for port in ports]
+
+    def reduce(peer: Communicator, _: int) -> None:
+        for _ in range(30):
+            x = np.ones(10_000, np.float32)
+            assert peer.all_reduce(x, op=ReduceOp.SUM).world_size == 2
+            assert np.all(x == 2)
+
+    try:
+        crew.each(reduce)
+    finally:
+        is_over.set()
+    assert all(stranger.result() >= 3 for stranger in strangers)
+    assert crew.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
+
+
+def test_a_stranger_that_stays_silent_keeps_nobody_out(master: MasterNode) -> None:
+    host, _, port = master.address.rpartition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(20)]
+    crew = Crew(master.address)
+    crew.join(2)
+    assert crew.each(lambda peer, _: peer.world_size) == [2, 2]
+    crew.close_all()
+    for stranger in silent:
+        stranger.close()
+
+
+def test_a_newcomer_that_cannot_reach_a_neighbour_is_turned_away_and_told_why(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "LINK_TIMEOUT_S", 0.2)  # so long the neighbour waits to be dialled
+    port = a_free_port()
+    crew.join(1, advertise=f"127.0.0.1:{port}")
+    connecting = Background(crew.new().connect)
+    until(crew[0].are_peers_pending, "it waits")
+    crew[0].update_topology()
+    error = connecting.outcome()
+    assert error.result is Result.RANK_CONNECTION_FAILED
+    assert "peers 1 and 2 cannot connect to each other" in str(error)
+    assert f"127.0.0.1:{port}" in str(error)
+    assert crew[0].world_size == 1
+
+
+def test_a_master_that_stops_fails_the_calls_in_progress() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        crew = Crew(master.address)
+        crew.join(3)
+        x = np.ones(1000, np.float32)
+        calls = [
+            Background(partial(crew[0].all_reduce, x, op=ReduceOp.SUM)),
+            Background(crew[0].are_peers_pending),
+            Background(crew[1].update_topology),
+            Background((newcomer := crew.new()).connect),
+        ]
+        until(lambda: crew[0].stats["ops_open"] == 1 and waits_at_master(newcomer), "they wait")
+    assert results([call.outcome() for call in calls]) == [Result.MASTER_CONNECTION_FAILED] * 4
+    assert np.all(x == 1)
+    together([peer.close for peer in crew.peers])

@@ -1,0 +1,191 @@
+"""What must hold in every run, found out without any code of the machines.
+
+`Checks` is told of what the master hears and says and of what peers are to carry out, and raises AssertionError for
+
+    an op with two verdicts, one committed that a peer of the run lacks, one aborted that all survivors of a flush hold
+    an op that a flush has ended and that returns before the next view is in force
+    an epoch with two rings, a view that is not newer than the last, or one in force before its links were up
+    a joint call that ended differently in a group, or succeeded without all
+    a sync after which contents differ, or whose revision went back while somebody of the last one was there
+
+`rest` looks for waits that nothing will end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.master import Master
+from pccl.types import Result
+from tests.simulation.node import Key, Node
+
+
+class Checks:
+    def __init__(self, nodes: list[Node]) -> None:
+        self.verdicts: dict[Key, dict[str, Result]] = {}
+        """Of every op, what each peer heard."""
+        self._nodes = nodes
+        self._rings: dict[tuple[int, int], tuple[int, ...]] = {}
+        """By group and epoch."""
+        self._sizes: dict[int, dict[int, int]] = {}
+        """Per view the sizes of its groups."""
+        self._flushes: dict[int, tuple[int, int]] = {}
+        """Group and epoch of every flush."""
+        self._flushed: dict[tuple[int, int], set[Node]] = {}
+        """By group and epoch, who has answered a flush that is under way."""
+        self._survivors: dict[tuple[int, int], set[Node]] = {}
+        """By group and epoch, whose answers a flush ended with."""
+        self._synced: dict[int, tuple[int, list[Node]]] = {}
+        """Per group the last elected revision and who took part."""
+
+    # What the master hears and says.
+
+    def said(self, node: Node, message: m.Message) -> None:
+        if isinstance(message, m.FlushReply) and message.flush in self._flushes:
+            self._flushed.get(self._flushes[message.flush], set()).add(node)
+            self._note_survivors()
+
+    def gone(self, node: Node) -> None:
+        """The master has lost it, evicted it or let it go."""
+        node.is_known = False
+        self._note_survivors()
+
+    def told(self, node: Node, message: m.Message) -> None:
+        if isinstance(message, m.Welcome):
+            node.number = message.peer
+        elif isinstance(message, m.Install):
+            node.is_accepted = True
+        elif isinstance(message, m.Prepare):
+            for ring in message.rings:
+                assert self._rings.setdefault((ring.group, ring.epoch), tuple(ring.peers)) == tuple(ring.peers)
+        elif isinstance(message, m.Flush):
+            self._flushes[message.flush] = node.group, message.epoch
+            self._flushed.setdefault((node.group, message.epoch), set())
+
+    def _note_survivors(self) -> None:
+        for epoch, answered in list(self._flushed.items()):
+            survivors = set(self._known(epoch))
+            if survivors <= answered:
+                self._survivors[epoch] = survivors
+                del self._flushed[epoch]
+
+    def _known(self, epoch: tuple[int, int]) -> list[Node]:
+        """The peers of a ring that the master knows."""
+        return [node for node in self._nodes if node.is_known and node.number in self._rings[epoch]]
+
+    def joint_results(self, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
+        """The results that one event has led to. `accepted` are those who were so before it."""
+        for kind in m.Kind.ALL:
+            of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
+            for group in {node.group for node, _ in of_kind}:
+                outcomes = {(result.code, result.value) for node, result in of_kind if node.group == group}
+                assert len(outcomes) == 1, f"{kind} ended in different ways: {of_kind}"
+            succeeded = {node: result for node, result in of_kind if result.code == Result.SUCCESS}
+            if kind == m.Kind.SYNC:
+                for group in {node.group for node in succeeded}:
+                    members = [node for node in succeeded if node.group == group]
+                    assert set(members) == {node for node in accepted if node.group == group}
+                    self._synced_to(group, members, succeeded[members[0]].value)
+            elif kind == m.Kind.ARE_PEERS_PENDING and not any(result.value for result in succeeded.values()):
+                pass  # 'no' is also the answer to some when the others wait for what excludes this call
+            else:
+                assert not succeeded or set(succeeded) == set(accepted), f"{kind} succeeded without all"
+
+    def _synced_to(self, group: int, members: list[Node], revision: int) -> None:
+        assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
+        before, incumbents = self._synced.get(group, (0, []))
+        if any(node in incumbents for node in members):
+            assert revision >= before, "an elected revision went back"
+        self._synced[group] = revision, members
+
+    # What peers are to carry out.
+
+    def installed(self, node: Node, effect: ps.Installed) -> None:
+        view = effect.view
+        assert view.peer == node.number
+        assert self._rings[view.group, view.epoch] == view.ring
+        assert self._sizes.setdefault(view.view, view.group_sizes) == view.group_sizes
+        before = node.views[-1] if node.views else None
+        assert before is None or view.view > before.view
+        if before is None or view.epoch != before.epoch:
+            assert node.ready == view.view, f"{node} is in view {view.view} and has not said LinksReady"
+        node.views.append(view)
+        node.lost += effect.lost
+
+    def commit(self, key: Key) -> None:
+        for node in self._known(key[:2]):
+            assert key in node.held, f"{key} is committed, but {node} lacks the result"
+
+    def op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:
+        """`end` is the end of the session where that comes at once with the result."""
+        assert effect.op not in node.results
+        node.results[effect.op] = effect
+        end = end or node.ended
+        if end is not None and (effect.code, effect.reason) == (end.code, end.reason):
+            return  # no verdict
+        if effect.op in node.cancelled_queued or effect.code is Result.TOO_FEW_PEERS:
+            return
+        # Without a key it ended by a verdict that was here before its launch.
+        key = node.keys[effect.op] if effect.op in node.keys else node.next_use(effect.op)
+        heard = self.verdicts.setdefault(key, {})
+        heard[node.name] = effect.code
+        assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
+        if effect.code is Result.RANK_CONNECTION_LOST:
+            assert end is not None or node.view.epoch > key[1], f"{node} heard of {key} before Install"
+            survivors = self._survivors[key[:2]]
+            assert not all(key in survivor.held for survivor in survivors), (
+                f"{key} was aborted though {survivors} hold it"
+            )
+        if effect.code is Result.SUCCESS:
+            assert key in node.held
+            assert effect.world_size == len(self._rings[key[:2]])
+
+    # What hangs.
+
+    def rest(
+        self,
+        master: Master,
+        accepted: list[Node],
+        is_linked: Callable[[Node, int, Node, int], bool],
+        may_ops_wait: bool,
+    ) -> None:
+        assert not master.is_changing
+        assert sorted(master.accepted) == sorted(node.number for node in accepted)
+        for node in self._nodes:
+            if node.ended is not None:
+                assert not node.open_ops + node.open_calls, f"{node} is over and still waits"
+                assert node.machine.open_ops == 0
+        for node in accepted:
+            assert node.view.view == master.installed_view
+            assert list(node.view.ring) == master.ring(node.group)
+            assert node.view.global_world_size == len(accepted)
+            ring = [next(other for other in accepted if other.number == number) for number in node.view.ring]
+            self._links_at_rest(node, ring, is_linked)
+            if not may_ops_wait:
+                self._ops_at_rest(node, ring)
+        self._calls_at_rest(accepted)
+
+    def _links_at_rest(self, node: Node, ring: list[Node], is_linked: Callable[[Node, int, Node, int], bool]) -> None:
+        after = ring[(ring.index(node) + 1) % len(ring)]
+        if after is not node:
+            ours = [number for number, link in node.links.items() if link.effect.member.peer == after.number]
+            theirs = [number for number, link in after.links.items() if link.effect.member.peer == node.number]
+            assert len(ours) == len(theirs) == 1
+            assert is_linked(node, ours[0], after, theirs[0]), f"no link between {node} and {after}"
+
+    def _ops_at_rest(self, node: Node, ring: list[Node]) -> None:
+        waits_exclusively = any(node.kinds[call] in m.Kind.EXCLUSIVE for call in node.open_calls)
+        for op in node.open_ops:
+            if op not in node.keys:
+                assert waits_exclusively, f"op {op} of {node} never starts"
+        for key, effect in node.submitted.items():
+            assert not all(key in each.submitted for each in ring), f"op {effect.op} of {node}, {key}, hangs"
+
+    def _calls_at_rest(self, accepted: list[Node]) -> None:
+        waits = {node: node.kinds[node.open_calls[0]] for node in accepted if node.open_calls}
+        for group in {node.group for node in accepted}:
+            kinds = {waits.get(node) for node in accepted if node.group == group}
+            assert None in kinds or (len(kinds) == 1 and m.Kind.SYNC not in kinds), f"group {group} hangs: {waits}"
+        assert not accepted or len(waits) < len(accepted), f"all wait: {waits}"

@@ -1,0 +1,149 @@
+"""A peer of a run in memory: its machine, its end of the control connection, what its engine and links would hold."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.codec import Decoder
+from pccl.types import Result
+
+Key = tuple[int, int, int, int]
+"""An op by (group, epoch, tag, sequence)."""
+
+
+@dataclass(eq=False)
+class Wire:
+    """One connection of a link."""
+
+    dialer: Node
+    acceptor: Node
+    ends: dict[str, int] = field(default_factory=dict)
+    """Link numbers by node name, of the ends that an engine has."""
+    closed_by: set[str] = field(default_factory=set)
+
+    def other(self, node: Node) -> Node:
+        return self.acceptor if node is self.dialer else self.dialer
+
+
+@dataclass
+class Link:
+    """One side's end of a link."""
+
+    effect: ps.MakeLink
+    expires_at: float
+    wires: list[Wire] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.wires) == self.effect.connections
+
+
+@dataclass(eq=False)
+class Node:
+    """A peer with its side of the control connection and its pretended engine."""
+
+    name: str
+    connection: int
+    machine: ps.Peer
+    inbox: deque[bytes] = field(default_factory=deque)
+    outbox: deque[bytes] = field(default_factory=deque)
+    decoder: Decoder[m.FromMaster] = field(default_factory=lambda: Decoder(m.FromMaster))
+    is_alive: bool = True
+    is_frozen: bool = False
+    """Stopped, as by SIGSTOP: what it has sent still travels."""
+    is_hung_up_on: bool = False
+    """The master's end of the control connection is closed; so says the last thing in its inbox."""
+    is_known: bool = True
+    """The master has not lost it, closed on it or let it go."""
+    number: int = 0
+    """Its peer number, as the master has told it; 0 before."""
+    is_accepted: bool = False
+    """The master has sent it an Install."""
+    reports: deque[tuple[str, int]] = field(default_factory=deque)
+    """What the engine has to say, in order."""
+    links: dict[int, Link] = field(default_factory=dict)
+    knocking: list[tuple[Wire, int]] = field(default_factory=list)
+    """Connections, with the dialer's link, that wait for the next message of the master or for the end of a freeze."""
+    launched: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Tag and arguments of every op, by its number."""
+    submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
+    """Ops in the engine."""
+    keys: dict[int, Key] = field(default_factory=dict)
+    held: set[Key] = field(default_factory=set)
+    """Ops of which all result bytes have come."""
+    uses: Counter[tuple[int, int]] = field(default_factory=Counter)
+    frozen: set[int] = field(default_factory=set)
+    refuses: set[int] = field(default_factory=set)
+    """Ops that its engine will refuse."""
+    cancelled_queued: set[int] = field(default_factory=set)
+    results: dict[int, ps.OpResult] = field(default_factory=dict)
+    kinds: dict[int, str] = field(default_factory=dict)
+    """Of every joint call."""
+    calls: dict[int, ps.CallResult] = field(default_factory=dict)
+    in_call: str | None = None
+    """The kind of the one that the master has been told of."""
+    given_up: set[int] = field(default_factory=set)
+    ready: int = 0
+    """The last view for which it has said that its links are up."""
+    views: list[ps.View] = field(default_factory=list)
+    lost: list[tuple[int, str]] = field(default_factory=list)
+    plans: list[ps.RunSync] = field(default_factory=list)
+    strategy: str = "enforce_popular"
+    revision: int = 0
+    root: bytes = b"root"
+    loose: bytes = b"loose"
+    fails_to_fetch: bool = False
+    ended: ps.Ended | None = None
+    last_number: int = 0
+
+    @property
+    def group(self) -> int:
+        return self.machine.group
+
+    @property
+    def view(self) -> ps.View:
+        assert self.machine.view is not None
+        return self.machine.view
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.is_alive and self.ended is None
+
+    def next(self) -> int:
+        """A number for an op or a call."""
+        self.last_number += 1
+        return self.last_number
+
+    def result(self, op: int) -> Result:
+        return self.results[op].code
+
+    def call(self, call: int) -> Result:
+        return self.calls[call].code
+
+    @property
+    def open_ops(self) -> list[int]:
+        return [op for op in self.launched if op not in self.results]
+
+    @property
+    def open_calls(self) -> list[int]:
+        return [call for call in self.kinds if call not in self.calls]
+
+    @property
+    def serves(self) -> bool:
+        """Takes part in a sync that its caller has not given up."""
+        calls = [call for call in self.open_calls if self.kinds[call] == m.Kind.SYNC]
+        return bool(calls) and calls[0] not in self.given_up
+
+    def next_use(self, op: int) -> Key:
+        """What an op that starts now is named."""
+        tag, _ = self.launched[op]
+        epoch = self.view.epoch
+        sequence = self.uses[epoch, tag]
+        self.uses[epoch, tag] += 1
+        return self.group, epoch, tag, sequence
+
+    def __repr__(self) -> str:
+        return self.name

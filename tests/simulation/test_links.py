@@ -1,0 +1,143 @@
+"""Links that cannot be made, break, and are made anew."""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import RELINKS_MAX
+from pccl.protocol.messages import Kind
+from pccl.types import Result
+from tests.simulation.world import TAG, World, rings
+
+
+def test_newcomer_that_cannot_reach_an_incumbent_is_evicted(world: World) -> None:
+    a, b = world.join(0, 0)
+    c = world.add()
+    world.unreachable = {frozenset(("n1", "n3"))}
+    world.run()
+    assert world.call_all([a, b], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS] * 2
+    assert rings([a, b]) == {(1, 2)}
+    assert c.ended is not None
+    assert c.ended.code is Result.RANK_CONNECTION_FAILED
+    assert "peers 1 and 3 cannot connect to each other: " in c.ended.reason
+    assert world.reduce([a, b]) == [Result.SUCCESS] * 2
+
+
+def test_newcomers_that_connect_join_without_the_one_that_does_not(world: World) -> None:
+    (a,) = world.join(0)
+    nodes = [world.add() for _ in range(3)]
+    world.run()
+    middle = next(node for node in nodes if node.number == 3)
+    world.unreachable = {frozenset((middle.name, other.name)) for other in (a, *nodes)}
+    assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
+    assert a.view.ring == (1, 2, 4)
+    assert middle.ended is not None
+
+
+def test_pair_that_need_not_connect_may_be_unreachable(world: World) -> None:
+    world.unreachable = {frozenset(("n1", "n3"))}
+    nodes = world.join(0, 0, 0, 0)
+    assert len(nodes) == 4
+    world.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
+    assert rings(nodes) == {(1, 2, 3, 4)} or len(world.accepted) < 4
+
+
+def test_lost_link_is_made_anew(world: World) -> None:
+    a, b, c = world.join(0, 0, 0)
+    op = world.launch(a, TAG)
+    world.run()
+    world.break_link(b, c)
+    world.run()
+    assert a.result(op) is Result.RANK_CONNECTION_LOST
+    assert "the ring was changed" in a.results[op].reason
+    assert world.master.accepted == [1, 2, 3]
+    assert a.lost == []
+    relinks = [message.relink for _, message in world.told if isinstance(message, m.Prepare) and message.relink]
+    assert relinks == [[(2, 3)]] * 3, "although both ends have reported it"
+    assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
+
+
+def test_op_that_all_hold_is_committed_although_a_link_broke(world: World) -> None:
+    a, b = world.join(0, 0)
+    ops = [world.launch(node, TAG) for node in (a, b)]
+    world.run_until(lambda: len(a.held) == len(b.held) == 1)
+    world.break_link(a, b)
+    world.run()
+    assert (a.result(ops[0]), b.result(ops[1])) == (Result.SUCCESS, Result.SUCCESS)
+
+
+def test_link_that_does_not_last_costs_the_later_peer_its_place(world: World) -> None:
+    a, b, c = world.join(0, 0, 0)
+    for _ in range(RELINKS_MAX):
+        world.break_link(b, c)
+        world.run()
+        assert world.master.accepted == [1, 2, 3]
+    world.break_link(b, c)
+    world.run()
+    assert world.master.accepted == [1, 2]
+    assert c.ended is not None
+    assert c.ended.code is Result.RANK_CONNECTION_FAILED
+    assert f"broke {RELINKS_MAX + 1} times in a row" in c.ended.reason
+    assert a.lost[0][0] == 3
+
+
+def test_link_that_serves_in_between_may_break_any_number_of_times(world: World) -> None:
+    a, b, c = world.join(0, 0, 0)
+    for _ in range(RELINKS_MAX + 2):
+        world.break_link(b, c)
+        assert set(world.reduce([a, b, c], tag=6)) <= {Result.SUCCESS, Result.RANK_CONNECTION_LOST}
+        assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
+    assert world.master.accepted == [1, 2, 3]
+
+
+def test_link_that_cannot_be_made_anew_costs_the_later_peer_its_place(world: World) -> None:
+    a, b, c = world.join(0, 0, 0)
+    world.unreachable = {frozenset(("n2", "n3"))}
+    world.break_link(b, c)
+    world.run()
+    assert rings([a, b]) == {(1, 2)}
+    assert c.ended is not None
+    assert c.ended.code is Result.RANK_CONNECTION_FAILED
+
+
+def test_report_of_a_link_that_has_been_replaced_is_ignored(world: World) -> None:
+    a, b = world.join(0, 0)
+    world.break_link(a, b)
+    world.run()
+    view = world.master.view
+    world.say(b, m.LinkLost(2, 1, "old news"))
+    world.run()
+    assert world.master.view == view
+    world.say(b, m.LinkLost(view, 1, "news"))
+    world.run()
+    assert world.master.view == view + 1
+
+
+def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
+    a, b, c, _ = world.join(0, 0, 1, 0)
+    view = world.master.view
+    for other in (c.number, a.number, 99):
+        world.say(a, m.LinkLost(view, other, "what link?"))
+    world.run()
+    assert world.master.view == view
+    assert len(world.master.accepted) == 4
+    assert b.ended is None
+
+
+def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> None:
+    """A slow newcomer misses the time of its neighbour; a loss elsewhere starts the preparation again, and both ends
+    must then come together, although one of them has begun anew and the other has not."""
+    a, b = world.join(0, 1)
+    c = world.add()
+    world.run()
+    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    world.run_until(lambda: world.master.is_changing)
+    world.freeze(c)
+    world.run()  # n1 gives up waiting for n3 to dial
+    assert isinstance(world.said[-1][1], m.LinksReady)
+    assert world.said[-1][1].failed
+    world.kill(b)
+    world.run_until(lambda: a.links)
+    world.thaw(c)
+    world.run()
+    assert a.call(calls[0]) is Result.SUCCESS
+    assert rings([a, c]) == {(1, 3)}

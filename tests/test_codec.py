@@ -1,0 +1,134 @@
+"""The codec: every message survives the wire, and nothing else gets through."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, get_args
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import (
+    LENGTH_BYTES,
+    MESSAGE_BYTES_MAX,
+    OPENING_BYTES_MAX,
+    Decoder,
+    ProtocolError,
+    decode_body,
+    encode,
+    frame_length,
+)
+
+EVERYTHING: Any = (
+    m.FromPeer | m.FromMaster | m.PeerOpening | m.PeerAnswer | m.StateRequest | m.StateAnswer  # type: ignore[operator]
+)
+ALL_TYPES = [kind for kind in get_args(EVERYTHING) if isinstance(kind, type)]
+
+u32 = st.integers(0, 2**32 - 1)
+u63 = st.integers(0, 2**63 - 1)
+st.register_type_strategy(int, u63)
+st.register_type_strategy(m.OpRef, st.builds(m.OpRef, u63, u32))
+anything: st.SearchStrategy[m.Message] = st.one_of([st.builds(kind) for kind in ALL_TYPES])
+
+
+def framed(plain: object) -> bytes:
+    body = msgpack.packb(plain)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+@given(st.lists(anything, max_size=5), st.data())
+def test_messages_survive_a_stream_cut_anywhere(sent: list[m.Message], data: st.DataObject) -> None:
+    stream = b"".join(encode(message) for message in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    decoder: Decoder[m.Message] = Decoder(EVERYTHING)
+    received: list[m.Message] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        received += decoder.feed(stream[start:end])
+    assert received == sent
+    assert decoder.buffered_bytes == 0
+
+
+@given(anything)
+def test_messages_survive_byte_by_byte(message: m.Message) -> None:
+    decoder: Decoder[m.Message] = Decoder(EVERYTHING)
+    received: list[m.Message] = []
+    for byte in encode(message):
+        received += decoder.feed(bytes([byte]))
+    assert received == [message]
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_protocol_errors(data: bytes) -> None:
+    decoder: Decoder[m.Message] = Decoder(EVERYTHING, OPENING_BYTES_MAX)
+    with suppress(ProtocolError):
+        for message in decoder.feed(data):
+            assert isinstance(message, m.Message)
+
+
+@given(anything, st.data())
+def test_a_damaged_message_is_a_message_or_a_protocol_error(message: m.Message, data: st.DataObject) -> None:
+    body = bytearray(encode(message)[LENGTH_BYTES:])
+    at = data.draw(st.integers(0, len(body) - 1))
+    body[at] ^= data.draw(st.integers(1, 255))
+    with suppress(ProtocolError):
+        assert isinstance(decode_body(body, EVERYTHING), m.Message)
+
+
+def test_the_first_message_is_bounded_more_tightly() -> None:
+    large = m.Leave("x" * OPENING_BYTES_MAX)
+    decoder: Decoder[m.Message] = Decoder(m.FromPeer, OPENING_BYTES_MAX)
+    with pytest.raises(ProtocolError, match=str(OPENING_BYTES_MAX)):
+        list(decoder.feed(encode(large)))
+    decoder = Decoder(m.FromPeer, OPENING_BYTES_MAX)
+    assert list(decoder.feed(encode(m.Beat()) + encode(large))) == [m.Beat(), large]
+
+
+def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
+    with pytest.raises(ProtocolError, match="no pccl peer"):
+        frame_length((MESSAGE_BYTES_MAX + 1).to_bytes(LENGTH_BYTES, "big"), MESSAGE_BYTES_MAX)
+    with pytest.raises(ValueError, match="exceeds"):
+        encode(m.Leave("x" * MESSAGE_BYTES_MAX))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\0\0\0\0",
+        framed([]),
+        framed({}),
+        framed("Beat"),
+        framed(["Nonsense"]),
+        framed(["Leave", 5]),
+        framed([5]),
+        framed(["OpsDone", 1, [[1]]]),
+        framed(["Flush", "1", 2]),
+        framed(["Flush", 1]),
+        b"\0\0\0\5\xdd\xff\xff\xff\xff",  # an array that claims 2**32 - 1 elements
+        b"\0\0\0\5\xdb\xff\xff\xff\xff",  # a string of as many bytes
+        b"\0\0\0\2\xc1\xc1",
+        b"\0\0\0\2\xc0\xc0",  # something after the message
+        (10_000).to_bytes(4, "big") + b"\x91" * 9_999 + b"\xc0",  # ten thousand arrays in one another
+    ],
+)
+def test_what_is_no_message_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(Decoder[m.Message](EVERYTHING).feed(frame))
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="Install"):
+        list(Decoder[m.FromPeer](m.FromPeer).feed(encode(m.Install(1))))
+
+
+def test_older_and_newer_versions_understand_each_other() -> None:
+    """A field added at the end is ignored by who does not know it, and filled in by who misses it."""
+    assert decode_body(msgpack.packb(["Flush", 1, 2, "something new"]), m.FromMaster) == m.Flush(1, 2)
+    assert decode_body(msgpack.packb(["Leave"]), m.FromPeer) == m.Leave("")
+
+
+def test_ops_come_back_as_refs() -> None:
+    message = decode_body(encode(m.OpsDone(1, [m.OpRef(2, 3)]))[LENGTH_BYTES:], m.FromPeer)
+    assert isinstance(message.ops[0], m.OpRef)

@@ -1,0 +1,447 @@
+"""The master's machine alone: what it answers to whom, what it logs, when it wants the time, and that it forgets."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import LONG_WAIT_S, RELINKS_MAX, Close, Effect, Log, Master, MasterOptions, Send
+from pccl.protocol.messages import Kind, OpRef
+from pccl.types import Result
+
+TAG = 7
+HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2)
+
+
+class Rig:
+    """A master whose peers are spoken for. Peer n is on connection n."""
+
+    def __init__(self, *groups: int, options: MasterOptions | None = None) -> None:
+        self.master = Master("run", options)
+        self.now = 0.0
+        self.effects: list[Effect] = []
+        """Of the last event."""
+        for group in groups:
+            self.hello(group)
+        if groups:
+            self.update()
+
+    @property
+    def peers(self) -> list[int]:
+        return [*self.master.accepted, *self.master.pending]
+
+    def hello(self, group: int = 0) -> int:
+        connection = self.master._next_peer
+        self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
+        self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, f"n{connection}"))
+        self.answer()
+        return connection
+
+    def hear(self, connection: int, *messages: m.FromPeer) -> None:
+        self.effects = []
+        for message in messages:
+            self.effects += self.master.received(connection, message, self.now)
+
+    def lose(self, peer: int, reason: str = "reset") -> None:
+        self.effects = self.master.disconnected(peer, reason, self.now)
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.effects = self.master.tick(now)
+
+    def answer(self, done: dict[int, list[OpRef]] | None = None) -> None:
+        """Peers answer Flush and Prepare until nothing is asked any more. `effects` becomes all that came of it."""
+        waiting = list(self.effects)
+        everything = list(waiting)
+        while waiting:
+            effect = waiting.pop(0)
+            if not isinstance(effect, Send) or effect.connection not in self.peers:
+                continue
+            said: m.FromPeer
+            if isinstance(effect.message, m.Flush):
+                said = m.FlushReply(effect.message.flush, (done or {}).get(effect.connection, []))
+            elif isinstance(effect.message, m.Prepare):
+                said = m.LinksReady(effect.message.view)
+            else:
+                continue
+            self.hear(effect.connection, said)
+            waiting += self.effects
+            everything += self.effects
+        self.effects = everything
+
+    def update(self) -> None:
+        if self.master.pending:
+            for peer in self.master.accepted:
+                self.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+            self.answer()
+
+    def told(self, peer: int) -> list[m.FromMaster]:
+        return [effect.message for effect in self.effects if isinstance(effect, Send) and effect.connection == peer]
+
+    @property
+    def logged(self) -> list[str]:
+        return [effect.text for effect in self.effects if isinstance(effect, Log)]
+
+
+# Arrivals.
+
+
+def test_welcome_says_whether_one_is_the_first() -> None:
+    rig = Rig()
+    rig.hello()
+    (welcome,) = [message for message in rig.told(1) if isinstance(message, m.Welcome)]
+    assert welcome == m.Welcome(1, "run", 1, 0)
+    rig.hello()
+    assert rig.told(2) == [m.Welcome(2, "run", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("advertised", "known"),
+    [
+        ([], ["10.0.0.1"]),
+        (["example.org"], ["example.org", "10.0.0.1"]),
+        (["10.0.0.1", "::1"], ["10.0.0.1", "::1"]),
+    ],
+)
+def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
+    advertised: list[str], known: list[str]
+) -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, m.Hello(m.PROTOCOL_VERSION, "1.0", 4, advertised, 5000, 3, "me"))
+    (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert prepare.members == [m.Member(1, 4, known, 5000, 3, "me")]
+
+
+def test_refusal_closes_after_the_farewell() -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, m.Beat())
+    log, farewell, close = rig.effects
+    assert isinstance(log, Log)
+    assert log.level == "warning"
+    reason = "the first message must be Hello, not Beat"
+    assert farewell == Send(1, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
+    assert close == Close(1)
+    rig.lose(1)
+    assert rig.effects == []
+
+
+def test_last_words_of_the_evicted_are_not_heard() -> None:
+    rig = Rig(0, 0)
+    rig.hear(2, HELLO)
+    assert Close(2) in rig.effects
+    rig.answer()
+    for words in (m.Leave(), m.OpsDone(2, []), m.JointCall(9, Kind.ARE_PEERS_PENDING)):
+        rig.hear(2, words)
+        assert rig.effects == []
+    rig.lose(2)
+    assert rig.effects == []
+
+
+def test_groups_that_nobody_is_in_have_no_ring() -> None:
+    assert Rig(0).master.ring(5) == []
+
+
+# Verdicts and their order.
+
+
+def test_commit_comes_before_what_follows_from_it() -> None:
+    """A peer says done and dies: the verdict must reach the others before the flush."""
+    rig = Rig(0, 0)
+    rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.effects == []
+    rig.hear(2, m.OpsDone(2, [OpRef(TAG, 0)]), m.Leave())
+    assert [type(message) for message in rig.told(1)] == [m.OpsCommit, m.Flush]
+
+
+def test_done_that_decides_during_the_flush_of_another_loss() -> None:
+    rig = Rig(0, 0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(1)
+    rig.hear(3, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.told(3) == [], "the ring is being flushed"
+    rig.hear(2, m.FlushReply(_flush_of(rig), []))
+    rig.hear(3, m.FlushReply(_flush_of(rig), []))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert prepare.commits == [OpRef(TAG, 0)]
+
+
+def _flush_of(rig: Rig) -> int:
+    return rig.master._groups[0].flush
+
+
+def test_one_verdict_an_op() -> None:
+    rig = Rig(0, 0)
+    failed = m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late")
+    rig.hear(1, failed)
+    assert rig.told(1) == rig.told(2) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(2, failed, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.effects == []
+
+
+def test_failure_after_the_commit_is_too_late() -> None:
+    rig = Rig(0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.told(2) == [m.OpsCommit(2, [OpRef(TAG, 0)])]
+    rig.hear(1, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late"))
+    assert rig.effects == []
+
+
+def test_ops_of_one_message_are_committed_by_one() -> None:
+    rig = Rig(0, 0)
+    ops = [OpRef(tag, 0) for tag in range(5)]
+    rig.hear(1, m.OpsDone(2, ops))
+    rig.hear(2, m.OpsDone(2, ops[::-1]))
+    assert rig.told(1) == [m.OpsCommit(2, ops[::-1])]
+
+
+def test_verdicts_of_a_flush_are_told_again_with_every_preparation() -> None:
+    """Who has not heard of the first has heard of none."""
+    rig = Rig(0, 0, 0, 0)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(4)
+    rig.answer()
+    rig = Rig(0, 0, 0, 0)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(4)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.FlushReply(_flush_of(rig), []))
+    rig.lose(3)
+    (again,) = rig.told(1)
+    assert isinstance(again, m.Prepare)
+    assert again.commits == [OpRef(TAG, 0)]
+    rig.answer()
+    rig.lose(2)
+    rig.answer()
+    prepares = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert [message.commits for message in prepares] == [[]], "but not after they were installed"
+
+
+# Changes.
+
+
+def test_losses_are_named_until_they_are_installed() -> None:
+    rig = Rig(0, 0, 0)
+    rig.lose(2, "reset")
+    for peer in (1, 3):
+        rig.hear(peer, m.FlushReply(_flush_of(rig), []))
+    rig.lose(3, "timed out")
+    (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert prepare.lost == [(2, "reset"), (3, "timed out")]
+    rig.answer()
+    rig.hello()
+    rig.update()
+    assert all(not message.lost for message in rig.told(1) if isinstance(message, m.Prepare))
+
+
+def test_install_waits_for_all_who_must_make_links() -> None:
+    rig = Rig(0)
+    rig.hello()
+    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(2, m.LinksReady(2))
+    assert rig.effects == []
+    rig.hear(1, m.LinksReady(2))
+    assert rig.told(2) == [m.Install(2)]
+    assert rig.told(1) == [m.Install(2), m.JointResult(1, Result.SUCCESS)], "in this order"
+
+
+def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
+    rig = Rig(0)
+    rig.hello()
+    rig.hello()
+    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.lose(3)
+    for peer in (1, 2):
+        rig.hear(peer, m.LinksReady(2))
+        assert rig.effects == []
+    for peer in (1, 2):
+        rig.hear(peer, m.LinksReady(3))
+    assert m.Install(3) in rig.told(1)
+
+
+@pytest.mark.parametrize("reporter", [1, 3])
+def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
+    rig = Rig(0, 0)
+    rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    other = {1: 3, 3: 1}[reporter]
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.LinksReady(3, [(other, "refused")] if peer == reporter else []))
+    (farewell,) = [message for message in rig.told(3) if isinstance(message, m.Goodbye)]
+    assert farewell.code == Result.RANK_CONNECTION_FAILED
+    assert farewell.reason == "evicted: peers 1 and 3 cannot connect to each other: refused"
+    rig.answer()
+    assert rig.master.accepted == [1, 2]
+    assert m.JointResult(1, Result.SUCCESS) in rig.told(1)
+
+
+@pytest.mark.parametrize("other", [3, 4, 99])
+def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
+    rig = Rig(0, 0, 1)
+    rig.hello()
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(4, m.LinksReady(3, [(other, "so they say")]))
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.LinksReady(3))
+    assert rig.master.accepted == [1, 2, 3, 4]
+    assert rig.master.installed_view == 3
+
+
+def test_update_topology_during_a_change_returns_in_the_new_view() -> None:
+    rig = Rig(0, 0, 0)
+    rig.lose(3)
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        assert rig.effects == []
+    for peer in (1, 2):
+        rig.hear(peer, m.FlushReply(_flush_of(rig), []))
+    rig.answer()
+    told = rig.told(1)
+    assert told.index(m.Install(3)) < told.index(m.JointResult(1, Result.SUCCESS))
+
+
+def test_nobody_measures_while_a_ring_is_changed() -> None:
+    rig = Rig(0, 0, 0)
+    rig.lose(3)
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+        assert rig.effects == []
+    for peer in (1, 2):
+        rig.hear(peer, m.FlushReply(_flush_of(rig), []))
+    rig.answer()
+    assert [type(message) for message in rig.told(1)][-2:] == [m.Install, m.Probe]
+
+
+def test_dearer_of_two_measurements_counts() -> None:
+    rig = Rig(0, 0, 0, 0)
+    for peer in (1, 2, 3, 4):
+        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+    (probe,) = rig.told(1)
+    assert isinstance(probe, m.Probe)
+    assert probe.peers == [2, 3, 4]
+    rig.hear(1, m.Probes(probe.probe, [(2, 10), (3, 10), (4, 10)]))
+    for peer in (2, 3, 4):
+        others = [(other, 900 if {peer, other} == {1, 2} else 10) for other in (1, 2, 3, 4) if other != peer]
+        rig.hear(peer, m.Probes(probe.probe, others))
+    rig.answer()
+    ring = rig.master.ring(0)
+    assert abs(ring.index(1) - ring.index(2)) == 2, "1 and 2 are no neighbours"
+
+
+def test_relinks_are_counted_by_pair() -> None:
+    rig = Rig(0, 0, 0)
+    for _ in range(RELINKS_MAX):
+        for a, b in ((1, 2), (2, 3)):
+            rig.hear(a, m.LinkLost(rig.master.view, b, "reset"))
+            rig.answer()
+    assert rig.master.accepted == [1, 2, 3]
+    rig.hear(3, m.LinkLost(rig.master.view, 1, "reset"))
+    rig.answer()
+    assert rig.master.accepted == [1, 2, 3]
+    rig.hear(3, m.LinkLost(rig.master.view, 2, "reset"))
+    rig.answer()
+    assert rig.master.accepted == [1, 2]
+
+
+# Time and words to operators.
+
+
+def test_the_time_is_wanted_only_where_somebody_is_waited_for() -> None:
+    options = MasterOptions(hello_timeout_s=3.0, answer_timeout_s=30.0)
+    rig = Rig(options=options)
+    assert rig.master.deadline() is None
+    rig.master.connected(9, "10.0.0.9", 1.0)
+    assert rig.master.deadline() == 4.0
+    rig.lose(9)
+    assert rig.master.deadline() is None
+    rig.hello()
+    rig.hello()
+    assert rig.master.deadline() is None
+    rig.now = 5.0
+    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(1, m.LinksReady(2))
+    assert rig.master.deadline() == 5.0 + LONG_WAIT_S
+    rig.tick(5.0 + LONG_WAIT_S)
+    assert rig.master.deadline() == 35.0
+    rig.tick(34.9)
+    assert rig.effects == []
+    rig.tick(35.0)
+    assert rig.master.accepted == [1]
+    assert "did not answer the master within 30 s" in str(rig.told(2))
+
+
+def test_every_question_has_its_own_time() -> None:
+    rig = Rig(0, 0, 0, options=MasterOptions(answer_timeout_s=30.0))
+    rig.lose(3)
+    rig.now = 29.0
+    for peer in (1, 2):
+        rig.hear(peer, m.FlushReply(_flush_of(rig), []))
+    assert rig.master.deadline() == 59.0
+
+
+def test_long_wait_is_logged_once_with_whom_it_waits_for() -> None:
+    rig = Rig(0, 0, 1)
+    rig.hear(1, m.JointCall(1, Kind.ARE_PEERS_PENDING))
+    rig.tick(LONG_WAIT_S)
+    assert rig.logged == ["peer 1 (n1) has waited 10 s in are_peers_pending for peer 2 (n2), peer 3 (n3)"]
+    rig.tick(10 * LONG_WAIT_S)
+    assert rig.logged == []
+    rig.hear(2, m.JointCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
+    rig.tick(20 * LONG_WAIT_S)
+    assert rig.logged == ["peer 2 (n2) has waited 10 s in sync_shared_state for peer 1 (n1)"]
+
+
+def test_stall_is_logged_with_who_is_not_done() -> None:
+    rig = Rig(0, 0, 0)
+    rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]), m.OpsStalled(2, [OpRef(TAG, 0)]))
+    assert rig.logged == ["peer 1 (n1) waits in the op with tag 7; not done yet: peers [2, 3]"]
+    rig.hear(1, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late"))
+    rig.hear(2, m.OpsStalled(2, [OpRef(TAG, 0)]))
+    assert rig.effects == []
+
+
+def test_arrivals_losses_and_views_are_logged() -> None:
+    rig = Rig()
+    rig.hello()
+    assert rig.logged == ["peer 1 (n1) from 10.0.0.1 wants to join group 0", "view 1 installed; group 0: [1]"]
+    rig.hello()
+    rig.lose(2)
+    assert rig.logged == ["peer 2 (n2) gone before it was accepted: reset"]
+    rig.lose(1)
+    assert rig.logged[0] == "peer 1 (n1) lost: reset"
+
+
+# What it keeps.
+
+
+def test_nothing_is_kept_of_those_who_are_gone() -> None:
+    rig = Rig(0, 0, 1, 1, 0)
+    rig.hear(1, m.LinkLost(2, 2, "reset"))
+    rig.answer()
+    for peer in (1, 2, 5):
+        rig.hear(peer, m.OpsDone(rig.master._groups[0].epoch, [OpRef(TAG, 0)]))
+    rig.hear(1, m.JointCall(2, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
+    for peer in (1, 2, 3, 4, 5):
+        rig.lose(peer)
+        rig.answer()
+    left = {name: value for name, value in vars(rig.master).items() if isinstance(value, dict | set | list) and value}
+    assert left == {}
+    rig.hello()
+    assert rig.master.accepted == [6]
+
+
+def test_a_master_of_a_higher_term_says_so() -> None:
+    master = Master("run", term=4)
+    master.connected(1, "10.0.0.1", 0.0)
+    welcome = master.received(1, HELLO, 0.0)[0]
+    assert isinstance(welcome, Send)
+    assert welcome.message == m.Welcome(1, "run", 4, 0)

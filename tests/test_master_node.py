@@ -1,0 +1,110 @@
+"""A master inside a process: starting, stopping, addresses."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+from tests.crew import Crew, outcomes, results, until
+
+
+def refusal(call: Any) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        call()
+    return caught.value
+
+
+def test_run_returns_at_once_and_interrupt_stops_it() -> None:
+    master = MasterNode("127.0.0.1:0")
+    master.run()
+    assert master.wait(0) is False
+    crew = Crew(master.address)
+    crew.join(2)
+    master.interrupt()
+    assert master.wait(10)
+    until(lambda: results(outcomes([crew[0].are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED], "it is missed")
+    master.interrupt()
+    assert master.wait()
+    crew.close_all()
+
+
+def test_it_can_run_again_at_the_same_address() -> None:
+    with MasterNode("127.0.0.1:0") as first:
+        address = first.address
+        with Communicator(address):
+            pass
+    master = MasterNode(address)
+    for _ in range(2):
+        with master:
+            assert master.address == address
+            crew = Crew(address)
+            crew.join(2)
+            crew.close_all()
+
+
+def test_a_run_is_not_that_of_the_master_before() -> None:
+    with MasterNode("127.0.0.1:0") as first:
+        address = first.address
+        peer = Communicator(address)
+        peer.connect()
+    with MasterNode(address):
+        assert refusal(peer.are_peers_pending).result is Result.MASTER_CONNECTION_FAILED
+        crew = Crew(address)
+        crew.join(2)
+        crew.close_all()
+    peer.close()
+
+
+def test_the_port_of_another_one_is_refused_by_name() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        error = refusal(MasterNode(master.address).run)
+        assert (error.result, error.func_name) == (Result.INVALID_ARGUMENT, "MasterNode.run")
+        assert f"cannot listen on {master.address}: the port is in use" in str(error)
+        assert refusal(master.run).result is Result.INVALID_USAGE
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:x", ":1", "[::1", "127.0.0.1:70000"])
+def test_wrong_addresses(address: str) -> None:
+    error = refusal(partial(MasterNode, address))
+    assert error.result is Result.INVALID_ARGUMENT
+    assert repr(address) in str(error)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "host.invalid"])
+def test_addresses_that_are_not_here(host: str) -> None:
+    error = refusal(MasterNode(f"{host}:0").run)
+    assert error.result is Result.INVALID_ARGUMENT
+    assert f"cannot listen on {host}:0" in str(error)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "localhost"])
+def test_any_address_can_be_listened_on(host: str) -> None:
+    if host == "[::]" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with MasterNode(f"{host}:0") as master:
+        assert master.address.startswith(f"{host}:")
+        with Communicator(f"localhost:{master.address.rpartition(':')[2]}") as peer:
+            assert peer.world_size == 1
+
+
+def test_before_it_runs_there_is_nothing_to_stop() -> None:
+    master = MasterNode()
+    assert master.address == "0.0.0.0:48148"
+    master.interrupt()
+    assert master.wait(0)
+
+
+def test_a_forgotten_master_stops() -> None:
+    master = MasterNode("127.0.0.1:0")
+    master.run()
+    peer = Communicator(master.address)
+    peer.connect()
+    del master
+    gc.collect()
+    until(lambda: results(outcomes([peer.are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED], "it has stopped")
+    peer.close()

@@ -1,0 +1,578 @@
+"""The peer's machine alone: what it makes of the master, the engine, its caller, and of a master that lies."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import STALL_AFTER_S
+from pccl.types import Result
+
+ME = 2
+TAG = 7
+
+E = TypeVar("E")
+
+
+class Rig:
+    """Peer 2, a master that is spoken for, and what came out since one last looked."""
+
+    def __init__(self, connections: int = 1) -> None:
+        self.machine = ps.Peer(0, connections)
+        self.links: dict[int, int] = {}
+        """Link numbers by peer."""
+        self.hear(m.Welcome(ME, "run", 1, 0))
+
+    def hear(self, *messages: m.FromMaster) -> list[ps.Effect]:
+        for message in messages:
+            self.machine.received(message)
+        return self.effects()
+
+    def effects(self) -> list[ps.Effect]:
+        found = self.machine.drain()
+        for effect in found:
+            if isinstance(effect, ps.MakeLink):
+                self.links[effect.member.peer] = effect.link
+        return found
+
+    def join(self, ring: list[int], view: int = 1, **more: int) -> None:
+        """The view is prepared, its links are made, and it is put in force."""
+        self.hear(prepare(ring, view))
+        for peer in ring:
+            self.connect(peer)
+        self.hear(m.Install(view))
+
+    def connect(self, peer: int) -> list[ps.Effect]:
+        while peer in self.links and self.machine.link_connected(self.links[peer]):
+            pass
+        return self.effects()
+
+    def launch(self, op: int, tag: int = TAG, now: float = 0.0) -> list[ps.Effect]:
+        self.machine.launch(op, tag, now)
+        return self.effects()
+
+    def done(self, *ops: int) -> list[ps.Effect]:
+        for op in ops:
+            self.machine.op_done(op)
+        return self.effects()
+
+    def ended(self, op: int) -> list[ps.Effect]:
+        self.machine.op_ended(op, 1, 2)
+        return self.effects()
+
+    def joint(self, call: int, kind: str = Kind.UPDATE_TOPOLOGY) -> list[ps.Effect]:
+        self.machine.joint(call, kind)
+        return self.effects()
+
+
+def member(peer: int, connections: int = 1) -> m.Member:
+    return m.Member(peer, 0, [f"10.0.0.{peer}"], 1000 + peer, connections)
+
+
+def prepare(
+    ring: list[int], view: int, epoch: int | None = None, commits: list[OpRef] | None = None, **more: object
+) -> m.Prepare:
+    rings = [m.Ring(0, view if epoch is None else epoch, ring), m.Ring(9, 1, [90, 91])]
+    members = [member(peer) for peer in (*ring, 90, 91)]
+    return m.Prepare(view, members, rings, commits or [], **more)  # type: ignore[arg-type]
+
+
+def of(kind: type[E], effects: list[ps.Effect]) -> list[E]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def said(effects: list[ps.Effect]) -> list[m.FromPeer]:
+    return [effect.message for effect in of(ps.ToMaster, effects)]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """Peer 2 in a ring of three."""
+    rig = Rig()
+    rig.join([1, 2, 3])
+    return rig
+
+
+# Views.
+
+
+def test_view_says_who_is_where(rig: Rig) -> None:
+    view = rig.machine.view
+    assert view is not None
+    assert (view.view, view.epoch, view.peer, view.group, view.ring) == (1, 1, 2, 0, (1, 2, 3))
+    assert (view.world_size, view.global_world_size, view.group_sizes) == (3, 5, {0: 3, 9: 2})
+
+
+def test_alone_there_is_nothing_to_link() -> None:
+    rig = Rig()
+    effects = rig.hear(prepare([2], 1))
+    assert said(effects) == [m.LinksReady(1)]
+    assert not of(ps.MakeLink, effects)
+
+
+def test_ready_once_every_link_stands() -> None:
+    rig = Rig()
+    made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1)))
+    assert [(link.member.peer, link.made_in) for link in made] == [(1, 1), (3, 1)]
+    assert said(rig.connect(1)) == []
+    assert said(rig.connect(3)) == [m.LinksReady(1)]
+
+
+def test_who_was_accepted_later_dials() -> None:
+    rig = Rig()
+    made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3], 1)))
+    assert [(link.member.peer, link.dial) for link in made] == [(1, True), (3, False)]
+
+
+def test_a_link_has_as_many_connections_as_either_end_wants() -> None:
+    rig = Rig(connections=3)
+    members = [member(1, connections=5), member(2), member(3, connections=2)]
+    made = of(ps.MakeLink, rig.hear(m.Prepare(1, members, [m.Ring(0, 1, [1, 2, 3])])))
+    assert [link.connections for link in made] == [5, 3]
+    assert [rig.machine.link_connected(made[0].link) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_view_that_leaves_the_own_ring_alone_stops_nothing(rig: Rig) -> None:
+    rig.launch(1)
+    effects = rig.hear(prepare([1, 2, 3], 2, epoch=1, lost=[(90, "reset")]))
+    assert effects == []
+    assert of(ps.SubmitOp, rig.launch(2, tag=8))
+    (installed,) = of(ps.Installed, rig.hear(m.Install(2)))
+    assert (installed.view.view, installed.view.epoch) == (2, 1)
+    assert installed.lost == [(90, "reset")]
+    assert said(rig.done(1)) == [m.OpsDone(1, [OpRef(TAG, 0)])]
+
+
+def test_links_that_stay_are_kept_and_those_to_the_lost_are_closed(rig: Rig) -> None:
+    rig.hear(m.Flush(1, 1))
+    effects = rig.hear(prepare([1, 2, 4], 2))
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(2)]
+    assert [link.member.peer for link in of(ps.MakeLink, effects)] == [4]
+    assert said(rig.connect(4)) == [m.LinksReady(2)]
+
+
+def test_relink_closes_the_link_and_makes_it_anew(rig: Rig) -> None:
+    rig.hear(m.Flush(1, 1))
+    effects = rig.hear(prepare([1, 2, 3], 2, relink=[(2, 3), (5, 6)]))
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(2)]
+    (made,) = of(ps.MakeLink, effects)
+    assert (made.member.peer, made.made_in, made.dial) == (3, 2, False)
+
+
+# Links.
+
+
+def test_offer_from_the_future_is_asked_for_again() -> None:
+    rig = Rig()
+    assert rig.machine.link_offered(3, 1) is None
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.machine.link_offered(3, 1) == rig.links[3]
+    assert rig.machine.link_offered(3, 2) is None
+
+
+@pytest.mark.parametrize("peer", [ME, 99])
+def test_offer_of_one_who_is_not_in_the_view_is_refused(rig: Rig, peer: int) -> None:
+    answer = rig.machine.link_offered(peer, 1)
+    assert answer == f"peer {peer} is not in view 1"
+
+
+def test_offer_for_a_link_that_is_complete_is_refused(rig: Rig) -> None:
+    assert rig.machine.link_offered(3, 1) == "the link with peer 3 has its 1 connections"
+
+
+def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:
+    rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2, relink=[(2, 3)]))
+    assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made anew in view 2"
+
+
+def test_dialer_that_begins_anew_is_believed(rig: Rig) -> None:
+    """It has lost a link that still seems to stand here."""
+    rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2))
+    offered = rig.machine.link_offered(3, 2)
+    effects = rig.effects()
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(2)]
+    (made,) = of(ps.MakeLink, effects)
+    assert (made.link, made.made_in, made.dial) == (offered, 2, False)
+
+
+def test_offer_after_the_end_is_refused(rig: Rig) -> None:
+    rig.machine.master_lost("gone")
+    assert rig.machine.link_offered(3, 1) == "the session is over"
+
+
+def test_failed_link_is_reported_with_the_others_up() -> None:
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    rig.machine.link_failed(rig.links[1], "connection refused")
+    effects = rig.effects()
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(rig.links[1])]
+    assert said(effects) == []
+    assert said(rig.connect(3)) == [m.LinksReady(1, [(1, "connection refused")])]
+
+
+def test_failure_of_a_link_that_stands_or_is_gone_means_nothing(rig: Rig) -> None:
+    rig.machine.link_failed(rig.links[1], "too late")
+    rig.machine.link_failed(77, "which?")
+    assert rig.effects() == []
+    assert not rig.machine.link_connected(77)
+
+
+def test_attempt_of_an_earlier_preparation_is_made_once_more() -> None:
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    rig.hear(prepare([1, 2, 3], 2))
+    rig.machine.link_failed(rig.links[1], "made anew")
+    effects = rig.effects()
+    (made,) = of(ps.MakeLink, effects)
+    assert (made.member.peer, made.made_in, made.dial) == (1, 2, True)
+    assert said(effects) == []
+    rig.machine.link_failed(made.link, "connection refused")
+    rig.effects()
+    assert said(rig.connect(3)) == [m.LinksReady(2, [(1, "connection refused")])]
+
+
+def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
+    rig.machine.link_lost(rig.links[3], "reset")
+    effects = rig.effects()
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(rig.links[3])]
+    assert said(effects) == [m.LinkLost(1, 3, "reset")]
+    rig.machine.link_lost(rig.links[3], "again")
+    assert rig.effects() == []
+
+
+def test_loss_of_a_link_that_is_not_needed_is_not_reported() -> None:
+    rig = Rig()
+    rig.join([1, 2, 3, 4])
+    rig.hear(m.Flush(1, 1), prepare([1, 3, 2, 4], 2))
+    rig.connect(4)
+    rig.hear(m.Install(2))
+    rig.machine.link_lost(rig.links[1], "reset")
+    assert said(rig.effects()) == []
+
+
+def test_link_lost_before_it_was_complete_is_not_waited_for() -> None:
+    rig = Rig(connections=2)
+    rig.hear(prepare([1, 2], 1))
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.link_lost(rig.links[1], "reset")
+    assert m.LinksReady(1, [(1, "reset")]) in said(rig.effects())
+
+
+def test_op_whose_link_has_just_been_lost_has_none(rig: Rig) -> None:
+    rig.machine.link_lost(rig.links[3], "reset")
+    rig.effects()
+    (submitted,) = of(ps.SubmitOp, rig.launch(1))
+    assert (submitted.link_prev, submitted.link_next) == (rig.links[1], 0)
+
+
+# Ops.
+
+
+def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
+    (first,) = of(ps.SubmitOp, rig.launch(1))
+    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, rig.links[1], rig.links[3])
+    rig.done(1)
+    rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
+    assert of(ps.OpResult, rig.ended(1)) == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]
+    (second,) = of(ps.SubmitOp, rig.launch(2))
+    assert second.sequence == 1
+
+
+def test_ops_that_are_done_together_share_a_message(rig: Rig) -> None:
+    for op in range(3):
+        rig.launch(op, tag=op)
+    assert said(rig.done(2, 0, 1)) == [m.OpsDone(1, [OpRef(2, 0), OpRef(0, 0), OpRef(1, 0)])]
+
+
+def test_result_waits_until_the_engine_gives_the_buffers_back(rig: Rig) -> None:
+    rig.launch(1)
+    effects = rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    assert effects == [ps.EndOp(1, False)]
+    assert of(ps.OpResult, rig.ended(1)) == [ps.OpResult(1, Result.TIMEOUT, "late", 3, 1, 2)]
+    assert rig.machine.open_ops == 0
+
+
+def test_flush_reply_tells_what_is_done_and_undecided(rig: Rig) -> None:
+    for op in range(4):
+        rig.launch(op, tag=op)
+    rig.done(0, 1)
+    rig.hear(m.OpsCommit(1, [OpRef(0, 0)]))
+    rig.machine.op_done(2)
+    rig.machine.received(m.Flush(9, 1))
+    rig.machine.op_done(3)
+    assert rig.effects() == [ps.FreezeOps(1)], "what was not told yet is told in the reply"
+    rig.machine.frozen(1)
+    assert said(rig.effects()) == [m.FlushReply(9, [OpRef(1, 0), OpRef(2, 0), OpRef(3, 0)])]
+    rig.machine.frozen(1)
+    assert rig.effects() == []
+
+
+def test_flush_ends_ops_and_install_returns_them(rig: Rig) -> None:
+    rig.launch(1)
+    rig.launch(2, tag=8)
+    rig.done(1)
+    rig.hear(m.Flush(9, 1))
+    rig.machine.frozen(1)
+    effects = rig.hear(prepare([1, 2], 2, commits=[OpRef(TAG, 0)], lost=[(3, "reset")]))
+    assert of(ps.EndOp, effects) == [ps.EndOp(1, True), ps.EndOp(2, False)]
+    assert of(ps.OpResult, rig.ended(1) + rig.ended(2)) == []
+    results = of(ps.OpResult, rig.hear(m.Install(2)))
+    assert [(result.op, result.code) for result in results] == [(1, Result.SUCCESS), (2, Result.RANK_CONNECTION_LOST)]
+    assert results[1].reason == "aborted on all peers: peer 3 was lost (reset)"
+
+
+def test_buffers_that_come_back_after_install(rig: Rig) -> None:
+    rig.launch(1)
+    rig.hear(m.Flush(9, 1))
+    rig.machine.frozen(1)
+    rig.hear(prepare([1, 2], 2))
+    assert of(ps.OpResult, rig.hear(m.Install(2))) == []
+    assert len(of(ps.OpResult, rig.ended(1))) == 1
+
+
+def test_verdict_on_an_op_that_is_not_launched_here_yet(rig: Rig) -> None:
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    assert rig.launch(1) == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
+    assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
+
+
+def test_verdict_that_comes_twice_is_no_verdict_on_the_next_use(rig: Rig) -> None:
+    abort = m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late")
+    rig.launch(1)
+    rig.hear(abort, abort)
+    rig.ended(1)
+    assert of(ps.SubmitOp, rig.launch(2))
+
+
+def test_early_verdict_ends_with_its_ring(rig: Rig) -> None:
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"), m.Flush(9, 1))
+    rig.machine.frozen(1)
+    rig.hear(prepare([1, 2], 2), m.Install(2))
+    assert of(ps.SubmitOp, rig.launch(1))[0].epoch == 2
+
+
+def test_refusal_of_an_op_that_has_its_verdict(rig: Rig) -> None:
+    """Both may come of one batch: a launch that had to wait, and its abort."""
+    rig.joint(5)
+    rig.launch(1)
+    effects = rig.hear(m.JointResult(5, Result.SUCCESS), m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    assert [type(effect) for effect in effects] == [ps.CallResult, ps.SubmitOp, ps.EndOp]
+    rig.machine.op_refused(1, Result.INVALID_ARGUMENT, "bad")
+    assert rig.effects() == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
+
+
+def test_refused_op_fails_as_the_master_says(rig: Rig) -> None:
+    rig.launch(1)
+    rig.machine.op_refused(1, Result.INVALID_ARGUMENT, "bad")
+    assert said(rig.effects()) == [m.OpFailed(1, TAG, 0, Result.INVALID_ARGUMENT, "bad")]
+    results = rig.hear(m.OpAbort(1, TAG, 0, Result.INVALID_ARGUMENT, "bad"))
+    assert results == [ps.OpResult(1, Result.INVALID_ARGUMENT, "bad", 3)]
+
+
+def test_done_is_told_before_a_cancel(rig: Rig) -> None:
+    """The master may then still commit the op."""
+    rig.launch(1)
+    rig.machine.op_done(1)
+    rig.machine.cancel(1, Result.TIMEOUT, "late")
+    assert [type(message) for message in said(rig.effects())] == [m.OpsDone, m.OpFailed]
+
+
+def test_cancel_of_what_has_ended_is_ignored(rig: Rig) -> None:
+    rig.launch(1)
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    rig.machine.cancel(1, Result.TIMEOUT, "late")
+    rig.machine.cancel(99, Result.TIMEOUT, "late")
+    assert rig.effects() == []
+
+
+# Waiting long.
+
+
+def test_stalled_op_is_reported_once(rig: Rig) -> None:
+    assert rig.machine.deadline() is None
+    rig.launch(1, now=10.0)
+    rig.launch(2, tag=8, now=11.0)
+    assert rig.machine.deadline() == 10.0 + STALL_AFTER_S
+    rig.done(1)
+    rig.machine.tick(10.0 + STALL_AFTER_S)
+    effects = rig.effects()
+    assert said(effects) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
+    assert "the other peers' results" in of(ps.Log, effects)[0].text
+    assert rig.machine.deadline() == 11.0 + STALL_AFTER_S
+    rig.machine.tick(20.0)
+    effects = rig.effects()
+    assert said(effects) == [m.OpsStalled(1, [OpRef(8, 0)])]
+    assert "data of its neighbours" in of(ps.Log, effects)[0].text
+    assert rig.machine.deadline() is None
+    rig.machine.tick(30.0)
+    assert rig.effects() == []
+
+
+def test_nothing_stalls_while_the_ring_is_changed(rig: Rig) -> None:
+    rig.launch(1)
+    rig.hear(m.Flush(9, 1))
+    assert rig.machine.deadline() is None, "or the clock would be asked again and again"
+    rig.machine.tick(100.0)
+    assert rig.effects() == []
+
+
+# Joint calls.
+
+
+def test_question_for_pending_peers_says_which_ops_are_in_flight(rig: Rig) -> None:
+    rig.launch(1)
+    assert said(rig.joint(5, Kind.ARE_PEERS_PENDING)) == [m.JointCall(5, Kind.ARE_PEERS_PENDING, None, [OpRef(TAG, 0)])]
+
+
+def test_only_what_was_told_to_the_master_is_cancelled_there(rig: Rig) -> None:
+    rig.joint(5)
+    rig.joint(6)
+    rig.machine.cancel_joint(6)
+    assert rig.effects() == [ps.CallResult(6, Result.TIMEOUT, "cancelled by its caller", 0)]
+    rig.machine.cancel_joint(5)
+    assert said(rig.effects()) == [m.JointCancel(5)]
+    rig.machine.cancel_joint(99)
+    assert rig.effects() == []
+
+
+def test_a_sync_plan_names_the_donors_to_ask(rig: Rig) -> None:
+    plan = m.SyncPlan(4, 1, b"root", [3, ME, 99, 1], True, False)
+    assert rig.hear(plan) == [ps.RunSync(plan, [member(3), member(1)])]
+    rig.machine.sync_ended(4, False, "why", [(3, "how")])
+    assert said(rig.effects()) == [m.SyncReport(4, False, "why", [(3, "how")])]
+
+
+def test_probe_names_the_peers_to_measure(rig: Rig) -> None:
+    assert rig.hear(m.Probe(4, [1, 99])) == [ps.RunProbe(4, [member(1)])]
+    rig.machine.probed(4, [(1, 250)])
+    assert said(rig.effects()) == [m.Probes(4, [(1, 250)])]
+
+
+# The end.
+
+
+def test_all_that_is_open_ends_with_the_session(rig: Rig) -> None:
+    rig.joint(5, Kind.ARE_PEERS_PENDING)
+    rig.joint(6)
+    rig.launch(1)
+    rig.machine.master_lost("gone")
+    effects = rig.effects()
+    failure = (Result.MASTER_CONNECTION_FAILED, "gone")
+    assert of(ps.EndOp, effects) == [ps.EndOp(1, False)]
+    assert of(ps.CallResult, effects) == [ps.CallResult(5, *failure, 0), ps.CallResult(6, *failure, 0)]
+    assert {effect.link for effect in of(ps.CloseLink, effects)} == set(rig.links.values())
+    assert effects[-1] == ps.Ended(*failure)
+    assert rig.ended(1) == [ps.OpResult(1, *failure, 3, 1, 2)]
+
+
+def test_nothing_happens_after_the_end(rig: Rig) -> None:
+    rig.machine.leave("bye")
+    assert said(rig.effects()) == [m.Leave("bye")]
+    assert rig.hear(m.Install(99), m.Goodbye(5, "?")) == []
+    rig.machine.leave("again")
+    rig.machine.master_lost("gone")
+    rig.machine.sync_ended(1, True, "", [])
+    rig.machine.probed(1, [])
+    rig.machine.cancel_joint(1)
+    rig.machine.link_lost(rig.links[1], "reset")
+    rig.machine.tick(1000.0)
+    assert rig.effects() == []
+    assert of(ps.OpResult, rig.launch(1))[0].code is Result.NOT_INITIALIZED
+    assert of(ps.CallResult, rig.joint(2))[0].code is Result.NOT_INITIALIZED
+
+
+def test_verdict_stands_when_the_session_ends_before_the_install(rig: Rig) -> None:
+    rig.launch(1)
+    rig.done(1)
+    rig.hear(m.Flush(9, 1))
+    rig.machine.frozen(1)
+    rig.hear(prepare([1, 2], 2, commits=[OpRef(TAG, 0)]))
+    rig.ended(1)
+    rig.machine.master_lost("gone")
+    assert of(ps.OpResult, rig.effects())[0].code is Result.SUCCESS
+
+
+@pytest.mark.parametrize("code", [Result.SUCCESS, 999, -1])
+def test_farewell_with_a_senseless_code(rig: Rig, code: int) -> None:
+    rig.launch(1)
+    assert rig.hear(m.Goodbye(code, "why"))[-1] == ps.Ended(Result.MASTER_CONNECTION_FAILED, "why")
+
+
+# A master that lies is a broken connection, never a broken peer.
+
+
+def _with_op(rig: Rig) -> None:
+    rig.launch(1)
+
+
+def _frozen(rig: Rig) -> None:
+    _with_op(rig)
+    rig.hear(m.Flush(9, 1))
+
+
+def _prepared(rig: Rig) -> None:
+    _frozen(rig)
+    rig.machine.frozen(1)
+    rig.hear(prepare([1, 2], 5))
+
+
+def _calling(rig: Rig) -> None:
+    rig.joint(5)
+
+
+def _nothing(rig: Rig) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "lie"),
+    [
+        (_nothing, m.Flush(9, 2)),
+        (_frozen, m.Flush(10, 1)),
+        (_nothing, prepare([1, 2], 1)),
+        (_nothing, prepare([1, 2], 0)),
+        (_prepared, prepare([1, 2], 5)),
+        (_prepared, prepare([1, 2], 4)),
+        (_nothing, prepare([1, 3], 2)),
+        (_nothing, m.Prepare(2, [member(2)], [m.Ring(0, 2, [1, 2])])),
+        (_frozen, prepare([1, 2], 2, commits=[OpRef(TAG, 0)])),
+        (_nothing, m.Install(1)),
+        (_prepared, m.Install(6)),
+        (_with_op, m.OpsCommit(1, [OpRef(TAG, 0)])),
+        (_nothing, m.OpsCommit(1, [OpRef(TAG, 0)])),
+        (_with_op, m.OpsCommit(2, [OpRef(TAG, 0)])),
+        (_frozen, m.OpsCommit(1, [OpRef(TAG, 0)])),
+        (_with_op, m.OpAbort(1, TAG, 0, Result.SUCCESS, "?")),
+        (_with_op, m.OpAbort(1, TAG, 0, 999, "?")),
+        (_with_op, m.OpAbort(2, TAG, 0, Result.TIMEOUT, "?")),
+        (_nothing, m.JointResult(5, Result.SUCCESS)),
+        (_calling, m.JointResult(6, Result.SUCCESS)),
+        (_calling, m.JointResult(5, 999)),
+    ],
+)
+def test_what_the_master_cannot_say(rig: Rig, before: object, lie: m.FromMaster) -> None:
+    assert callable(before)
+    before(rig)
+    rig.effects()
+    with pytest.raises(ProtocolError):
+        rig.machine.received(lie)
+    rig.machine.master_lost("it does not speak as a master does")
+    effects = rig.effects()
+    assert effects[-1] == ps.Ended(Result.MASTER_CONNECTION_FAILED, "it does not speak as a master does")
+    if rig.machine.open_ops:
+        rig.ended(1)
+    assert rig.machine.open_ops == 0
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [m.Flush(1, 0), m.Install(1), m.OpsCommit(0, []), m.OpAbort(0, 1, 0, Result.TIMEOUT, ""), m.JointResult(1, 0)],
+)
+def test_what_the_master_cannot_say_before_the_first_view(lie: m.FromMaster) -> None:
+    with pytest.raises(ProtocolError):
+        Rig().machine.received(lie)

@@ -1,0 +1,136 @@
+"""torch tensors in place of arrays: every dtype, shared states of modules, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import (
+    DataType,
+    PCCLError,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    Result,
+    SharedState,
+    TensorInfo,
+)
+from tests.crew import Crew, run_of
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Crew]:
+    with run_of(2) as crew:
+        yield crew
+
+
+@pytest.mark.parametrize("dtype", DataType)
+def test_every_dtype_goes_there_and_back_and_is_reduced(pair: Crew, dtype: DataType) -> None:
+    assert DataType.from_torch_dtype(dtype.to_torch_dtype()) is dtype
+    tensors = [torch.tensor([i, 2, 3]).to(dtype.to_torch_dtype()) for i in range(2)]
+    pair.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM))
+    assert [tensor.to(torch.int64).tolist() for tensor in tensors] == [[1, 4, 6]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.qint8])
+def test_other_dtypes_are_refused_by_name(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=f"{dtype} cannot be reduced; use one of"):
+        DataType.from_torch_dtype(dtype)
+
+
+def test_tensors_and_arrays_meet_in_one_op(pair: Crew) -> None:
+    tensor, array = torch.full((2, 3), 1.5), np.full(6, 2.0, np.float32)
+    pair.each(lambda peer, i: peer.all_reduce([tensor, array][i], op=ReduceOp.SUM))
+    assert tensor.flatten().tolist() == array.tolist() == [3.5] * 6
+
+
+def test_parameters_and_gradients_are_reduced_in_place(pair: Crew) -> None:
+    parameters = [torch.nn.Parameter(torch.full((4,), float(i))) for i in range(2)]
+    for parameter in parameters:
+        (parameter * 3).sum().backward()
+    pair.each(lambda peer, i: peer.all_reduce(parameters[i].grad, op=ReduceOp.AVG))
+    pair.each(lambda peer, i: peer.all_reduce(parameters[i], op=ReduceOp.AVG))
+    assert [parameter.grad.tolist() for parameter in parameters] == [[3.0] * 4] * 2
+    assert [parameter.tolist() for parameter in parameters] == [[0.5] * 4] * 2
+
+
+def test_descriptors_of_tensors(pair: Crew) -> None:
+    tensors = [[torch.full((5,), float(tag)) for tag in range(3)] for _ in range(2)]
+    pair.each(
+        lambda peer, i: peer.all_reduce_multiple_with_retry(
+            [
+                ReduceOpDescriptor.from_torch(x, x, ReduceDescriptor(5, ReduceOp.SUM, tag))
+                for tag, x in enumerate(tensors[i])
+            ]
+        )
+    )
+    assert [x[0].item() for x in tensors[0]] == [0, 2, 4]
+
+
+def test_a_module_is_a_shared_state(pair: Crew) -> None:
+    modules = [torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20)) for _ in range(2)]
+    states = [SharedState.from_torch(module) for module in modules]
+    states[0].revision = 4
+    infos = pair.each(lambda peer, i: peer.sync_shared_state(states[i]))
+    assert infos[1].rx_bytes > 0
+    assert states[1].revision == 4
+    for one, other in zip(modules[0].state_dict().values(), modules[1].state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_dicts_of_tensors_and_single_ones_are_shared_states() -> None:
+    tensor = torch.zeros(3, dtype=torch.bfloat16)
+    assert repr(SharedState.from_torch({"x": tensor}).tensors) == "[TensorInfo('x', BFLOAT16, shape=[3])]"
+    assert TensorInfo.from_torch(tensor, "x", allow_content_inequality=True).allow_content_inequality
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (torch.zeros(4, 4).T[1:], "send is not contiguous; pass send.contiguous()"),
+        (torch.zeros(8)[::2], "send is not contiguous"),
+        (torch.zeros(8).to_sparse(), "has layout torch.sparse_coo"),
+        (torch.zeros(8, device="meta"), "is on meta"),
+        (torch.zeros(8, dtype=torch.complex64), "complex64"),
+        (torch.zeros(8, dtype=torch.bool), "torch.bool"),
+        (torch.zeros(3).expand(2, 3), "not contiguous"),
+    ],
+)
+def test_tensors_that_cannot_be_reduced(pair: Crew, tensor: Any, says: str) -> None:
+    with pytest.raises(PCCLError) as caught:
+        pair[0].all_reduce(tensor, op=ReduceOp.SUM)
+    assert caught.value.result is Result.INVALID_ARGUMENT
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (torch.zeros(4, 4).T, "tensor 'x' is not contiguous"),
+        (torch.zeros(8, device="meta"), "tensor 'x' is on meta"),
+        (torch.zeros(8).to_sparse(), "layout"),
+    ],
+)
+def test_tensors_that_cannot_be_shared(tensor: Any, says: str) -> None:
+    with pytest.raises(PCCLError) as caught:
+        TensorInfo.from_torch(tensor, "x")
+    assert caught.value.result is Result.INVALID_ARGUMENT
+    assert says in str(caught.value)
+
+
+def test_a_distributed_tensor_is_refused() -> None:
+    class Distributed(torch.Tensor):  # type: ignore[misc, name-defined]
+        """As much of torch.distributed's DTensor as is looked at; a real one needs a process group."""
+
+        device_mesh = None
+
+        def to_local(self) -> None:
+            raise NotImplementedError
+
+    with pytest.raises(PCCLError, match=r"distributed tensor; pass its to_local\(\)"):
+        TensorInfo.from_torch(torch.zeros(3).as_subclass(Distributed), "x")

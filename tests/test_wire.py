@@ -1,0 +1,183 @@
+"""Messages over real sockets: backlog, cut-off, strangers, and bytes left for the next reader."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
+from pccl.runtime.wire import (
+    ConnectionLost,
+    ControlConnection,
+    receive_exactly,
+    receive_message,
+    send_message,
+)
+
+BOUND_S = 20
+
+
+def run(function: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(BOUND_S):
+            await function()
+
+    trio.run(bounded)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        a = socket.create_connection(listener.getsockname())
+        b, _ = listener.accept()
+    return a, b
+
+
+def test_messages_arrive_in_order_however_many_wait() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sender: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
+        receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        sent = [m.Leave("x" * (i % 3000)) for i in range(2000)]
+        received: list[object] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.run_sender)
+            for message in sent:
+                sender.send([message])
+            while len(received) < len(sent):
+                received += await receiver.receive()
+            await sender.flush()
+        assert received == sent
+        sender.close()
+        receiver.close()
+
+    run(body)
+
+
+def test_flush_sends_what_waits_and_then_nothing_more() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        sender: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
+        receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.run_sender)
+            sender.send([m.Leave("last words")])
+            await sender.flush()
+        sender.send([m.Leave("too late")])
+        sender.close()
+        assert await receiver.receive() == [m.Leave("last words")]
+        with pytest.raises(ConnectionLost, match="closed by the other side"):
+            await receiver.receive()
+        receiver.close()
+
+    run(body)
+
+
+def test_a_reset_is_a_lost_connection() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        a.close()
+        with pytest.raises(ConnectionLost, match="reset"):
+            await receiver.receive()
+        receiver.close()
+
+    run(body)
+
+
+def test_sending_to_nobody_raises_nothing() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        b.close()
+        sender: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.run_sender)
+            for _ in range(200):
+                sender.send([m.Leave("x" * 10_000)])
+            await sender.flush()
+        sender.close()
+
+    run(body)
+
+
+def test_who_stops_reading_is_noticed() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        sender: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
+        message = m.Leave("x" * 2**20)
+        for _ in range(200):
+            sender.send([message])
+            if sender.is_flooded:
+                break
+        assert sender.is_flooded
+        sender.shutdown()
+        with pytest.raises(ConnectionLost):
+            await sender.receive()
+        sender.close()
+        b.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0", b"\0\0\0\1\xc1", b"\xff" * 100])
+def test_garbage_is_a_protocol_error(garbage: bytes) -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        a.sendall(garbage)
+        with pytest.raises(ProtocolError):
+            await receiver.receive()
+        a.close()
+        receiver.close()
+
+    run(body)
+
+
+def test_one_message_leaves_the_bytes_after_it_alone() -> None:
+    async def body() -> None:
+        a, b = trio.socket.socketpair()
+        with a, b:
+            await a.send(encode(m.Accepted()) + b"payload")
+            assert await receive_message(b, m.PeerAnswer) == m.Accepted()
+            assert await receive_exactly(b, bytearray(7)) == b"payload"
+
+    run(body)
+
+
+def test_a_strangers_large_message_is_refused_before_it_is_read() -> None:
+    async def body() -> None:
+        a, b = trio.socket.socketpair()
+        with a, b:
+            await a.send((OPENING_BYTES_MAX + 1).to_bytes(4, "big"))
+            with pytest.raises(ProtocolError, match=str(OPENING_BYTES_MAX)):
+                await receive_message(b, m.PeerOpening)
+
+    run(body)
+
+
+def test_a_message_cut_off_is_a_lost_connection() -> None:
+    async def body() -> None:
+        a, b = trio.socket.socketpair()
+        with b:
+            with a:
+                await a.send(encode(m.Rejected("because"))[:-1])
+            with pytest.raises(ConnectionLost):
+                await receive_message(b, m.PeerAnswer)
+
+    run(body)
+
+
+def test_messages_of_another_kind_are_refused() -> None:
+    async def body() -> None:
+        a, b = trio.socket.socketpair()
+        with a, b:
+            await send_message(a, m.Install(3))
+            with pytest.raises(ProtocolError, match="Install"):
+                await receive_message(b, m.PeerAnswer)
+
+    run(body)

@@ -1,0 +1,18 @@
+"""Everything here needs a lab, or is skipped with the reason why there can be none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wan.lab import unavailable
+
+
+@pytest.fixture(scope="session")
+def reason_against_labs() -> str | None:
+    return unavailable()
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_lab(reason_against_labs: str | None) -> None:
+    if reason_against_labs is not None:
+        pytest.skip(reason_against_labs)

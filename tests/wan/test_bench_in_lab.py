@@ -1,0 +1,50 @@
+"""`python -m tests.wan -- bench ...`: the command that the figures of long links come from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TIMEOUT_S = 60.0
+
+
+def _wan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.wan", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def test_all_reduce(tmp_path: Path) -> None:
+    """The benchmark checks every result that it times."""
+    report = tmp_path / "report.json"
+    done = _wan(
+        *["--hosts", "3", "--delay-ms", "5", "--rate-mbit", "100", "--loss", "0.1%", "--"],
+        *["bench", "--sizes", "4KiB,40KiB", "--tensors", "1,2", "--iterations", "2", "--warmup", "1", "--json"],
+        str(report),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())["rows"]
+    cases = [(row["peers"], row["bytes"], row["tensors"]) for row in rows]
+    assert cases == [(3, size, tensors) for size in (4096, 40960) for tensors in (1, 2)]
+    # No answer of the master can be there sooner.
+    assert all(row["pccl"]["median_s"] >= 0.01 for row in rows)
+
+
+def test_a_command_on_every_host() -> None:
+    code = "import os; print(os.environ['PCCL_HOST'] + ' ' + os.environ['PCCL_MASTER'] + '\\n', end='')"
+    done = _wan(*["--hosts", "2", "--delay-ms", "1", "--"], sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 198.18.0.1:48148", "1 198.18.0.1:48148"]
+
+
+def test_its_failure_is_ours_and_ends_the_others() -> None:
+    command = 'if [ "$PCCL_HOST" = 1 ]; then exit 7; else sleep 1000; fi'
+    assert _wan(*["--hosts", "2", "--"], "sh", "-c", command).returncode == 7
+
+
+def test_probe() -> None:
+    done = _wan(*["--delay-ms", "2", "--rate-mbit", "100", "--", "probe", "256KiB"])
+    assert done.returncode == 0, done.stderr
+    assert "round trip" in done.stdout
+    assert "median" in done.stdout
