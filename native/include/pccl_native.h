@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 2 };
+enum { PCCL_NATIVE_ABI = 3 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -131,7 +131,8 @@ enum pccl_event_kind {
     PCCL_EVENT_OP_MISMATCH = 2, /* id: op; mine, theirs: the two descriptions; link: whose */
     PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
-    PCCL_EVENT_LINK_LOST = 5 /* id: link; system_error or 0; detail */
+    PCCL_EVENT_LINK_LOST = 5, /* id: link; system_error or 0; detail */
+    PCCL_EVENT_CONNECTION_LOST = 6 /* the same, of a link that goes on with its other connections */
 };
 
 typedef struct {
@@ -152,6 +153,8 @@ typedef struct {
     uint64_t pool_bytes_max; /* scratch kept for reuse while idle */
     uint32_t force_poll; /* 1: poll(2) even where epoll exists */
     uint32_t eager_bytes_max; /* what one rank may get of an op before it is known to be ready; 0: nothing */
+    uint32_t stall_ms; /* a connection that moves nothing for so long, while others of its link do, is given up */
+    uint32_t reserved;
 } pccl_engine_options;
 
 typedef struct {

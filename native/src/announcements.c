@@ -38,8 +38,9 @@ static void announcement_drop_payload(pccl_announcement *kept)
     if (kept->payload == NULL)
         return;
     if (kept->conn != NULL)
-        pccl_conn_release_kept(kept->conn);
-    pccl_link_let_go(kept->link, kept->payload_bytes);
+        pccl_conn_release_kept(kept->conn); /* and lets go of it when all has come */
+    else
+        pccl_link_let_go(kept->link, kept->payload_bytes);
     free(kept->payload);
     kept->payload = NULL;
     kept->conn = NULL;
@@ -63,6 +64,17 @@ static void announcement_remove_if_empty(pccl_announcements *announcements, pccl
 void pccl_announcements_drop_payload(pccl_announcements *announcements, pccl_announcement *kept)
 {
     announcement_drop_payload(kept);
+    announcement_remove_if_empty(announcements, kept);
+}
+
+void pccl_announcements_retract(pccl_announcements *announcements, pccl_announcement *kept)
+{
+    PCCL_ASSERT(kept->conn != NULL);
+    if (kept->shape.algorithm == PCCL_DIRECT)
+        kept->is_ready = 0;
+    free(kept->payload);
+    kept->payload = NULL;
+    kept->conn = NULL;
     announcement_remove_if_empty(announcements, kept);
 }
 

@@ -44,6 +44,9 @@ pccl_announcement *pccl_announcements_find(
 
 /* Gives up the payload alone, and what has become empty altogether. */
 void pccl_announcements_drop_payload(pccl_announcements *announcements, pccl_announcement *kept);
+/* What the EAGER frame said, which is still being received: it comes again, or never. */
+void pccl_announcements_retract(pccl_announcements *announcements, pccl_announcement *kept);
+
 void pccl_announcements_drop_ready(pccl_announcements *announcements, pccl_announcement *kept);
 
 void pccl_announcements_forget_link(pccl_announcements *announcements, pccl_link *link);

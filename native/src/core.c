@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEND_BYTES_MAX = 1 << 20 /* per link and turn, so that receiving gets its own */ };
+enum {
+    SEND_BYTES_MAX = 1 << 20, /* per link and turn, so that receiving gets its own */
+    TICK_MS = 100
+};
 
 struct pccl_core {
     pccl_conn_host host;
@@ -20,6 +23,8 @@ struct pccl_core {
     pccl_table groups;
     pccl_announcements announcements;
     uint32_t eager_bytes_max;
+    uint32_t stall_ms;
+    int64_t tick_at_ms; /* -1: none is due */
     uint64_t ops_open; /* read by any thread */
     uint64_t connections;
 };
@@ -27,9 +32,11 @@ struct pccl_core {
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame);
 static void core_on_arrived(pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
 static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept);
+static void core_on_retract(pccl_conn_host *host, pccl_conn *conn);
 
 pccl_core *pccl_core_create(
-    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max)
+    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
+    uint32_t stall_ms)
 {
     pccl_core *core = calloc(1, sizeof *core);
     uint8_t *staging = NULL;
@@ -42,7 +49,11 @@ pccl_core *pccl_core_create(
     core->host.on_header = core_on_header;
     core->host.on_arrived = core_on_arrived;
     core->host.on_kept = core_on_kept;
+    core->host.on_retract = core_on_retract;
     core->eager_bytes_max = eager_bytes_max;
+    core->stall_ms = stall_ms;
+    core->tick_at_ms = -1;
+    pccl_list_init(&core->host.lost_conns);
     core->fds = fds;
     core->events = events;
     pccl_list_init(&core->host.failed_links);
@@ -111,6 +122,40 @@ static void peer_lose_link(pccl_op_peer *peer)
     pccl_list_remove(&peer->in_active);
 }
 
+static void conn_close(pccl_core *core, pccl_conn *conn)
+{
+    pccl_poller_remove(core->host.poller, &conn->poll);
+    pccl_fd_registry_close(core->fds, conn->poll.fd);
+    __atomic_fetch_sub(&core->connections, 1, __ATOMIC_RELAXED);
+}
+
+static void conn_destroy(pccl_conn *conn)
+{
+    pccl_list_remove(&conn->in_conns);
+    pccl_list_remove(&conn->in_free);
+    pccl_list_remove(&conn->in_talk);
+    pccl_list_remove(&conn->in_notices);
+    pccl_list_remove(&conn->in_resend);
+    pccl_conn_destroy(conn);
+}
+
+/* A lost connection of a link that has others. */
+static void conn_bury(pccl_core *core, pccl_conn *conn)
+{
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    event.kind = PCCL_EVENT_CONNECTION_LOST;
+    event.id = event.link = conn->link->id;
+    event.system_error = conn->system_error;
+    memcpy(event.detail, conn->detail, sizeof event.detail);
+    conn_close(core, conn);
+    pccl_list_remove(&conn->in_lost);
+    pccl_list_remove(&conn->in_conns);
+    conn->link->conns_count--;
+    pccl_event_queue_post(core->events, &event);
+    pccl_link_note_buried(conn);
+}
+
 /* Takes all connections from a link, and the link from all that know it but the table. */
 static void link_strip(pccl_core *core, pccl_link *link)
 {
@@ -123,13 +168,12 @@ static void link_strip(pccl_core *core, pccl_link *link)
     pccl_announcements_forget_link(&core->announcements, link);
     while (!pccl_list_is_empty(&link->conns)) {
         pccl_conn *conn = PCCL_CONTAINER_OF(link->conns.next, pccl_conn, in_conns);
-        pccl_list_remove(&conn->in_conns);
-        pccl_list_remove(&conn->in_free);
-        pccl_poller_remove(core->host.poller, &conn->poll);
-        pccl_fd_registry_close(core->fds, conn->poll.fd);
-        pccl_conn_destroy(conn);
-        __atomic_fetch_sub(&core->connections, 1, __ATOMIC_RELAXED);
+        conn_close(core, conn);
+        pccl_list_remove(&conn->in_lost);
+        conn_destroy(conn);
     }
+    while (!pccl_list_is_empty(&link->lost_conns))
+        conn_destroy(PCCL_CONTAINER_OF(link->lost_conns.next, pccl_conn, in_conns));
     pccl_list_remove(&link->in_pending);
     pccl_list_remove(&link->in_failed);
 }
@@ -537,11 +581,12 @@ static void op_end(pccl_core *core, pccl_op *op, int commit)
 {
     op_silence(core, op);
     for (uint32_t i = 0; i < op->peers_count; i++) {
-        if (op->peers[i].link == NULL || !op->peers[i].is_target)
+        if (op->peers[i].link == NULL)
             continue;
-        pccl_list *conns = &op->peers[i].link->conns;
-        for (pccl_list *node = conns->next; node != conns; node = node->next)
-            pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
+        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
+        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
+            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
+                pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
     }
     if (!commit || !op->is_done)
         pccl_op_restore(op);
@@ -569,8 +614,6 @@ void pccl_core_end(pccl_core *core, uint64_t id, int commit)
 
 static void core_discard(pccl_conn *conn, const pccl_frame *frame)
 {
-    if (frame->type == PCCL_FRAME_EAGER)
-        pccl_link_let_go(conn->link, frame->payload_bytes);
     if (frame->payload_bytes > 0)
         pccl_conn_expect_nothing_of_use(conn, frame->payload_bytes);
 }
@@ -594,6 +637,7 @@ static const char *core_on_announcement(pccl_core *core, pccl_conn *conn, const 
     const char *broken_rule = is_eager ? pccl_link_on_eager(conn->link, frame->payload_bytes) : NULL;
     if (broken_rule != NULL)
         return broken_rule;
+    conn->rx_eager_bytes = is_eager ? frame->payload_bytes : 0;
     pccl_op *op;
     pccl_op_peer *peer = op_find_peer(core, &frame->key, conn->link, is_eager, &op);
     if (peer != NULL)
@@ -616,7 +660,6 @@ static const char *core_on_announcement(pccl_core *core, pccl_conn *conn, const 
         return "the same op announced twice";
     if (is_eager) {
         pccl_op_inbound inbound;
-        pccl_link_let_go(conn->link, frame->payload_bytes);
         broken_rule = pccl_op_accept(peer, frame, &inbound);
         if (broken_rule != NULL)
             return broken_rule;
@@ -655,6 +698,11 @@ static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const p
         return core_on_segment(core, conn, frame);
     case PCCL_FRAME_CREDIT:
         return pccl_link_on_credit(conn->link, frame->eager_bytes);
+    case PCCL_FRAME_LOST:
+        return pccl_link_on_lost(conn, frame);
+    case PCCL_FRAME_HELLO:
+    case PCCL_FRAME_ACK:
+        break;
     }
     return "unknown frame type";
 }
@@ -672,6 +720,33 @@ static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept)
     kept->conn = NULL;
     if (source != NULL && source->is_payload_kept)
         op_take_kept(core, source, kept);
+}
+
+static void peer_retract_eager(pccl_op_peer *source)
+{
+    if (source->is_target && source->is_heard)
+        pccl_op_unheard(source);
+}
+
+static void core_on_retract(pccl_conn_host *host, pccl_conn *conn)
+{
+    pccl_core *core = PCCL_CONTAINER_OF(host, pccl_core, host);
+    if (conn->rx_op != NULL) {
+        pccl_op_peer *source = pccl_op_find_source(conn->rx_op, conn->link->id);
+        pccl_op_retract(source, &conn->rx_inbound);
+        if (conn->rx_is_eager)
+            peer_retract_eager(source);
+    } else if (conn->rx_kept != NULL) {
+        pccl_op *elsewhere;
+        pccl_op_peer *source = op_find_peer(core, &conn->rx_kept->key, conn->link, 1, &elsewhere);
+        if (source != NULL && source->is_payload_kept) {
+            source->is_payload_kept = 0;
+            peer_retract_eager(source);
+        }
+        pccl_announcements_retract(&core->announcements, conn->rx_kept);
+    }
+    if (conn->rx_eager_bytes > 0)
+        pccl_link_retract_eager(conn->link, conn->rx_eager_bytes);
 }
 
 /* The loop's two halves */
@@ -698,25 +773,53 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
 {
     pccl_conn *conn = event->entry->owner;
     pccl_link *link = conn->link;
-    if (link->is_failed)
+    if (conn->is_lost || link->is_failed)
         return;
-    if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn) && !pccl_list_is_member(&conn->in_free)) {
-        pccl_list_append(&link->free_conns, &conn->in_free);
-        pccl_link_note_pending(link);
-    }
-    if (event->ready & PCCL_POLL_IN)
+    if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
+        pccl_link_offer(conn);
+    if (event->ready & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
-    if (!link->is_failed && pccl_list_is_member(&conn->in_free))
+    if (!conn->is_lost && !link->is_failed && conn->tx_count == 0)
         pccl_poller_change(core->host.poller, &conn->poll, PCCL_POLL_IN);
 }
 
 int pccl_core_settle(pccl_core *core)
 {
     int is_more = core_send(core);
+    pccl_list *next;
+    for (pccl_list *node = core->host.lost_conns.next; node != &core->host.lost_conns; node = next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_lost);
+        next = node->next;
+        if (!conn->link->is_failed)
+            conn_bury(core, conn);
+    }
     while (!pccl_list_is_empty(&core->host.failed_links))
         link_bury(core, PCCL_CONTAINER_OF(core->host.failed_links.next, pccl_link, in_failed));
     return is_more;
+}
+
+int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
+{
+    if (!core->host.wants_tick)
+        return -1;
+    if (core->tick_at_ms < 0)
+        core->tick_at_ms = now_ms + TICK_MS;
+    return core->tick_at_ms <= now_ms ? 0 : (int)(core->tick_at_ms - now_ms);
+}
+
+void pccl_core_tick(pccl_core *core, int64_t now_ms)
+{
+    if (core->tick_at_ms < 0 || now_ms < core->tick_at_ms)
+        return;
+    int has_more = 0;
+    for (pccl_list *node = core->links.next; node != &core->links; node = node->next) {
+        pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
+        if (!link->is_failed)
+            has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
+    }
+    core->host.wants_tick = (uint8_t)has_more;
+    core->tick_at_ms = -1;
 }
 
 void pccl_core_destroy(pccl_core *core)

@@ -35,7 +35,8 @@ typedef struct pccl_core pccl_core;
 
 /* NULL without memory. */
 pccl_core *pccl_core_create(
-    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max);
+    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
+    uint32_t stall_ms);
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 
@@ -51,6 +52,10 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);
 
 /* Between batches: buries failed links, sends what can be sent. Nonzero if more can be sent at once. */
 int pccl_core_settle(pccl_core *core);
+
+/* For how long there is nothing to do on its own account; -1: for ever. Time is any clock that does not jump. */
+int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms);
+void pccl_core_tick(pccl_core *core, int64_t now_ms);
 
 /* Of any thread. */
 void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);

@@ -24,11 +24,11 @@ uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i)
     return (rank + 1 + i) % world_size;
 }
 
-/* Measured on loopback with 4 ranks, where only work counts: direct takes a tenth less than the ring at 1 MiB, as
- * much at 8 MiB, and a tenth more at 64 MiB, because shares that wait for their turn are read once more. On
- * links with a latency it saves 2(W - 2) of them, which is what counts for small ops; large ones had better
- * keep to the links that were chosen for the ring. Quantized, direct rounds twice in any world, and the bytes
- * that wait are few. */
+/* Measured on loopback with 4 ranks, where only work counts: direct takes no longer than the ring up to 8 MiB,
+ * and a fifth longer at 64 MiB, because shares that wait for their turn are read once more. On links with a
+ * latency it saves 2(W - 2) of them, which is what counts for small ops; large ones had better keep to the
+ * links that were chosen for the ring. Quantized, direct rounds twice in any world, and the bytes that wait
+ * are few. */
 uint32_t pccl_algorithm_default(uint64_t count, uint32_t dtype, uint32_t quantization, uint32_t world_size)
 {
     enum { DIRECT_BYTES_MAX = 4 << 20 };

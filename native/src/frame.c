@@ -8,8 +8,7 @@ enum {
     AT_MAGIC = 0,
     AT_VERSION = 2,
     AT_TYPE = 3,
-    AT_FLAGS = 4,
-    AT_RESERVED = 6,
+    AT_RECEIVED_FRAMES = 4,
     AT_PAYLOAD_BYTES = 8,
     AT_PAYLOAD_CRC = 12,
     AT_EPOCH = 16,
@@ -17,7 +16,8 @@ enum {
     AT_SEQUENCE = 32,
     AT_GROUP = 40,
     AT_HEADER_CRC = 44,
-    AT_BODY = 48
+    AT_BODY = 48,
+    BODY_BYTES = PCCL_FRAME_BYTES - 48
 };
 
 static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
@@ -70,16 +70,45 @@ static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
     return NULL;
 }
 
-static const char *credit_decode(const uint8_t *body, pccl_frame *frame)
+/* Of a frame without op and payload, whose body ends with so many reserved bytes. */
+static const char *reserved_check(const uint8_t *body, const pccl_frame *frame, size_t reserved_bytes)
 {
-    static const uint8_t zeros[16];
+    static const uint8_t zeros[BODY_BYTES];
     static const pccl_op_key no_key;
-    frame->eager_bytes = pccl_get_u64(body);
-    if (memcmp(body + 8, zeros, sizeof zeros) != 0 || !pccl_op_key_equal(&frame->key, &no_key))
+    if (memcmp(body + BODY_BYTES - reserved_bytes, zeros, reserved_bytes) != 0 ||
+        !pccl_op_key_equal(&frame->key, &no_key))
         return "reserved bytes in use";
     if (frame->payload_bytes != 0)
-        return "payload after a CREDIT frame";
+        return "payload after a frame without op";
     return NULL;
+}
+
+static const char *credit_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->eager_bytes = pccl_get_u64(body);
+    return reserved_check(body, frame, 16);
+}
+
+static const char *hello_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->connection = pccl_get_u32(body);
+    return frame->connection == 0 ? "no connection number" : reserved_check(body, frame, 20);
+}
+
+static const char *ack_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->received_bytes = pccl_get_u64(body);
+    return reserved_check(body, frame, 16);
+}
+
+static const char *lost_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->connection = pccl_get_u32(body);
+    frame->peer_connection = pccl_get_u32(body + 4);
+    frame->frames = pccl_get_u32(body + 8);
+    if (frame->connection == 0 || frame->peer_connection == 0)
+        return "no connection number";
+    return reserved_check(body, frame, 12);
 }
 
 static uint32_t header_crc(const uint8_t *header)
@@ -96,6 +125,7 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
     pccl_put_u16(header + AT_MAGIC, PCCL_FRAME_MAGIC);
     header[AT_VERSION] = PCCL_FRAME_VERSION;
     header[AT_TYPE] = (uint8_t)frame->type;
+    pccl_put_u32(header + AT_RECEIVED_FRAMES, frame->received_frames);
     pccl_put_u32(header + AT_PAYLOAD_BYTES, frame->payload_bytes);
     pccl_put_u32(header + AT_PAYLOAD_CRC, frame->payload_crc);
     pccl_put_u64(header + AT_EPOCH, frame->key.epoch);
@@ -115,6 +145,17 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
     case PCCL_FRAME_CREDIT:
         pccl_put_u64(header + AT_BODY, frame->eager_bytes);
         break;
+    case PCCL_FRAME_HELLO:
+        pccl_put_u32(header + AT_BODY, frame->connection);
+        break;
+    case PCCL_FRAME_ACK:
+        pccl_put_u64(header + AT_BODY, frame->received_bytes);
+        break;
+    case PCCL_FRAME_LOST:
+        pccl_put_u32(header + AT_BODY, frame->connection);
+        pccl_put_u32(header + AT_BODY + 4, frame->peer_connection);
+        pccl_put_u32(header + AT_BODY + 8, frame->frames);
+        break;
     }
     pccl_frame_seal(header);
 }
@@ -132,9 +173,8 @@ const char *pccl_frame_verify(const uint8_t *header)
 
 const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
 {
-    if (pccl_get_u16(header + AT_FLAGS) != 0 || pccl_get_u16(header + AT_RESERVED) != 0)
-        return "unknown frame flags";
     memset(frame, 0, sizeof *frame);
+    frame->received_frames = pccl_get_u32(header + AT_RECEIVED_FRAMES);
     frame->payload_bytes = pccl_get_u32(header + AT_PAYLOAD_BYTES);
     frame->payload_crc = pccl_get_u32(header + AT_PAYLOAD_CRC);
     frame->key.epoch = pccl_get_u64(header + AT_EPOCH);
@@ -154,6 +194,15 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
     case PCCL_FRAME_CREDIT:
         frame->type = PCCL_FRAME_CREDIT;
         return credit_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_HELLO:
+        frame->type = PCCL_FRAME_HELLO;
+        return hello_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_ACK:
+        frame->type = PCCL_FRAME_ACK;
+        return ack_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_LOST:
+        frame->type = PCCL_FRAME_LOST;
+        return lost_decode(header + AT_BODY, frame);
     default:
         return "unknown frame type";
     }

@@ -5,8 +5,10 @@
  * hold up a small one. Whichever connection is free, that is drained and between frames, takes the next
  * frames. A slow connection is seldom free and so carries less.
  *
- * A link fails as a whole: a lost connection has taken frames with it. Failing is noted at once
- * (pccl_link_fail) and carried out by the host when nothing points to the connections any more. */
+ * A lost connection's frames are sent again over the others (conn.h). A link fails with its last connection, or
+ * when its peer breaks the protocol. Both are noted at once (pccl_conn_lose, pccl_link_fail) and carried out by
+ * the host when nothing points to the connections any more. A lost connection, its descriptor closed, is then
+ * kept as long as its records are of use. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
@@ -43,13 +45,18 @@ typedef struct pccl_link {
     pccl_list in_failed; /* of the host */
     pccl_list in_pending; /* of the host: may have something to send */
     pccl_list conns;
+    pccl_list lost_conns; /* buried, the same way in pccl_conn.in_conns */
     pccl_list free_conns;
+    pccl_list talk_conns;
+    pccl_list notices;
+    pccl_list resends;
     pccl_list ready_ops; /* pccl_op_peer.in_ready */
     pccl_list active_ops; /* pccl_op_peer.in_active */
     pccl_link_eager eager;
     pccl_list announced; /* announcements.h */
     size_t announced_count;
-    unsigned conns_count;
+    unsigned conns_count; /* in `conns`: not buried */
+    unsigned live_count; /* of them, not lost */
     unsigned conns_added;
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;
@@ -66,6 +73,21 @@ void pccl_link_fail(pccl_link *link, int system_error, const char *format, ...) 
 
 void pccl_link_note_pending(pccl_link *link);
 
+/* The connection may have become able to take frames, or has something of its own to say. */
+void pccl_link_offer(pccl_conn *conn);
+void pccl_link_note_ack_due(pccl_conn *conn);
+
+void pccl_link_note_lost(pccl_link *link, pccl_conn *conn);
+void pccl_link_note_buried(pccl_conn *conn); /* after which it may be gone */
+void pccl_link_note_notice_received(pccl_conn *lost);
+
+/* A LOST frame on this connection: NULL, or the rule that the peer breaks. */
+const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame);
+
+/* A connection that has stood still for longer than stall_ms is given up, if another one has moved since.
+ * Whether there is anything to come back for. */
+int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
+
 /* Nonzero if a frame with this payload may go out as eager; it then must, or be cancelled. */
 int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes);
 void pccl_link_cancel_eager(pccl_link *link, uint32_t payload_bytes);
@@ -73,6 +95,7 @@ void pccl_link_cancel_eager(pccl_link *link, uint32_t payload_bytes);
 /* NULL, or the rule that the peer breaks. */
 const char *pccl_link_on_credit(pccl_link *link, uint64_t eager_bytes);
 const char *pccl_link_on_eager(pccl_link *link, uint32_t payload_bytes);
+void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes); /* which comes again, or never */
 
 /* A received eager frame's payload takes no memory any more. */
 void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes);

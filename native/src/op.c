@@ -246,6 +246,13 @@ void pccl_op_heard(pccl_op_peer *target)
     target->op->peers_unheard--;
 }
 
+void pccl_op_unheard(pccl_op_peer *target)
+{
+    PCCL_ASSERT(target->is_target && target->is_heard);
+    target->is_heard = 0;
+    target->op->peers_unheard++;
+}
+
 int pccl_op_is_complete(const pccl_op *op) { return op->segments_left == 0 && op->peers_unheard == 0; }
 
 /* Segments */
@@ -333,6 +340,11 @@ void pccl_op_reduce(
 {
     PCCL_ASSERT(first + elements <= inbound->range.count && !op->is_stopped);
     op->algorithm->reduce(op, inbound, first, payload, elements);
+}
+
+void pccl_op_retract(pccl_op_peer *source, const pccl_op_inbound *inbound)
+{
+    source->op->algorithm->retract(source->op, inbound);
 }
 
 int pccl_op_arrived(pccl_op *op, const pccl_op_inbound *inbound)

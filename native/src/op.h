@@ -164,6 +164,13 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
 void pccl_op_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements);
 
+/* The rest of the payload will not come, or it is damaged: the segment may come again from its beginning. What
+ * of it was reduced does no harm: reducing takes the own elements from where they still are. */
+void pccl_op_retract(pccl_op_peer *source, const pccl_op_inbound *inbound);
+
+/* A target's announcement was in a frame that is retracted. */
+void pccl_op_unheard(pccl_op_peer *target);
+
 /* All of the payload is there. Nonzero if that has added to what is sendable. */
 int pccl_op_arrived(pccl_op *op, const pccl_op_inbound *inbound);
 

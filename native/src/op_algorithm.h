@@ -32,6 +32,7 @@ typedef struct pccl_op_algorithm {
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
     void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
                    size_t elements);
+    void (*retract)(pccl_op *op, const pccl_op_inbound *inbound);
     int (*arrived)(pccl_op *op, const pccl_op_inbound *inbound);
 } pccl_op_algorithm;
 

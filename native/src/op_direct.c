@@ -1,8 +1,10 @@
 /* op_direct.c: shares to their owners, results back (direct_plan.h). Every other rank is source and target;
  * peers are in the order in which they are served.
  *
- *     share in     in its turn: recv (op) payload -> recv, and the own share when that comes next.
- *                  ahead of its turn: stored in a slot of `waiting`, and folded once the ones before it are.
+ *     share in     the first: folded with the own share as it comes, if that is next, or straight into recv.
+ *                  all others: stored in a slot of `waiting`, and folded once the ones before them are. Not as
+ *                  they come, for what recv has accumulated could not be told apart from half of a share
+ *                  that has to come again (pccl_op_retract).
  *     final in     straight into recv
  *     out          shares go out of send, finals out of recv
  *
@@ -144,13 +146,12 @@ static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *fra
 static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t segment)
 {
     uint32_t first = pccl_direct_first_turn(op->request.rank);
-    int is_turn = op->direct.turns[segment] == inbound->from;
-    inbound->is_waiting = inbound->from != first && (!is_turn || pccl_op_is_quantized(op));
+    inbound->is_waiting = inbound->from != first;
     if (inbound->is_waiting) {
         inbound->store = direct_slot(op, segment, inbound->from);
         return;
     }
-    PCCL_ASSERT(is_turn);
+    PCCL_ASSERT(op->direct.turns[segment] == inbound->from);
     if (pccl_op_is_quantized(op)) {
         inbound->store = pccl_op_wire_at(op, inbound->index);
         return;
@@ -266,6 +267,14 @@ static void direct_finish(pccl_op *op, uint32_t index, pccl_range range, uint32_
     pccl_op_note_final(op);
 }
 
+static void direct_retract(pccl_op *op, const pccl_op_inbound *inbound)
+{
+    if (inbound->is_final)
+        op->segments[inbound->index].state &= (uint8_t)~PCCL_SEGMENT_FINAL_IN;
+    else
+        *direct_share(op, direct_segment(op, inbound->index), inbound->from) &= (uint8_t)~SHARE_IN;
+}
+
 static int direct_arrived(pccl_op *op, const pccl_op_inbound *inbound)
 {
     if (inbound->is_final) {
@@ -306,5 +315,6 @@ const pccl_op_algorithm pccl_op_direct_algorithm = {
     .first_hop = direct_first_hop,
     .accept = direct_accept,
     .reduce = direct_reduce,
+    .retract = direct_retract,
     .arrived = direct_arrived,
 };

@@ -122,13 +122,20 @@ static void ring_reduce(
     const pccl_op_shape *shape = &op->request.shape;
     size_t offset_bytes = first * op->element_bytes;
     uint8_t *destination = pccl_op_recv_at(op, inbound->range) + offset_bytes;
-    const uint8_t *own = pccl_op_send_at(op, inbound->range) + offset_bytes;
+    /* Not `send`: in place, a frame that was retracted may have been reduced into it. */
+    const uint8_t *own = pccl_op_own_at(op, inbound->index, inbound->range) + offset_bytes;
     pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
     if (shape->reduce_op == PCCL_AVG) {
         pccl_ring_hops hops = ring_hops_of_segment(op, inbound->index);
         if (ring_is_owner(&hops))
             pccl_kernel_average(shape->dtype, destination, elements, shape->world_size);
     }
+}
+
+static void ring_retract(pccl_op *op, const pccl_op_inbound *inbound)
+{
+    uint8_t bit = inbound->is_final ? PCCL_SEGMENT_FINAL_IN : PCCL_SEGMENT_PARTIAL_IN;
+    op->segments[inbound->index].state &= (uint8_t)~bit;
 }
 
 static void ring_decode(pccl_op *op, const pccl_op_inbound *inbound, int is_owner)
@@ -171,5 +178,6 @@ const pccl_op_algorithm pccl_op_ring_algorithm = {
     .first_hop = ring_first_hop,
     .accept = ring_accept,
     .reduce = ring_reduce,
+    .retract = ring_retract,
     .arrived = ring_arrived,
 };

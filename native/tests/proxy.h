@@ -11,6 +11,8 @@ enum fault { FAULT_NONE, FAULT_FLIP, FAULT_CUT, FAULT_RESET, FAULT_HOLD };
 
 /* One direction of a connection. */
 typedef struct {
+    uint32_t a; /* of the first direction: between which ranks */
+    uint32_t b;
     int from;
     int to;
     enum fault fault;
@@ -27,6 +29,7 @@ enum { PUMPS_MAX = 64 };
 typedef struct {
     world w;
     unsigned pumps_count;
+    unsigned pumps_started;
     pump pumps[PUMPS_MAX]; /* by twos: the directions of a connection */
 } proxied;
 
@@ -79,6 +82,7 @@ static void *pump_main(void *argument)
     return NULL;
 }
 
+/* a -> b is the first direction. */
 static inline void proxied_connect(proxied *p, uint32_t a, uint32_t b, int is_tcp)
 {
     int near[2], far[2];
@@ -87,6 +91,8 @@ static inline void proxied_connect(proxied *p, uint32_t a, uint32_t b, int is_tc
     (is_tcp ? pair_tcp : pair_unix)(near);
     (is_tcp ? pair_tcp : pair_unix)(far);
     pump *forth = &p->pumps[p->pumps_count++];
+    forth->a = a;
+    forth->b = b;
     pump *back = &p->pumps[p->pumps_count++];
     forth->from = back->to = near[1];
     forth->to = back->from = far[1];
@@ -95,23 +101,38 @@ static inline void proxied_connect(proxied *p, uint32_t a, uint32_t b, int is_tc
         stop_test("link_add");
 }
 
-/* Nothing passes until proxied_start: faults are set in between. */
-static inline void proxied_open(proxied *p, uint32_t size, unsigned connections, int is_tcp)
+static inline void proxied_node_open(node *n, uint32_t stall_ms)
+{
+    pccl_engine_options options;
+    char error[128];
+    memset(n, 0, sizeof *n);
+    pccl_engine_options_default(&options);
+    options.stall_ms = stall_ms;
+    n->engine = pccl_engine_create(&options, error, sizeof error);
+    if (n->engine == NULL)
+        stop_test(error);
+}
+
+/* Every rank is linked with every other. Nothing passes until proxied_start: faults are set in between. */
+static inline void proxied_open(
+    proxied *p, uint32_t size, unsigned connections, int is_tcp, uint32_t stall_ms)
 {
     memset(p, 0, sizeof *p);
-    p->w.size = size;
+    world_init(&p->w, size);
     for (uint32_t rank = 0; rank < size; rank++)
-        node_open(&p->w.nodes[rank], 0);
-    for (uint32_t rank = 0; rank < (size == 2 ? 1 : size); rank++)
-        for (unsigned i = 0; i < connections; i++)
-            proxied_connect(p, rank, (rank + 1) % size, is_tcp);
+        proxied_node_open(&p->w.nodes[rank], stall_ms);
+    for (uint32_t a = 0; a < size; a++)
+        for (uint32_t b = a + 1; b < size; b++)
+            for (unsigned i = 0; i < connections; i++)
+                proxied_connect(p, a, b, is_tcp);
 }
 
 static inline void proxied_start(proxied *p)
 {
-    for (unsigned i = 0; i < p->pumps_count; i++)
+    for (unsigned i = p->pumps_started; i < p->pumps_count; i++)
         if (pthread_create(&p->pumps[i].thread, NULL, pump_main, &p->pumps[i]) != 0)
             stop_test("pthread_create");
+    p->pumps_started = p->pumps_count;
 }
 
 static inline void proxied_close(proxied *p)

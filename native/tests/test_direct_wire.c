@@ -41,48 +41,6 @@ static void wire_prepare(wire *w, uint32_t segment_bytes)
         w->values[i] = input(i);
 }
 
-static void wire_connect(wire *w)
-{
-    for (uint32_t rank = 0; rank < WORLD; rank++) {
-        int fds[2];
-        w->links[rank] = next_link++;
-        w->peers[rank] = -1;
-        if (rank == RANK)
-            continue;
-        pair_unix(fds);
-        if (pccl_engine_link_add(w->n.engine, w->links[rank], fds[0]) != 0)
-            stop_test("link_add");
-        w->peers[rank] = fds[1];
-    }
-}
-
-static void wire_disconnect(wire *w)
-{
-    for (uint32_t rank = 0; rank < WORLD; rank++)
-        if (rank != RANK)
-            close(w->peers[rank]);
-}
-
-static void wire_submit(wire *w)
-{
-    if (pccl_engine_submit(w->n.engine, &w->request) != 0)
-        stop_test("submit");
-}
-
-static void wire_open_bare(wire *w, uint32_t segment_bytes)
-{
-    memset(w, 0, sizeof *w);
-    node_open(&w->n, 0);
-    wire_connect(w);
-    wire_prepare(w, segment_bytes);
-}
-
-static void wire_close(wire *w)
-{
-    node_close(&w->n);
-    wire_disconnect(w);
-}
-
 static void write_all(int fd, const void *data, size_t bytes)
 {
     size_t done = 0;
@@ -109,6 +67,80 @@ static int read_all(int fd, void *data, size_t bytes)
     return 1;
 }
 
+static unsigned greetings; /* and acknowledgements, sent to the engine of the test */
+
+/* What begins every connection, in both directions. */
+static void greet(int fd)
+{
+    uint8_t header[PCCL_FRAME_BYTES];
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_HELLO;
+    frame.connection = 1;
+    pccl_frame_encode(&frame, header);
+    write_all(fd, header, sizeof header);
+    greetings++;
+    REQUIRE(read_all(fd, header, sizeof header));
+    REQUIRE(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, &frame) == NULL);
+    CHECK(frame.type == PCCL_FRAME_HELLO);
+}
+
+static void acknowledge(int fd, uint32_t frames)
+{
+    uint8_t header[PCCL_FRAME_BYTES];
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_ACK;
+    frame.received_frames = frames;
+    pccl_frame_encode(&frame, header);
+    write_all(fd, header, sizeof header);
+    greetings++;
+}
+
+static void wire_connect(wire *w)
+{
+    for (uint32_t rank = 0; rank < WORLD; rank++) {
+        int fds[2];
+        w->links[rank] = next_link++;
+        w->peers[rank] = -1;
+        if (rank == RANK)
+            continue;
+        pair_unix(fds);
+        if (pccl_engine_link_add(w->n.engine, w->links[rank], fds[0]) != 0)
+            stop_test("link_add");
+        w->peers[rank] = fds[1];
+        greet(fds[1]);
+    }
+}
+
+static void wire_disconnect(wire *w)
+{
+    for (uint32_t rank = 0; rank < WORLD; rank++)
+        if (rank != RANK)
+            close(w->peers[rank]);
+}
+
+static void wire_submit(wire *w)
+{
+    if (pccl_engine_submit(w->n.engine, &w->request) != 0)
+        stop_test("submit");
+}
+
+static void wire_open_bare(wire *w, uint32_t segment_bytes)
+{
+    memset(w, 0, sizeof *w);
+    greetings = 0;
+    node_open(&w->n, 0);
+    wire_connect(w);
+    wire_prepare(w, segment_bytes);
+}
+
+static void wire_close(wire *w)
+{
+    node_close(&w->n);
+    wire_disconnect(w);
+}
+
 static void write_frame(int fd, pccl_frame frame, const void *payload, size_t payload_sent_bytes)
 {
     uint8_t header[PCCL_FRAME_BYTES];
@@ -123,8 +155,10 @@ static void read_frame(int fd, pccl_frame *frame, void *payload, size_t payload_
 {
     uint8_t header[PCCL_FRAME_BYTES];
     memset(frame, 0, sizeof *frame);
-    REQUIRE(read_all(fd, header, sizeof header));
-    REQUIRE(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, frame) == NULL);
+    do { /* ACK frames come when they like */
+        REQUIRE(read_all(fd, header, sizeof header));
+        REQUIRE(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, frame) == NULL);
+    } while (frame->type == PCCL_FRAME_ACK);
     REQUIRE(frame->payload_bytes <= payload_bytes_max);
     CHECK(read_all(fd, payload, frame->payload_bytes));
 }
@@ -198,7 +232,7 @@ static void wait_for_wire(node *n, uint64_t bytes)
         pccl_engine_get_stats(n->engine, &stats);
         if (now_ms() > deadline_ms)
             stop_test("bytes did not come");
-    } while (stats.rx_wire_bytes < bytes);
+    } while (stats.rx_wire_bytes < (uint64_t)greetings * PCCL_FRAME_BYTES + bytes);
 }
 
 static void expect_inputs(const wire *w)
@@ -366,6 +400,7 @@ static void wrong_peers_lose_their_links(void)
         wire_open(&w, WHOLE_BYTES);
         pair_unix(fds);
         CHECK(pccl_engine_link_add(w.n.engine, link, fds[0]) == 0);
+        greet(fds[1]);
         if (kind == 0)
             write_frame(fds[1], announcement(&w.request, PCCL_FRAME_READY, 0), NULL, 0);
         else if (kind == 1)
@@ -570,6 +605,7 @@ static void credit_opens_the_window(void)
             memset(&credit, 0, sizeof credit);
             credit.type = PCCL_FRAME_CREDIT;
             credit.eager_bytes = WHOLE_BYTES + PCCL_EAGER_OVERHEAD_BYTES;
+            credit.received_frames = (uint32_t)i;
             write_frame(w.peers[0], credit, NULL, 0);
             wait_for_wire(&w.n, PCCL_FRAME_BYTES);
         }
@@ -578,6 +614,8 @@ static void credit_opens_the_window(void)
         read_frame(w.peers[0], &frame, payload, sizeof payload);
         CHECK(frame.type == (i == FRAMES ? PCCL_FRAME_READY : PCCL_FRAME_EAGER));
         read_frame(w.peers[2], &frame, payload, sizeof payload);
+        acknowledge(w.peers[0], (uint32_t)i + 1);
+        acknowledge(w.peers[2], (uint32_t)i + 1);
     }
     wire_close(&w);
     free(send);

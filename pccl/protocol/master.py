@@ -142,6 +142,8 @@ class _Group:
     """Verdicts of the last flush, to be told with the next Prepare."""
     missing: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that have no link and need none: the group is no mesh."""
+    unreliable: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that are no neighbours and whose link broke again and again: as if it were missing."""
     changed: bool = False
     """The ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
@@ -151,7 +153,7 @@ class _Group:
 
     @property
     def is_meshed(self) -> bool:
-        return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing
+        return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing and not self.unreliable
 
 
 @dataclass
@@ -344,6 +346,7 @@ class Master:
         self._stop(group)
         group.awaiting_flush.discard(peer)
         group.ring.remove(peer)
+        group.unreliable = {pair for pair in group.unreliable if peer not in pair}
 
     def _stop(self, group: _Group) -> None:
         """Starts the flush of a group whose ring must change."""
@@ -510,11 +513,13 @@ class Master:
         if pair in self._relink or message.made_in < self._made_in.get(pair, 0):
             return
         group = self._groups.get(member.hello.group)
-        if group is None or pair not in topology.linked_pairs(group.ring) or pair in group.missing:
+        if group is None or pair not in topology.linked_pairs(group.ring) or pair in group.missing | group.unreliable:
             return
         self._log("warning", f"{member} lost its link to {other}: {message.reason}")
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
-        if self._relinks[pair] > RELINKS_MAX and pair in topology.ring_pairs(group.ring):
+        if self._relinks[pair] > RELINKS_MAX and pair not in topology.ring_pairs(group.ring):
+            group.unreliable.add(pair)
+        elif self._relinks[pair] > RELINKS_MAX:
             self._failed_pairs[pair] = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
             self._resolve_failed_pairs()
             return

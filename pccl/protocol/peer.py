@@ -530,12 +530,7 @@ class Peer:
         if found is None:
             return
         self._drop_link(found.peer)
-        ring: Sequence[int] = ()
-        if self._next is not None:
-            ring = self._next.ring.peers
-        elif self.view is not None:
-            ring = self.view.ring
-        if found.peer in self._members and found.peer in linked_peers(ring, self.peer) and not self.is_over:
+        if found.peer in self._members and self._is_linked(found.peer) and not self.is_over:
             self._effects.append(ToMaster(m.LinkLost(found.made_in, found.peer, reason)))
             if not found.is_up:
                 self._link_failed(found.peer, reason)
@@ -557,7 +552,7 @@ class Peer:
         if found is None or found.is_up:
             return
         self._drop_link(found.peer)
-        if self._next is not None and found.made_in < self._next.view and found.peer in self._next_neighbours():
+        if self._next is not None and found.made_in < self._next.view and self._is_linked(found.peer):
             # It was begun under an earlier Prepare, and the other side may have begun anew since: once more.
             self._make_link(found.peer, self._next.view, dial=self.peer > found.peer)
         else:
@@ -679,6 +674,15 @@ class Peer:
 
     # Links.
 
+    def _is_linked(self, peer: int) -> bool:
+        """Whether the prepared view, else the installed one, wants a link with this peer."""
+        ring: Sequence[int] = ()
+        if self._next is not None:
+            ring = self._next.ring.peers
+        elif self.view is not None:
+            ring = self.view.ring
+        return peer in linked_peers(ring, self.peer)
+
     def _make_link(self, peer: int, made_in: int, dial: bool) -> _Link:
         member = self._members[peer]
         link = _Link(self._next_link, peer, made_in, max(self.connections, member.connections))
@@ -693,7 +697,7 @@ class Peer:
             self._effects.append(CloseLink(link.link))
 
     def _link_failed(self, peer: int, reason: str) -> None:
-        if self._next is not None and peer in linked_peers(self._next.ring.peers, self.peer):
+        if self._next is not None and self._is_linked(peer):
             self._next.failed[peer] = reason
             self._answer_prepare()
 

@@ -15,7 +15,7 @@ from typing import Any
 from pccl._native import ffi, lib
 from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
-ABI = 2
+ABI = 3
 EVENTS_MAX = 256
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
@@ -196,7 +196,9 @@ class Engine:
         count = EVENTS_MAX
         while count == EVENTS_MAX:
             count = lib.pccl_engine_poll_events(self._handle, self._events, EVENTS_MAX)
-            found += [_event(self._events[i]) for i in range(count)]
+            # A link that has lost one of several connections goes on: nobody dials another one yet.
+            told = [self._events[i] for i in range(count)]
+            found += [_event(event) for event in told if event.kind != lib.PCCL_EVENT_CONNECTION_LOST]
         return found
 
     def stats(self) -> dict[str, int]:
