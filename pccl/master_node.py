@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import weakref
 from types import TracebackType
 
@@ -11,6 +10,7 @@ import trio
 
 from pccl.errors import PCCLError
 from pccl.runtime import addresses, portal
+from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
 from pccl.types import Result
 
@@ -76,7 +76,7 @@ class _Service:
 
     def __init__(self, listener: socket.socket) -> None:
         self.port: int = listener.getsockname()[1]
-        self.stopped = threading.Event()
+        self.stopped = Latch()
         self._server = MasterServer(listener)
         self._scope = trio.CancelScope()
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pccl import MasterNode
+from tests.crew import together
 from tests.streams import TIMEOUT_S
 
 
@@ -48,6 +50,41 @@ def test_kill(tmp_path: Path) -> None:
     assert verdicts <= {"commit", "RANK_CONNECTION_LOST"}
     assert report["cost_s"] == pytest.approx(report["longest_gap_s"] - report["usual_step_s"])
     assert "the loss cost" in table
+
+
+def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
+    """Two hosts' worth of processes: each reports the slowest rank's times, so both report the same."""
+
+    def host(number: int) -> tuple[str, dict[str, Any]]:
+        return _bench(
+            tmp_path / f"{number}.json",
+            *("--master", master.address, "--peers", "2", "--sizes", "4KiB,40KiB", "--tensors", "1,3"),
+            *("--iterations", "3", "--warmup", "1"),
+        )
+
+    (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
+    assert [(row["bytes"], row["tensors"]) for row in report["rows"]] == [(4096, 1), (4096, 3), (40960, 1), (40960, 3)]
+    assert report["rows"] == other["rows"]
+    assert all(row["raw_ring"] is None for row in report["rows"])
+    assert "40 KiB" in table
+
+
+def test_hosts_that_measure_different_things(master: MasterNode) -> None:
+    def host(size: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", master.address, "--peers", "2"]
+        return subprocess.run([*command, "--sizes", size], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    hosts = together([lambda: host("4KiB"), lambda: host("8KiB")])
+    assert [done.returncode for done in hosts] == [1, 1]
+    assert all(done.stderr.startswith("pccl bench: ") and "INVALID_ARGUMENT" in done.stderr for done in hosts)
+
+
+@pytest.mark.parametrize("arguments", [("--peers", "2,3"), ("--peers", "3", "--kill")])
+def test_what_one_peer_cannot_measure(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", "127.0.0.1:1", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--master" in done.stderr
 
 
 @pytest.mark.parametrize(

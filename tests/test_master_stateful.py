@@ -230,24 +230,38 @@ class MasterBesideModel(RuleBasedStateMachine):
     @rule(data=st.data(), by_leave=st.booleans())
     def somebody_goes(self, data: st.DataObject, by_leave: bool) -> None:
         peer = data.draw(st.sampled_from(sorted(self.peers)))
-        del self.peers[peer]
-        self.model.lose(peer)
         if by_leave:
+            del self.peers[peer]
+            self.model.lose(peer)
             self.say(peer, m.Leave())
         else:
-            self.model.settle()
-            self.carry_out(self.master.disconnected(peer, "reset", 0.0))
+            self.lose(peer)
+
+    def lose(self, peer: int) -> None:
+        del self.peers[peer]
+        self.model.lose(peer)
+        self.model.settle()
+        self.carry_out(self.master.disconnected(peer, "reset", 0.0))
 
     @precondition(lambda self: self.model.accepted)
     @rule(data=st.data(), tag=st.sampled_from(TAGS))
     def an_op_is_done(self, data: st.DataObject, tag: int) -> None:
-        peer = data.draw(st.sampled_from(self.model.accepted))
+        self.finish(data.draw(st.sampled_from(self.model.accepted)), tag)
+
+    def finish(self, peer: int, tag: int) -> None:
         op = self.model.op(peer, tag)
-        if self.model.members[peer].wait in Kind.EXCLUSIVE or op in self.peers[peer].done:
-            return
-        self.peers[peer].done.add(op)
-        self.model.say_done(peer, op)
-        self.say(peer, m.OpsDone(self.peers[peer].epoch, [op]))
+        if self.model.members[peer].wait not in Kind.EXCLUSIVE and op not in self.peers[peer].done:
+            self.peers[peer].done.add(op)
+            self.model.say_done(peer, op)
+            self.say(peer, m.OpsDone(self.peers[peer].epoch, [op]))
+
+    @precondition(lambda self: self.model.accepted)
+    @rule(data=st.data(), tag=st.sampled_from(TAGS))
+    def somebody_goes_who_alone_was_not_done(self, data: st.DataObject, tag: int) -> None:
+        peer = data.draw(st.sampled_from(self.model.accepted))
+        for other in [other for other in self.model.ring_of(peer) if other != peer]:
+            self.finish(other, tag)
+        self.lose(peer)
 
     @precondition(lambda self: self.model.accepted)
     @rule(data=st.data(), tag=st.sampled_from(TAGS))
@@ -326,4 +340,4 @@ class MasterBesideModel(RuleBasedStateMachine):
 
 
 TestMasterBesideModel = MasterBesideModel.TestCase
-TestMasterBesideModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestMasterBesideModel.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -404,7 +404,7 @@ class Master:
 
     def _prepare(self, newcomers: Iterable[int]) -> None:
         self.view += 1
-        for peer in newcomers:
+        for peer in sorted(newcomers):
             group = self._group_of(self._members[peer])
             # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
             group.running = False

@@ -30,6 +30,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError
 from pccl.runtime import addresses, links
 from pccl.runtime import engine as native
+from pccl.runtime.latch import Latch
 from pccl.runtime.state_transfer import Transfer, TransferError
 from pccl.runtime.wire import ConnectionLost, ControlConnection, receive_message, send_message
 from pccl.types import Result
@@ -40,6 +41,8 @@ logger = logging.getLogger("pccl.peer")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
+WITHDRAW_S = 5.0
+"""How long a cancelled joint call waits for the master to say whether it has taken effect."""
 WELCOME_TIMEOUT_S = 10.0
 
 
@@ -60,36 +63,35 @@ class PendingOp:
         self.spec: native.OpSpec | None = spec
         self.tag = spec.tag
         self.result: ps.OpResult | None = None
-        self._event = threading.Event()
+        self._over = Latch()
         self._trio_events: list[trio.Event] = []
 
     def wait(self, timeout_s: float | None) -> bool:
         """False if the time passed first. A signal handler that raises (Ctrl-C) ends the wait."""
-        return self._event.wait(timeout_s)
+        return self._over.wait(timeout_s)
 
     async def async_wait(self) -> None:
         """In the session's trio run."""
-        if not self._event.is_set():
+        if not self._over.is_set():
             event = trio.Event()
             self._trio_events.append(event)
             await event.wait()
 
     @property
     def is_over(self) -> bool:
-        return self._event.is_set()
+        return self._over.is_set()
 
     def finish(self, result: ps.OpResult) -> None:
         self.result = result
         self.spec = None  # lets go of the buffers
-        self._event.set()
+        self._over.set()
         for event in self._trio_events:
             event.set()
 
     def forget_after_fork(self, result: ps.OpResult) -> None:
-        """Ends it in a forked child, whose copy of the event may be in any state."""
+        """Ends it in a forked child, where there is no trio run to wake."""
         self.result = result
-        self._event = threading.Event()
-        self._event.set()
+        self._over.set()
 
 
 @dataclass
@@ -207,8 +209,8 @@ class PeerSession:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
 
     async def joint(self, kind: str, offer: m.SyncOffer | None = None) -> int:
-        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call
-        unless that has begun to take effect."""
+        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call, and
+        the cancellation goes on; unless the call has taken effect by then, which is returned as if in time."""
         self._require_alive()
         number = next(self._call_numbers)
         call = self._calls[number] = _PendingCall()
@@ -218,8 +220,13 @@ class PeerSession:
             await call.event.wait()
         except trio.Cancelled:
             self._machine.cancel_joint(number)
+            if self._syncing is not None and kind == m.Kind.SYNC:
+                self._syncing.end()
             self._pump()
-            raise
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_S):
+                await call.event.wait()
+            if call.result is None or call.result.code is Result.TIMEOUT:
+                raise
         finally:
             self._calls.pop(number, None)
         assert call.result is not None

@@ -1,7 +1,7 @@
 """The trio thread of this process, and how ordinary threads call into it.
 
 All blocking communicators and master nodes of a process share one daemon thread, started by the first of them. A call
-runs as a task there while its caller waits on a plain lock, which signal handlers can interrupt: on Ctrl-C the task is
+runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt: on Ctrl-C the task is
 cancelled, given a moment to withdraw what it began, and KeyboardInterrupt goes on to the caller.
 
 A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import trio
+
+from pccl.runtime.latch import Latch
 
 INTERRUPT_GRACE_S = 0.5
 EXIT_GRACE_S = 3.0
@@ -39,7 +41,7 @@ class _Job:
     def __init__(self) -> None:
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
-        self.done = threading.Event()
+        self.done = Latch()
         self.value: Any = None
         self.error: BaseException | None = PortalClosedError("the interpreter is exiting")
 
@@ -66,10 +68,10 @@ class Portal:
     """Use `current()`."""
 
     def __init__(self) -> None:
-        self._ready = threading.Event()
+        self._ready = Latch()
         self._token: trio.lowlevel.TrioToken | None = None
         self._stop = trio.Event()
-        self._stopped = threading.Event()
+        self._stopped = Latch()
         self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
         self._thread.start()
         self._ready.wait()

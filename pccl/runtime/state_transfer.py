@@ -37,6 +37,8 @@ DIGEST_BYTES = 32
 BLOCKS_PER_REQUEST = 16
 REQUESTS_AHEAD = 3
 """Requests under way at once, so that the donor is never idle for a round trip."""
+DIGEST_REQUESTS_AHEAD = 128
+"""Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
 BLOCK_TIMEOUT_S = 60.0
 """A donor that needs longer for one block is given up."""
 
@@ -179,11 +181,15 @@ class Transfer:
     async def _learn_digests(self, sock: trio.socket.SocketType, goal: _Goal) -> None:
         """Loose tensors are asked for anew with each donor: their contents may differ between donors."""
         ask = [index for index in goal.wanted if self.tensors[index].loose or index not in goal.digests]
-        for index in ask:
+        ahead = iter(ask)
+        for index in islice(ahead, DIGEST_REQUESTS_AHEAD):
             await send_message(sock, m.DigestRequest(index))
         for index in ask:
             with trio.fail_after(BLOCK_TIMEOUT_S):
                 answer: m.Digests = await receive_message(sock, m.Digests, MESSAGE_BYTES_MAX)
+            upcoming = next(ahead, None)
+            if upcoming is not None:
+                await send_message(sock, m.DigestRequest(upcoming))
             blocks = -(-len(self.tensors[index].data) // BLOCK_BYTES)
             if (
                 answer.tensor != index

@@ -58,6 +58,10 @@ class Worker:
         try:
             message = self._messages.get(timeout=limit_s)
         except queue.Empty:
+            before = self.stderr
+            self.process.send_signal(signal.SIGUSR1)  # has it write the stacks of its threads
+            with suppress(AssertionError):
+                until(lambda: self.stderr != before, "its stacks", limit_s=5.0)
             raise AssertionError(f"nothing heard within {limit_s:g} s\n{self.stderr}") from None
         assert message is not None, f"ended with {self.process.wait(WAIT_S)}\n{self.stderr}"
         return message

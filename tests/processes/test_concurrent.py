@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tests.crew import until
@@ -17,6 +18,10 @@ COUNT = 64 * 1024
 def launch(worker: Worker, tags: list[int], seed: int) -> None:
     random.Random(seed).shuffle(tags)
     worker.do("launch_many", tags=tags, count=COUNT, seed=seed)
+
+
+def has_in_flight(worker: Worker, ops: int) -> bool:
+    return bool(worker.do("stats") == ops)
 
 
 def verdicts(workers: list[Worker]) -> list[dict[str, Any]]:
@@ -39,7 +44,7 @@ def test_survivors_agree_on_every_op_that_was_in_flight(run: Run) -> None:
     for seed, worker in enumerate(survivors):
         launch(worker, list(range(40)), seed)
     for worker in survivors:
-        until(lambda worker=worker: worker.do("stats") == 40, "all are in flight")  # type: ignore[misc]
+        until(partial(has_in_flight, worker, 40), "all are in flight")
     launch(victim, list(range(0, 40, 2)), 2)
     victim.kill()  # whatever its ops have come to
     one, other = verdicts(survivors)

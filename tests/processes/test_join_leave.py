@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,10 @@ def hear_world(worker: Worker, world: int) -> None:
         pass
 
 
+def sees(worker: Worker, world: int) -> bool:
+    return bool(worker.do("world") == world)
+
+
 def result_of(worker: Worker) -> Any:
     while "seconds" not in (message := worker.hear()):
         pass
@@ -28,16 +33,11 @@ def result_of(worker: Worker) -> Any:
 
 def test_newcomers_join_and_peers_die_in_the_usual_loop(start: Start, master: MasterNode) -> None:
     first, second, third, fourth = workers = start(4)
-    loop = {"busiest": 4, "tail": 50}
-    first.do("connect", master=master.address)
+    loop: dict[str, Any] = {"master": master.address, "busiest": 4, "tail": 50}
     first.begin("usual_loop", **loop)
-    second.do("connect", master=master.address)
     second.begin("usual_loop", **loop)
     hear_world(first, 2)
     for worker in (third, fourth):
-        worker.begin("connect", master=master.address)
-    for worker in (third, fourth):
-        assert worker.answer().error == ""
         worker.begin("usual_loop", **loop)
     hear_world(first, 4)
     first.kill()
@@ -66,7 +66,7 @@ def test_a_process_that_is_killed_is_replaced(run: Run, start: Start, master: Ma
     workers = run(3)
     workers.pop(0).kill()
     for worker in workers:
-        until(lambda worker=worker: worker.do("world") == 2, "the loss is noticed")  # type: ignore[misc]
+        until(partial(sees, worker, 2), "the loss is noticed")
     workers += start(1)
     workers[2].begin("connect", master=master.address)
     for worker in workers[:2]:

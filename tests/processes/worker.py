@@ -7,6 +7,7 @@ process says "begun", carries it out in its main thread, and answers with the va
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -196,9 +197,10 @@ class Member:
             found[tag] = [status, digest if status == "SUCCESS" else digest == self.digests[tag]]
         return found
 
-    def usual_loop(self, busiest: int, tail: int) -> list[int]:
-        """The loop of a training script, which says whenever the world has changed. It ends `tail` revisions after the
-        world has been as large as `busiest` and then shrunk; returns the digest of the state and the revision."""
+    def usual_loop(self, master: str, busiest: int, tail: int) -> list[int]:
+        """A training script: connects and loops as usual. It says whenever the world has changed, and ends `tail`
+        revisions after the world was as large as `busiest` and then shrank. Returns the state's digest and revision."""
+        self.connect(master)
         x = np.full(5000, os.getpid(), np.float32)
         state = SharedState.from_numpy({"x": x})
         largest = last_world = 0
@@ -283,6 +285,7 @@ def carry_out(member: Member, name: str, arguments: dict[str, Any], mark: dict[s
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
     member = Member()
     with contextlib.suppress(EOFError):
         for line in sys.stdin:

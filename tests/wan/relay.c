@@ -14,11 +14,12 @@
  * of it is dropped. Losses are drawn after the uplink, so a lost packet has used it up; each path has its own
  * seeded generator, and so the n-th packet of a path is lost or not whatever the timing.
  *
- * What is counted are IP packets of at most the MTU, yet far fewer cross this process. With offloads on, the kernel
+ * What is counted are IP packets of at most the MTU, yet far fewer cross this process. With offloads, the kernel
  * hands over up to 64 KiB of TCP at once, to be cut into packets by the device (which is what a network card does),
  * and takes such trains back (which a network card's receiver does). A train is priced packet by packet through every
  * queue, rate and loss, is cut here only around packets that were dropped, and is delivered when its last
- * packet has arrived. That is what makes a gigabit each way affordable beside the hosts on two cores.
+ * packet has arrived. That is what makes a gigabit each way affordable beside the hosts on two cores: measured there,
+ * 19 % of a core for 942 Mbit/s of payload in each direction, where single packets took 95 % and did not keep up.
  *
  * Commands come on stdin, a line each, and are answered by one line on stdout, "ok ..." or "error ...":
  *
@@ -118,7 +119,6 @@ static size_t heap_count, heap_room;
 static uint64_t events_made;
 static uint64_t deliveries, late_deliveries;
 static int64_t latest_ns;
-static int with_offloads = 1;
 
 static int64_t clock_ns(void)
 {
@@ -429,8 +429,7 @@ static const char *host_attach(const char *namespace, int poller)
     memset(&request, 0, sizeof request);
     strcpy(request.ifr_name, DEVICE);
     request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
-    unsigned long offloads = with_offloads ? TUN_F_CSUM | TUN_F_TSO4 : 0;
-    if (ioctl(tun, TUNSETIFF, &request) != 0 || ioctl(tun, TUNSETOFFLOAD, offloads) != 0)
+    if (ioctl(tun, TUNSETIFF, &request) != 0 || ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4) != 0)
         return answer("error creating a TUN device: %s", strerror(errno));
     struct epoll_event interest = {.events = EPOLLIN, .data.u32 = hosts_count};
     if (epoll_ctl(poller, EPOLL_CTL_ADD, tun, &interest) != 0)
@@ -521,10 +520,9 @@ static void timer_set(int timer, int64_t at_ns)
     timerfd_settime(timer, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     enum { COMMANDS = HOSTS_MAX, TIMER };
-    with_offloads = !(argc > 1 && strcmp(argv[1], "--no-offloads") == 0);
     /* A network does not wait for its hosts to give up a core. Where that is not permitted, it does. */
     struct sched_param first = {.sched_priority = 1};
     (void)sched_setscheduler(0, SCHED_FIFO, &first);

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 
 
 def _wan(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.wan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
 
 
 def test_all_reduce(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path as PathOfFile
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.crew import until
 from tests.wan import netem, probe
 from tests.wan.lab import Host, Lab, Link, Path, Site
 
+ROOT = PathOfFile(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 BUSY_MACHINE_S = 0.01
 END = b"end"
@@ -261,7 +263,7 @@ def test_nothing_is_left_behind_after_sigkill() -> None:
             print(child.pid, *(host.namespace.pid for host in lab.hosts), flush=True)
             child.wait()
     """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
         assert owner.stdout is not None
         pids = [int(text) for text in owner.stdout.readline().split()]
         assert len(pids) == 3

@@ -1,0 +1,83 @@
+"""The shape of messages on the wire. A field that moves or vanishes breaks peers of another release: add new ones at
+the end, with a default, and here."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.messages import Kind
+from pccl.types import Result
+
+WIRE = {
+    "Member": "peer group hosts port connections name=",
+    "Ring": "group epoch peers",
+    "TensorOffer": "name dtype shape loose",
+    "SyncOffer": "strategy revision root tensors",
+    "Hello": "protocol version group hosts port connections name= auth= testimony=",
+    "Leave": "reason=",
+    "JointCall": "call kind offer= open_ops=",
+    "JointCancel": "call",
+    "LinksReady": "view failed=",
+    "LinkLost": "made_in peer reason",
+    "OpsDone": "epoch ops",
+    "OpFailed": "epoch tag sequence code reason",
+    "OpsStalled": "epoch ops",
+    "FlushReply": "flush ops",
+    "SyncReport": "sync success reason= suspects=",
+    "Probes": "probe round_trip_us",
+    "Beat": "",
+    "Welcome": "peer run term accepted_peers auth=",
+    "Goodbye": "code reason",
+    "Flush": "flush epoch",
+    "Prepare": "view members rings commits= relink= lost=",
+    "Install": "view",
+    "OpsCommit": "epoch ops",
+    "OpAbort": "epoch tag sequence code reason",
+    "JointResult": "call code reason= value=",
+    "SyncPlan": "sync revision root donors fetch_content fetch_loose",
+    "Probe": "probe peers",
+    "LinkHello": "protocol run sender receiver made_in index count auth=",
+    "StateHello": "protocol run sender receiver sync auth=",
+    "PingHello": "protocol run sender receiver auth=",
+    "Accepted": "auth=",
+    "Rejected": "reason",
+    "DigestRequest": "tensor",
+    "Digests": "tensor block_bytes digests",
+    "BlockRequest": "tensor first count",
+}
+CHANNELS: list[Any] = [m.FromPeer, m.FromMaster, m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer]
+
+
+def _layout(kind: type[msgspec.Struct]) -> str:
+    return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
+
+
+def test_layout_is_that_of_version_1() -> None:
+    assert m.PROTOCOL_VERSION == 1
+    kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
+    assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
+
+
+def test_every_message_belongs_to_a_channel() -> None:
+    spoken = {kind for channel in CHANNELS for kind in get_args(channel)}
+    assert spoken == set(m.Message.__subclasses__())
+
+
+@pytest.mark.parametrize("kind", m.Message.__subclasses__())
+def test_messages_cannot_be_changed(kind: type[m.Message]) -> None:
+    """They are kept, compared and sent to many."""
+    assert kind.__struct_config__.frozen
+
+
+def test_kinds_of_joint_call() -> None:
+    assert set(Kind.EXCLUSIVE) < set(Kind.ALL)
+    assert set(Kind.GLOBAL) == set(Kind.ALL) - {Kind.SYNC}
+    assert set(Kind.ALL) - set(Kind.EXCLUSIVE) == {Kind.ARE_PEERS_PENDING}
+
+
+def test_failures_are_all_results_but_success() -> None:
+    assert {result for result in Result if result} == m.FAILURES
