@@ -78,7 +78,15 @@ class LinkLost:
     reason: str
 
 
-EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The link goes on over its other connections."""
+
+    link: int
+    reason: str
+
+
+EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost | ConnectionLost
 
 
 class Engine:
@@ -196,9 +204,7 @@ class Engine:
         count = EVENTS_MAX
         while count == EVENTS_MAX:
             count = lib.pccl_engine_poll_events(self._handle, self._events, EVENTS_MAX)
-            # A link that has lost one of several connections goes on: nobody dials another one yet.
-            told = [self._events[i] for i in range(count)]
-            found += [_event(event) for event in told if event.kind != lib.PCCL_EVENT_CONNECTION_LOST]
+            found += [_event(self._events[i]) for i in range(count)]
         return found
 
     def stats(self) -> dict[str, int]:
@@ -234,11 +240,14 @@ def _event(event: Any) -> EngineEvent:
         return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs))
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
-    assert kind == lib.PCCL_EVENT_LINK_LOST, kind
     reason = _text(event.detail)
     if event.system_error:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)
-    return LinkLost(event.id, reason or "closed by the other side")
+    reason = reason or "closed by the other side"
+    if kind == lib.PCCL_EVENT_CONNECTION_LOST:
+        return ConnectionLost(event.id, reason)
+    assert kind == lib.PCCL_EVENT_LINK_LOST, kind
+    return LinkLost(event.id, reason)
 
 
 def _describe(shape: Any) -> str:

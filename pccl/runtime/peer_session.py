@@ -209,8 +209,8 @@ class PeerSession:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
 
     async def joint(self, kind: str, offer: m.SyncOffer | None = None) -> int:
-        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call, and
-        the cancellation goes on; unless the call has taken effect by then, which is returned as if in time."""
+        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call and
+        the cancellation goes on, unless the call has taken effect by then: that is returned as if in time."""
         self._require_alive()
         number = next(self._call_numbers)
         call = self._calls[number] = _PendingCall()
@@ -379,8 +379,10 @@ class PeerSession:
                     self._machine.op_mismatch(event.op, self._mismatch_text(event))
                 elif isinstance(event, native.GroupFrozen):
                     self._machine.frozen(event.epoch)
-                else:
+                elif isinstance(event, native.LinkLost):
                     self._machine.link_lost(event.link, event.reason)
+                else:
+                    logger.warning("link %d goes on with a connection less: %s", event.link, event.reason)
             self._pump()
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
