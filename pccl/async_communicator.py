@@ -23,6 +23,7 @@ from pccl.shared_state import SharedState
 from pccl.types import (
     Attribute,
     QuantizationOptions,
+    ReduceAlgorithm,
     ReduceInfo,
     ReduceOp,
     ReduceOperandDescriptor,
@@ -241,6 +242,7 @@ class AsyncCommunicator:
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
         timeout: Timeout = DEFAULT,
     ) -> ReduceInfo:
         spec = op_spec(
@@ -250,6 +252,7 @@ class AsyncCommunicator:
             tag=tag,
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
+            algorithm=algorithm,
             func_name="all_reduce",
         )
         pending = self.launch(spec, "all_reduce")
@@ -281,6 +284,7 @@ class AsyncCommunicator:
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
     ) -> AsyncReduceHandle:
         """A plain function: launches the op and returns at once. Use `await handle.async_wait()`."""
         spec = op_spec(
@@ -290,6 +294,7 @@ class AsyncCommunicator:
             tag=tag,
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
+            algorithm=algorithm,
             func_name="all_reduce_async",
         )
         return AsyncReduceHandle(self.launch(spec, "all_reduce_async"), PendingOp.wait)

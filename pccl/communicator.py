@@ -27,6 +27,7 @@ from pccl.shared_state import SharedState
 from pccl.types import (
     Attribute,
     QuantizationOptions,
+    ReduceAlgorithm,
     ReduceInfo,
     ReduceOp,
     ReduceOperandDescriptor,
@@ -174,6 +175,7 @@ class Communicator:
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
         timeout: Timeout = DEFAULT,
     ) -> ReduceInfo:
         """Reduces `send` over the peer group into `recv`, bit-identical on all peers; in place if `recv` is left out or
@@ -181,7 +183,8 @@ class Communicator:
 
         Both are contiguous NumPy arrays or torch CPU tensors of one dtype and as many elements, on all peers. Either
         the op succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is
-        undefined.
+        undefined. `algorithm` is chosen by size, world and quantization where it is None, and must be the same on all
+        peers.
 
         RANK_CONNECTION_LOST: a peer was lost, try again; TOO_FEW_PEERS: alone in the group; INVALID_ARGUMENT: a wrong
         argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already. When `timeout`
@@ -194,6 +197,7 @@ class Communicator:
             tag=tag,
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
+            algorithm=algorithm,
             func_name="all_reduce",
         )
         timeout_s = self._inner.timeout_s(timeout)
@@ -224,6 +228,7 @@ class Communicator:
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
     ) -> AsyncReduceHandle:
         """Launches an all_reduce and returns at once. Leave the arrays alone until the handle's `wait` returns."""
         spec = op_spec(
@@ -233,6 +238,7 @@ class Communicator:
             tag=tag,
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
+            algorithm=algorithm,
             func_name="all_reduce_async",
         )
         return AsyncReduceHandle(self._inner.launch(spec, "all_reduce_async"), PendingOp.wait)

@@ -12,6 +12,7 @@ from pccl.runtime.peer_session import PendingOp
 from pccl.types import (
     QuantizationAlgorithm,
     QuantizationOptions,
+    ReduceAlgorithm,
     ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
@@ -32,6 +33,7 @@ def op_spec(
     quantization_options: QuantizationOptions | None,
     func_name: str,
     count: int | None = None,
+    algorithm: ReduceAlgorithm | None = None,
 ) -> OpSpec:
     """Checks the arguments of a reduce and turns them into what the engine needs. PCCLError INVALID_ARGUMENT."""
 
@@ -62,10 +64,16 @@ def op_spec(
     quantization = quantization_options
     if quantization is not None and quantization.algorithm is QuantizationAlgorithm.NONE:
         quantization = None
-    if quantization is not None and not source.dtype.is_float:
-        raise fail(f"only float tensors can be quantized, not {source.dtype.name}")
+    if quantization is not None:
+        try:
+            quantization.check_tensor(source.dtype)
+        except ValueError as e:
+            raise fail(str(e)) from None
+    if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
+        raise fail(f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}")
     keep = (source.owner, target.owner)
-    return OpSpec(tag, source.dtype, op, quantization, Buffers(source.address, target.address, count, keep))
+    buffers = Buffers(source.address, target.address, count, keep)
+    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm)
 
 
 class ReduceOpDescriptor:
@@ -84,6 +92,7 @@ class ReduceOpDescriptor:
             quantization_options=descriptor.quantization_options,
             func_name=func_name,
             count=descriptor.count,
+            algorithm=descriptor.algorithm,
         )
 
     @classmethod

@@ -248,8 +248,8 @@ def test_install_waits_for_all_who_must_make_links() -> None:
     rig.hear(2, m.LinksReady(2))
     assert rig.effects == []
     rig.hear(1, m.LinksReady(2))
-    assert rig.told(2) == [m.Install(2)]
-    assert rig.told(1) == [m.Install(2), m.JointResult(1, Result.SUCCESS)], "in this order"
+    assert rig.told(2) == [m.Install(2, True)]
+    assert rig.told(1) == [m.Install(2, True), m.JointResult(1, Result.SUCCESS)], "in this order"
 
 
 def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
@@ -263,7 +263,7 @@ def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
         assert rig.effects == []
     for peer in (1, 2):
         rig.hear(peer, m.LinksReady(3))
-    assert m.Install(3) in rig.told(1)
+    assert m.Install(3, True) in rig.told(1)
 
 
 def test_an_answer_counts_once_and_only_to_its_question() -> None:
@@ -372,7 +372,7 @@ def test_update_topology_during_a_change_returns_in_the_new_view() -> None:
         rig.hear(peer, m.FlushReply(_flush_of(rig), []))
     rig.answer()
     told = rig.told(1)
-    assert told.index(m.Install(3)) < told.index(m.JointResult(1, Result.SUCCESS))
+    assert told.index(m.Install(3, True)) < told.index(m.JointResult(1, Result.SUCCESS))
 
 
 def test_nobody_measures_while_a_ring_is_changed() -> None:

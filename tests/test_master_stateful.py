@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pccl.protocol import messages as m
 from pccl.protocol.master import Effect, Master, Send
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.topology import ring_pairs
+from pccl.protocol.topology import linked_pairs
 from pccl.types import Result
 
 GROUPS = (0, 1)
@@ -281,7 +281,7 @@ class MasterBesideModel(RuleBasedStateMachine):
         other = data.draw(st.sampled_from(ring))
         if frozenset((peer, other)) in self.broken:
             return
-        if (min(peer, other), max(peer, other)) in ring_pairs(ring):
+        if (min(peer, other), max(peer, other)) in linked_pairs(ring):
             self.broken.add(frozenset((peer, other)))
             self.model.end_epoch(self.model.members[peer].group)
         self.say(peer, m.LinkLost(self.master.view, other, "reset"))

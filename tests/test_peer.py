@@ -8,6 +8,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol import topology
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.peer import STALL_AFTER_S
@@ -115,6 +116,23 @@ def test_alone_there_is_nothing_to_link() -> None:
     assert not of(ps.MakeLink, effects)
 
 
+@pytest.fixture
+def no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of more than three keep to the ring's links."""
+    monkeypatch.setattr(topology, "MESH_PEERS_MAX", 3)
+
+
+def test_small_group_links_all_pairs_but_needs_only_neighbours() -> None:
+    rig = Rig()
+    made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1)))
+    assert [link.member.peer for link in made] == [1, 3, 4]
+    rig.connect(1)
+    rig.machine.link_failed(rig.links[4], "connection refused")
+    assert said(rig.effects()) == []
+    assert said(rig.connect(3)) == [m.LinksReady(1, [], [(4, "connection refused")])]
+
+
+@pytest.mark.usefixtures("no_mesh")
 def test_ready_once_every_link_stands() -> None:
     rig = Rig()
     made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1)))
@@ -245,6 +263,7 @@ def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
     assert rig.effects() == []
 
 
+@pytest.mark.usefixtures("no_mesh")
 def test_loss_of_a_link_that_is_not_needed_is_not_reported() -> None:
     rig = Rig()
     rig.join([1, 2, 3, 4])
@@ -275,7 +294,7 @@ def test_op_whose_link_has_just_been_lost_has_none(rig: Rig) -> None:
 
 def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
     (first,) = of(ps.SubmitOp, rig.launch(1))
-    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, rig.links[1], rig.links[3])
+    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False)
     rig.done(1)
     rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
     assert of(ps.OpResult, rig.ended(1)) == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]

@@ -62,7 +62,7 @@ def test_values_are_quantized_to_small_integers_only(dtype: DataType) -> None:
     QuantizationOptions(dtype, QuantizationAlgorithm.NONE)
 
 
-@pytest.mark.parametrize("block_size", [0, 7, 65537])
+@pytest.mark.parametrize("block_size", [-1, 7, 65537])
 def test_block_sizes_are_bounded(block_size: int) -> None:
     with pytest.raises(ValueError, match=f"block_size {block_size}"):
         QuantizationOptions(block_size=block_size)

@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 1 };
+enum { PCCL_NATIVE_ABI = 3 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -64,8 +64,19 @@ enum pccl_quantization {
     PCCL_QUANT_NONE = 0,
     PCCL_QUANT_MIN_MAX = 1,
     PCCL_QUANT_ZERO_POINT_SCALE = 2,
-    PCCL_QUANT_COUNT = 3
+    PCCL_QUANT_CAST = 3,
+    PCCL_QUANT_COUNT = 4
 };
+
+/* What a quantized element may be besides an enum pccl_dtype: half a byte. */
+enum pccl_code_type { PCCL_CODE_UINT4 = 64, PCCL_CODE_INT4 = 65 };
+
+enum pccl_rounding { PCCL_ROUND_NEAREST = 0, PCCL_ROUND_STOCHASTIC = 1, PCCL_ROUNDING_COUNT = 2 };
+
+/* How an op's elements travel. RING moves the fewest bytes over the chosen links only, in 2(W - 1) steps of one
+ * latency each; DIRECT needs links between all ranks and two steps: every rank sends each other rank its share
+ * of that one's chunk, and gets the reduced chunk back. Quantized, RING rounds a value W times, DIRECT twice. */
+enum pccl_algorithm { PCCL_RING = 0, PCCL_DIRECT = 1, PCCL_ALGORITHM_COUNT = 2 };
 
 enum pccl_status {
     PCCL_OK = 0,
@@ -75,16 +86,20 @@ enum pccl_status {
 };
 
 /* What every rank of an op must agree on. It travels with the op, and a neighbour whose own differs makes
- * the op a mismatch on both sides. */
+ * the op a mismatch on both sides. With the direct algorithm all ranks are neighbours. */
 typedef struct {
     uint64_t count; /* elements */
     uint8_t dtype; /* enum pccl_dtype */
     uint8_t reduce_op; /* enum pccl_reduce_op */
     uint8_t quantization; /* enum pccl_quantization */
-    uint8_t quantized_dtype; /* PCCL_UINT8, PCCL_INT8, PCCL_UINT16 or PCCL_INT16; 0 without quantization */
-    uint32_t quantization_block; /* elements that share a scale; 0 without quantization */
+    /* An integer type of 8 or 16 bits, an enum pccl_code_type (4 bits), or what CAST casts to; 0 without
+     * quantization. */
+    uint8_t quantized_dtype;
+    uint32_t quantization_block; /* elements that share a scale; 0 without quantization and for CAST */
     uint32_t segment_bytes; /* largest payload of one frame, before quantization */
     uint32_t world_size;
+    uint8_t algorithm; /* enum pccl_algorithm */
+    uint8_t reserved[7]; /* 0 */
 } pccl_op_shape;
 
 /* Names one op on the wire. `epoch` grows whenever the group's ring changes. */
@@ -101,9 +116,12 @@ typedef struct {
     pccl_op_key key;
     pccl_op_shape shape;
     uint32_t rank;
-    uint32_t reserved; /* 0 */
-    uint64_t link_prev; /* the link to rank - 1 and to rank + 1; the same one with two ranks */
+    uint32_t rounding; /* enum pccl_rounding, of what this rank quantizes; ranks need not agree */
+    uint64_t rounding_seed; /* of stochastic rounding; mixed with key and rank */
+    uint64_t link_prev; /* RING: the link to rank - 1 and to rank + 1; the same one with two ranks */
     uint64_t link_next;
+    const uint64_t *rank_links; /* DIRECT: the link to each rank, all different, own rank's ignored; copied.
+                                 * May be NULL for RING */
     const void *send;
     void *recv; /* may equal `send`; must not overlap it otherwise */
 } pccl_op_request;
@@ -113,7 +131,8 @@ enum pccl_event_kind {
     PCCL_EVENT_OP_MISMATCH = 2, /* id: op; mine, theirs: the two descriptions; link: whose */
     PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
-    PCCL_EVENT_LINK_LOST = 5 /* id: link; system_error or 0; detail */
+    PCCL_EVENT_LINK_LOST = 5, /* id: link; system_error or 0; detail */
+    PCCL_EVENT_CONNECTION_LOST = 6 /* the same, of a link that goes on with its other connections */
 };
 
 typedef struct {
@@ -133,6 +152,8 @@ typedef struct {
 typedef struct {
     uint64_t pool_bytes_max; /* scratch kept for reuse while idle */
     uint32_t force_poll; /* 1: poll(2) even where epoll exists */
+    uint32_t eager_bytes_max; /* what one rank may get of an op before it is known to be ready; 0: nothing */
+    uint32_t stall_ms; /* a connection that moves nothing for so long, while others of its link do, is given up */
     uint32_t reserved;
 } pccl_engine_options;
 
@@ -185,8 +206,13 @@ int pccl_engine_end(pccl_engine *engine, uint64_t op, int commit);
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
 
-/* Payload bytes per frame that suit an op of this size; every rank computes the same. */
+/* Payload bytes per frame that suit an op of this size with either algorithm; every rank computes the
+ * same. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size);
+
+/* The enum pccl_algorithm that suits an op of this size, where all ranks are linked with each other; every
+ * rank computes the same. */
+uint32_t pccl_algorithm_default(uint64_t count, uint32_t dtype, uint32_t quantization, uint32_t world_size);
 
 uint32_t pccl_dtype_bytes(uint32_t dtype);
 
@@ -203,6 +229,11 @@ void pccl_kernel_average(uint32_t dtype, void *values, size_t count, uint32_t wo
 /* Bytes that `count` elements take on the wire under a shape's quantization. */
 size_t pccl_quantized_bytes(const pccl_op_shape *shape, size_t count);
 void pccl_kernel_quantize(const pccl_op_shape *shape, const void *source, size_t count, void *wire);
+
+/* With stochastic rounding: the bytes depend on the stream, a random number, and on the index of the first
+ * element, but not on how a buffer is divided among calls, as long as no block is. */
+void pccl_kernel_quantize_stochastic(const pccl_op_shape *shape, uint64_t stream, uint64_t first,
+    const void *source, size_t count, void *wire);
 void pccl_kernel_dequantize(const pccl_op_shape *shape, const void *wire, size_t count, void *destination);
 
 uint32_t pccl_native_abi(void);

@@ -2,14 +2,6 @@
 
 #include <stdlib.h>
 
-typedef struct {
-    pccl_table_node by_key;
-    pccl_list in_link;
-    pccl_link *link;
-    pccl_op_key key;
-    pccl_op_shape shape;
-} announcement;
-
 uint64_t pccl_op_key_hash(const pccl_op_key *key)
 {
     uint64_t hash = pccl_hash_u64(key->group, key->epoch);
@@ -29,61 +21,128 @@ static uint64_t announcement_hash(const pccl_link *link, const pccl_op_key *key)
     return pccl_hash_u64(pccl_op_key_hash(key), link->id);
 }
 
-static announcement *announcement_find(
+pccl_announcement *pccl_announcements_find(
     const pccl_announcements *announcements, const pccl_link *link, const pccl_op_key *key)
 {
     pccl_table_node *node = pccl_table_first(&announcements->by_key, announcement_hash(link, key));
     for (; node != NULL; node = pccl_table_next(node)) {
-        announcement *found = PCCL_CONTAINER_OF(node, announcement, by_key);
+        pccl_announcement *found = PCCL_CONTAINER_OF(node, pccl_announcement, by_key);
         if (found->link == link && pccl_op_key_equal(&found->key, key))
             return found;
     }
     return NULL;
 }
 
-static void announcement_remove(pccl_announcements *announcements, announcement *gone)
+static void announcement_drop_payload(pccl_announcement *kept)
 {
+    if (kept->payload == NULL)
+        return;
+    if (kept->conn != NULL)
+        pccl_conn_release_kept(kept->conn); /* and lets go of it when all has come */
+    else
+        pccl_link_let_go(kept->link, kept->payload_bytes);
+    free(kept->payload);
+    kept->payload = NULL;
+    kept->conn = NULL;
+}
+
+static void announcement_remove(pccl_announcements *announcements, pccl_announcement *gone)
+{
+    announcement_drop_payload(gone);
     gone->link->announced_count--;
     pccl_list_remove(&gone->in_link);
     pccl_table_remove(&announcements->by_key, &gone->by_key);
     free(gone);
 }
 
-const char *pccl_announcements_keep(
-    pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key, const pccl_op_shape *shape)
+static void announcement_remove_if_empty(pccl_announcements *announcements, pccl_announcement *kept)
 {
-    if (announcement_find(announcements, link, key) != NULL)
-        return "the same op announced twice";
+    if (!kept->is_ready && kept->payload == NULL)
+        announcement_remove(announcements, kept);
+}
+
+void pccl_announcements_drop_payload(pccl_announcements *announcements, pccl_announcement *kept)
+{
+    announcement_drop_payload(kept);
+    announcement_remove_if_empty(announcements, kept);
+}
+
+void pccl_announcements_retract(pccl_announcements *announcements, pccl_announcement *kept)
+{
+    PCCL_ASSERT(kept->conn != NULL);
+    if (kept->shape.algorithm == PCCL_DIRECT)
+        kept->is_ready = 0;
+    free(kept->payload);
+    kept->payload = NULL;
+    kept->conn = NULL;
+    announcement_remove_if_empty(announcements, kept);
+}
+
+void pccl_announcements_drop_ready(pccl_announcements *announcements, pccl_announcement *kept)
+{
+    kept->is_ready = 0;
+    announcement_remove_if_empty(announcements, kept);
+}
+
+static const char *announcement_add(
+    pccl_announcements *announcements, pccl_link *link, const pccl_frame *frame, pccl_announcement **added)
+{
     if (link->announced_count == PCCL_ANNOUNCEMENTS_PER_LINK_MAX)
         return "too many ops announced";
-    announcement *kept = calloc(1, sizeof *kept);
+    pccl_announcement *kept = calloc(1, sizeof *kept);
     if (kept == NULL)
         return "no memory for an announcement";
     kept->link = link;
-    kept->key = *key;
-    kept->shape = *shape;
+    kept->key = frame->key;
+    kept->shape = frame->shape;
     pccl_list_init(&kept->in_link);
     pccl_list_append(&link->announced, &kept->in_link);
-    pccl_table_insert(&announcements->by_key, &kept->by_key, announcement_hash(link, key));
+    pccl_table_insert(&announcements->by_key, &kept->by_key, announcement_hash(link, &frame->key));
     link->announced_count++;
+    *added = kept;
     return NULL;
 }
 
-int pccl_announcements_take(
-    pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key, pccl_op_shape *shape)
+const char *pccl_announcements_keep(
+    pccl_announcements *announcements, pccl_conn *conn, const pccl_frame *frame)
 {
-    announcement *found = announcement_find(announcements, link, key);
-    if (found == NULL)
-        return 0;
-    *shape = found->shape;
-    announcement_remove(announcements, found);
-    return 1;
+    pccl_announcement *kept = pccl_announcements_find(announcements, conn->link, &frame->key);
+    int is_eager = frame->type == PCCL_FRAME_EAGER;
+    int is_ready = !is_eager || frame->shape.algorithm == PCCL_DIRECT;
+    uint8_t *payload = NULL;
+    if (kept != NULL) {
+        if (!pccl_op_shape_equal(&kept->shape, &frame->shape))
+            return "one op described in two ways";
+        if ((is_ready && kept->is_ready) || (is_eager && kept->payload != NULL))
+            return "the same op announced twice";
+    }
+    if (is_eager) {
+        payload = malloc(frame->payload_bytes);
+        if (payload == NULL)
+            return "no memory for eager payload";
+    }
+    if (kept == NULL) {
+        const char *broken_rule = announcement_add(announcements, conn->link, frame, &kept);
+        if (broken_rule != NULL) {
+            free(payload);
+            return broken_rule;
+        }
+    }
+    kept->is_ready |= (uint8_t)is_ready;
+    if (is_eager) {
+        kept->payload = payload;
+        kept->payload_bytes = frame->payload_bytes;
+        kept->conn = conn;
+        pccl_conn_expect_kept(conn, kept, payload, frame->payload_bytes);
+    }
+    return NULL;
 }
 
 void pccl_announcements_forget_link(pccl_announcements *announcements, pccl_link *link)
 {
     while (!pccl_list_is_empty(&link->announced))
-        announcement_remove(announcements, PCCL_CONTAINER_OF(link->announced.next, announcement, in_link));
+        announcement_remove(
+            announcements, PCCL_CONTAINER_OF(link->announced.next, pccl_announcement, in_link));
 }
 
 void pccl_announcements_forget_epochs(
@@ -92,7 +151,7 @@ void pccl_announcements_forget_epochs(
     pccl_list *next;
     for (pccl_list *node = link->announced.next; node != &link->announced; node = next) {
         next = node->next;
-        announcement *kept = PCCL_CONTAINER_OF(node, announcement, in_link);
+        pccl_announcement *kept = PCCL_CONTAINER_OF(node, pccl_announcement, in_link);
         if (kept->key.group == group && kept->key.epoch <= epoch)
             announcement_remove(announcements, kept);
     }

@@ -1,11 +1,14 @@
 #include "conn.h"
 
+#include "crc32c.h"
 #include "link.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -50,8 +53,13 @@ pccl_conn *pccl_conn_create(int fd)
         return NULL;
     conn->poll.fd = fd;
     conn->poll.owner = conn;
+    conn->progress_ms = -1;
     pccl_list_init(&conn->in_conns);
     pccl_list_init(&conn->in_free);
+    pccl_list_init(&conn->in_talk);
+    pccl_list_init(&conn->in_notices);
+    pccl_list_init(&conn->in_resend);
+    pccl_list_init(&conn->in_lost);
     return conn;
 }
 
@@ -62,10 +70,35 @@ void pccl_conn_destroy(pccl_conn *conn)
     free(conn);
 }
 
+static int conn_is_over(const pccl_conn *conn) { return conn->is_lost || conn->link->is_failed; }
+
+static void rx_expect_header(pccl_conn *conn);
+static void tx_drop(pccl_conn *conn);
+
+void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
+{
+    if (conn_is_over(conn))
+        return;
+    va_list args;
+    va_start(args, format);
+    int length = snprintf(conn->detail, sizeof conn->detail, "connection %u: ", conn->number);
+    vsnprintf(conn->detail + length, sizeof conn->detail - (size_t)length, format, args);
+    va_end(args);
+    conn->system_error = system_error;
+    if (conn->link->live_count == 1) {
+        pccl_link_fail(conn->link, system_error, "%s", conn->detail);
+        return;
+    }
+    conn->is_lost = 1;
+    conn->link->host->on_retract(conn->link->host, conn);
+    rx_expect_header(conn);
+    tx_drop(conn);
+    pccl_link_note_lost(conn->link, conn);
+}
+
 static void conn_fail(pccl_conn *conn, const char *what, int system_error)
 {
-    pccl_link_fail(
-        conn->link, system_error, "connection %u: %s: %s", conn->number, what, strerror(system_error));
+    pccl_conn_lose(conn, system_error, "%s: %s", what, strerror(system_error));
 }
 
 /* In */
@@ -74,6 +107,19 @@ static void rx_expect_header(pccl_conn *conn)
 {
     conn->rx_state = RX_HEADER;
     conn->rx_op = NULL;
+    conn->rx_kept = NULL;
+    conn->rx_eager_bytes = 0;
+    conn->rx_is_eager = 0;
+}
+
+/* A frame that counts is all there. */
+static void rx_count_frame(pccl_conn *conn)
+{
+    conn->rx_frames++;
+    conn->link->host->wants_tick = 1;
+    if (conn->rx_frames - conn->rx_frames_told >= PCCL_ACK_FRAMES ||
+        conn->rx_bytes - conn->rx_bytes_told >= PCCL_ACK_BYTES)
+        pccl_link_note_ack_due(conn);
 }
 
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound)
@@ -85,6 +131,17 @@ void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inboun
     conn->rx_left_bytes = inbound->payload_bytes;
     conn->rx_reduced = 0;
     conn->rx_carry_bytes = 0;
+}
+
+void pccl_conn_expect_kept(
+    pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes)
+{
+    PCCL_ASSERT(conn->rx_state == RX_HEADER && payload_bytes > 0);
+    conn->rx_state = RX_STORE;
+    conn->rx_kept = kept;
+    conn->rx_inbound.store = store;
+    conn->rx_inbound.payload_bytes = payload_bytes;
+    conn->rx_left_bytes = payload_bytes;
 }
 
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes)
@@ -119,10 +176,13 @@ static struct iovec rx_target(pccl_conn *conn)
 }
 
 /* `bytes` of payload lie where rx_target said. */
-static void rx_advance(pccl_conn *conn, size_t bytes)
+static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
     pccl_conn_host *host = conn->link->host;
     conn->rx_left_bytes -= (uint32_t)bytes;
+    conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
+    conn->rx_bytes += bytes;
+    host->wants_tick = 1;
     count(&host->counters.rx_payload_bytes, bytes);
     if (conn->rx_state == RX_REDUCE) {
         size_t staged_bytes = conn->rx_carry_bytes + bytes;
@@ -134,20 +194,55 @@ static void rx_advance(pccl_conn *conn, size_t bytes)
         memcpy(conn->rx_carry, host->staging + used_bytes, conn->rx_carry_bytes);
     }
     if (conn->rx_left_bytes == 0) {
+        if (conn->rx_crc != conn->rx_expected_crc) {
+            pccl_conn_lose(conn, 0, "wrong payload checksum");
+            return;
+        }
         pccl_op *op = conn->rx_op;
+        struct pccl_announcement *kept = conn->rx_kept;
         PCCL_ASSERT(conn->rx_state != RX_REDUCE || conn->rx_carry_bytes == 0);
+        if (conn->rx_eager_bytes > 0 && kept == NULL)
+            pccl_link_let_go(conn->link, conn->rx_eager_bytes);
         rx_expect_header(conn);
+        rx_count_frame(conn);
         if (op != NULL)
             host->on_arrived(host, op, &conn->rx_inbound);
+        else if (kept != NULL)
+            host->on_kept(host, kept);
     }
 }
 
 static void rx_header(pccl_conn *conn, const uint8_t *header)
 {
     pccl_frame frame;
+    const char *damage = pccl_frame_verify(header);
+    if (damage != NULL) {
+        pccl_conn_lose(conn, 0, "%s", damage);
+        return;
+    }
     const char *broken_rule = pccl_frame_decode(header, &frame);
-    if (broken_rule == NULL)
+    if (broken_rule == NULL && (frame.type == PCCL_FRAME_HELLO) != (conn->peer_number == 0))
+        broken_rule = "HELLO has to come first and once";
+    if (broken_rule == NULL && pccl_conn_acked(conn, frame.received_frames) != 0)
+        broken_rule = "more received than was sent";
+    if (broken_rule == NULL && frame.type == PCCL_FRAME_HELLO) {
+        conn->peer_number = frame.connection;
+        pccl_link_offer(conn);
+        return;
+    }
+    if (broken_rule == NULL && frame.type == PCCL_FRAME_ACK) {
+        conn->has_moved |= frame.received_bytes != conn->peer_received_bytes;
+        conn->peer_received_bytes = frame.received_bytes;
+        return;
+    }
+    if (broken_rule == NULL) {
+        conn->rx_crc = 0;
+        conn->rx_expected_crc = frame.payload_crc;
+        conn->rx_is_eager = frame.type == PCCL_FRAME_EAGER;
         broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);
+        if (broken_rule == NULL && frame.payload_bytes == 0)
+            rx_count_frame(conn);
+    }
     if (broken_rule != NULL)
         pccl_link_fail(conn->link, 0, "connection %u: protocol error: %s", conn->number, broken_rule);
 }
@@ -155,7 +250,7 @@ static void rx_header(pccl_conn *conn, const uint8_t *header)
 /* Handles what was read ahead; what remains is less than a header. */
 static void rx_consume_ahead(pccl_conn *conn)
 {
-    while (!conn->link->is_failed) {
+    while (!conn_is_over(conn)) {
         size_t bytes = conn->rx_ahead_end - conn->rx_ahead_begin;
         const uint8_t *at = conn->rx_ahead + conn->rx_ahead_begin;
         if (conn->rx_state == RX_HEADER) {
@@ -170,7 +265,7 @@ static void rx_consume_ahead(pccl_conn *conn)
             size_t n = pccl_min_size(bytes, target.iov_len);
             memcpy(target.iov_base, at, n);
             conn->rx_ahead_begin += (uint32_t)n;
-            rx_advance(conn, n);
+            rx_advance(conn, target.iov_base, n);
         }
     }
     size_t rest = conn->rx_ahead_end - conn->rx_ahead_begin;
@@ -184,7 +279,7 @@ static void rx_consume_ahead(pccl_conn *conn)
 void pccl_conn_receive(pccl_conn *conn)
 {
     size_t received_bytes = 0;
-    while (!conn->link->is_failed && received_bytes < RECEIVE_BYTES_MAX) {
+    while (!conn_is_over(conn) && received_bytes < RECEIVE_BYTES_MAX) {
         struct iovec iov[2];
         int iov_count = 0;
         size_t payload_bytes = 0;
@@ -209,7 +304,7 @@ void pccl_conn_receive(pccl_conn *conn)
             return;
         }
         if (n == 0) {
-            pccl_link_fail(conn->link, 0, "connection %u: closed by the other side", conn->number);
+            pccl_conn_lose(conn, 0, "closed by the other side");
             return;
         }
         received_bytes += (size_t)n;
@@ -217,7 +312,7 @@ void pccl_conn_receive(pccl_conn *conn)
         size_t direct_bytes = pccl_min_size((size_t)n, payload_bytes);
         conn->rx_ahead_end += (uint32_t)((size_t)n - direct_bytes);
         if (direct_bytes > 0)
-            rx_advance(conn, direct_bytes);
+            rx_advance(conn, iov[0].iov_base, direct_bytes);
         rx_consume_ahead(conn);
         if ((size_t)n < wanted_bytes)
             return;
@@ -232,25 +327,98 @@ void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op)
     conn->rx_state = RX_DISCARD;
 }
 
+void pccl_conn_release_kept(pccl_conn *conn)
+{
+    PCCL_ASSERT(conn->rx_kept != NULL && conn->rx_eager_bytes > 0);
+    conn->rx_kept = NULL;
+    conn->rx_state = RX_DISCARD;
+}
+
 /* Out */
+
+static int tx_window_is_full(const pccl_conn *conn)
+{
+    return conn->tx_counted - conn->tx_acked == PCCL_CONN_WINDOW;
+}
+
+int pccl_conn_is_open(const pccl_conn *conn)
+{
+    return !conn_is_over(conn) && conn->peer_number != 0 && conn->tx_count == 0 && !tx_window_is_full(conn);
+}
 
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
 {
-    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < batch_bytes_max;
+    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < batch_bytes_max &&
+           !tx_window_is_full(conn);
+}
+
+int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
+{
+    uint32_t more = frames - conn->tx_acked;
+    if (more > conn->tx_counted - conn->tx_acked)
+        return -1;
+    for (; conn->tx_acked != frames; conn->tx_acked++) {
+        pccl_conn *lost = conn->records[conn->tx_acked % PCCL_CONN_WINDOW].lost;
+        if (lost != NULL)
+            pccl_link_note_notice_received(lost);
+    }
+    if (more > 0) {
+        conn->has_moved = 1;
+        pccl_link_offer(conn);
+    }
+    return 0;
+}
+
+static pccl_conn_record *tx_record(pccl_conn *conn, const pccl_frame *frame)
+{
+    if (conn->tx_counted == conn->tx_acked)
+        conn->progress_ms = -1;
+    pccl_conn_record *record = &conn->records[conn->tx_counted++ % PCCL_CONN_WINDOW];
+    memset(record, 0, sizeof *record);
+    record->type = (uint8_t)frame->type;
+    record->payload_bytes = frame->payload_bytes;
+    record->chunk = frame->chunk;
+    record->segment = frame->segment;
+    record->hop = frame->hop;
+    conn->link->host->wants_tick = 1;
+    return record;
 }
 
 void pccl_conn_add(
-    pccl_conn *conn, const pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
+    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
+    if (frame->type != PCCL_FRAME_HELLO && frame->type != PCCL_FRAME_ACK) {
+        PCCL_ASSERT(!tx_window_is_full(conn) && conn->peer_number != 0);
+        pccl_conn_record *record = tx_record(conn, frame);
+        record->payload = payload;
+        record->op = op;
+        record->index = index;
+    }
+    frame->received_frames = conn->rx_frames_told = conn->rx_frames;
+    conn->rx_bytes_told = conn->rx_bytes;
+    conn->is_ack_due = 0;
+    frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
     tx->payload_bytes = frame->payload_bytes;
     tx->spill = NULL;
-    tx->op = op;
+    tx->op = payload != NULL ? op : NULL;
     tx->index = index;
     conn->tx_batch_bytes += PCCL_FRAME_BYTES + frame->payload_bytes;
+}
+
+void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_LOST;
+    frame.connection = lost->number;
+    frame.peer_connection = lost->peer_number;
+    frame.frames = lost->rx_frames;
+    pccl_conn_add(conn, &frame, NULL, NULL, 0);
+    conn->records[(conn->tx_counted - 1) % PCCL_CONN_WINDOW].lost = lost;
 }
 
 static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
@@ -303,6 +471,17 @@ static int tx_gather(pccl_conn *conn, struct iovec *iov, size_t *bytes)
     return iov_count;
 }
 
+/* What the batch still holds is in the records. */
+static void tx_drop(pccl_conn *conn)
+{
+    for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
+        free(conn->tx_frames[i].spill);
+        conn->tx_frames[i].spill = NULL;
+    }
+    conn->tx_count = conn->tx_first = 0;
+    conn->tx_offset = conn->tx_batch_bytes = 0;
+}
+
 int pccl_conn_flush(pccl_conn *conn)
 {
     while (conn->tx_count > 0) {
@@ -330,6 +509,11 @@ int pccl_conn_flush(pccl_conn *conn)
 
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
 {
+    for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
+        pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
+        if (record->op == op)
+            record->op = NULL;
+    }
     for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
         pccl_conn_tx_frame *tx = &conn->tx_frames[i];
         if (tx->op != op)
@@ -342,4 +526,18 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
         tx->payload = tx->spill;
         tx->op = NULL;
     }
+}
+
+int pccl_conn_tick(pccl_conn *conn, int64_t now_ms)
+{
+    int is_waiting = conn->tx_acked != conn->tx_counted;
+    if (conn->has_moved || !is_waiting || conn->progress_ms < 0)
+        conn->progress_ms = now_ms;
+    if (conn->has_moved)
+        conn->moved_ms = now_ms;
+    conn->has_moved = 0;
+    if (conn->rx_frames == conn->rx_frames_told && conn->rx_bytes == conn->rx_bytes_told)
+        return is_waiting;
+    pccl_link_note_ack_due(conn);
+    return 1;
 }

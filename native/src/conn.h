@@ -5,10 +5,39 @@
  * beyond it, up to READ_AHEAD bytes: the next headers and small frames, which are then handled without a
  * system call of their own. Elements that a read has cut in two wait in `carry`.
  *
+ * Every payload is checksummed piece by piece as it is read, while it is in cache, and compared with what its
+ * header says before anyone is told that it is there. Results may already hold it by then, and need not be
+ * cleaned: a frame that does not arrive leaves its segment unfinished. Nothing made of it is sent on (only
+ * what has arrived is), so no other rank gets to see it; and its op does not become done here, so that it
+ * cannot be committed. Since nothing tells what else is wrong with the stream, the connection is lost, and the
+ * frame comes again on another one (see below), or the link fails and the caller aborts the op, which puts back
+ * what was overwritten in place.
+ *
  * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they
- * are. A connection whose batch is not wholly taken by the socket waits for the poller. With
+ * are. The checksum is taken right before, and so brings the payload into the cache for the system's copy. A
+ * connection whose batch is not wholly taken by the socket waits for the poller. With
  * TCP_NOTSENT_LOWAT, "taken" means nearly on the wire, not merely copied to a deep socket buffer: that is
  * what makes faster connections carry more.
+ *
+ * Loss. A connection that breaks, or damages a frame, or stands still while others of its link move, is given
+ * up; the link lives as long as it has another. What was on its way is sent again:
+ *
+ *   - Both ends count the frames that they have sent and received on a connection, HELLO and ACK excepted. The
+ *     sender keeps a record of each frame until it is known to be received, in a window of PCCL_CONN_WINDOW. It
+ *     gets to know by the count in every header of the other direction, or from ACK frames where there are none.
+ *   - Each end begins with a HELLO that says how it calls the connection, and sends nothing that counts before
+ *     it has the other's. So whoever has something to send again can name the connection to the other end.
+ *   - Whoever gives up a connection stops reading from it, forgets the half-received frame (pccl_op_retract),
+ *     and sends a LOST frame on another connection: so many frames were received. The other end gives it up
+ *     too and answers with its own LOST. Each sends again what the other's count does not cover, in whatever
+ *     order. LOST frames count too, but are sent again at once when their own connection is lost: two ends
+ *     could otherwise wait for each other's. So one may come twice, and the second is ignored.
+ *
+ * A frame is sent again from where it was sent from: no copy is kept. What is there is still the same. A range
+ * is overwritten after it was sent only by what has come of it: a segment's final form, which cannot be on its
+ * way before the frame was received, and then counted as such. Frames of ended ops are skipped: either every
+ * rank is done and has received all, or the op is aborted and nobody wants them. A frame never arrives twice,
+ * since its receiver has stopped reading before it says what it has.
  *
  * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied
  * to a spill buffer, and a half-received frame is discarded from there on. */
@@ -20,8 +49,9 @@
 #include "op.h"
 #include "poller.h"
 
-struct pccl_link;
+struct pccl_announcement;
 struct pccl_conn;
+struct pccl_link;
 
 enum { PCCL_STAGING_BYTES = 256 << 10 };
 
@@ -38,16 +68,44 @@ typedef struct pccl_conn_host {
     uint8_t *staging; /* PCCL_STAGING_BYTES */
     pccl_conn_counters counters;
     pccl_list failed_links; /* pccl_link.in_failed */
+    pccl_list lost_conns; /* pccl_conn.in_lost */
+    uint8_t wants_tick;
+    pccl_list pending_links; /* pccl_link.in_pending */
 
     /* A header has come. Either the frame has no payload and is dealt with, or its payload is put on its way
      * with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the frame breaks. */
     const char *(*on_header)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_frame *frame);
 
+    /* The frame that is half in will not be completed. */
+    void (*on_retract)(struct pccl_conn_host *host, struct pccl_conn *conn);
+
     /* A segment is complete. */
     void (*on_arrived)(struct pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
+
+    /* Payload that came before its op is complete. */
+    void (*on_kept)(struct pccl_conn_host *host, struct pccl_announcement *kept);
 } pccl_conn_host;
 
-enum { TX_FRAMES_MAX = 8, READ_AHEAD_BYTES = 8 << 10 };
+enum {
+    TX_FRAMES_MAX = 8,
+    READ_AHEAD_BYTES = 8 << 10,
+    PCCL_CONN_WINDOW = 512,
+    PCCL_ACK_FRAMES = PCCL_CONN_WINDOW / 8, /* received without having told: then tell at once */
+    PCCL_ACK_BYTES = 4 << 20
+};
+
+/* A frame sent and not known to be received. */
+typedef struct {
+    const uint8_t *payload;
+    pccl_op *op; /* NULL: none, or it has ended */
+    struct pccl_conn *lost; /* LOST: what it is about, unless sent again */
+    uint32_t payload_bytes;
+    uint32_t index;
+    uint32_t chunk;
+    uint32_t segment;
+    uint32_t hop;
+    uint8_t type; /* enum pccl_frame_type */
+} pccl_conn_record;
 
 typedef struct {
     uint8_t header[PCCL_FRAME_BYTES];
@@ -64,13 +122,42 @@ typedef struct pccl_conn {
     pccl_poll_entry poll;
     struct pccl_link *link;
     pccl_list in_conns;
-    pccl_list in_free;
-    unsigned number; /* within its link, from 1: for messages */
+    pccl_list in_free; /* of the link: can take frames */
+    pccl_list in_talk; /* of the link: has a HELLO or an ACK to send */
+    pccl_list in_notices; /* of the link: lost, to be told to the other end */
+    pccl_list in_resend; /* of the link: lost, with records to send again */
+    pccl_list in_lost; /* of the host: lost, to be buried */
+    uint32_t number; /* within its link, from 1 */
+    uint32_t peer_number; /* the other end's; 0: no HELLO yet */
+    uint8_t is_hello_due;
+    uint8_t is_ack_due;
+
+    uint8_t is_lost;
+    uint8_t is_buried; /* the descriptor is closed; of use only for what has to be sent again */
+    uint8_t is_told; /* the other end has said what it has received */
+    uint8_t is_notice_queued; /* once, or more often */
+    uint8_t is_notice_received; /* the other end knows what we have */
+    int system_error;
+    char detail[sizeof((pccl_event *)0)->detail];
+
+    int64_t progress_ms; /* when last seen to move or to have nothing to move; -1: see at the next tick */
+    int64_t moved_ms; /* when last seen to move */
+    uint8_t has_moved; /* since the last tick */
+    uint64_t peer_received_bytes;
 
     enum pccl_conn_rx_state rx_state;
     pccl_op *rx_op;
+    struct pccl_announcement *rx_kept; /* else */
     pccl_op_inbound rx_inbound;
     uint32_t rx_left_bytes; /* of the payload */
+    uint32_t rx_crc; /* of the payload so far */
+    uint32_t rx_expected_crc;
+    uint32_t rx_frames; /* received */
+    uint32_t rx_frames_told;
+    uint64_t rx_bytes; /* of payload */
+    uint64_t rx_bytes_told;
+    uint32_t rx_eager_bytes; /* the frame's payload counts as eager */
+    uint8_t rx_is_eager; /* the frame is an EAGER one */
     uint32_t rx_reduced; /* elements */
     uint32_t rx_carry_bytes;
     uint8_t rx_carry[16];
@@ -83,6 +170,9 @@ typedef struct pccl_conn {
     size_t tx_offset; /* sent of the first frame */
     size_t tx_batch_bytes;
     pccl_conn_tx_frame tx_frames[TX_FRAMES_MAX];
+    uint32_t tx_counted; /* frames added that count */
+    uint32_t tx_acked; /* of them, the first so many were received */
+    pccl_conn_record records[PCCL_CONN_WINDOW]; /* at their number modulo the window */
 } pccl_conn;
 
 /* Makes a socket fit for use; 0, or -1 with errno set. */
@@ -92,15 +182,29 @@ pccl_conn *pccl_conn_create(int fd); /* NULL without memory */
 void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
 
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound);
+void pccl_conn_expect_kept(
+    pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes);
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes);
 
-/* Reads and handles what has come, up to a bound. Trouble fails the link. */
+/* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
+void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
+
+/* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
+
+/* Whether frames that count may be added now. */
+int pccl_conn_is_open(const pccl_conn *conn);
+
+/* The other end has received so many: 0, or -1 if it cannot have. */
+int pccl_conn_acked(pccl_conn *conn, uint32_t frames);
 
 /* Whether another frame may be added to the batch, which had better not exceed this size. */
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max);
+
+/* Sets the payload's checksum in the frame. The payload must not change until it is sent. */
 void pccl_conn_add(
-    pccl_conn *conn, const pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
+    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
+void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
 
 /* Sends what was added. Nonzero when all of it is gone; otherwise wait until writable, or the link has
  * failed. */
@@ -108,6 +212,10 @@ int pccl_conn_flush(pccl_conn *conn);
 
 /* The op's buffers are about to be taken away: forgets it. Without memory for that, fails the link. */
 void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op);
+void pccl_conn_release_kept(pccl_conn *conn); /* what it receives into is about to be taken away */
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
+
+/* Every now and then. Whether there is anything to come back for. */
+int pccl_conn_tick(pccl_conn *conn, int64_t now_ms);
 
 #endif

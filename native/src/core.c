@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEND_BYTES_MAX = 1 << 20 /* per link and turn, so that receiving gets its own */ };
+enum {
+    SEND_BYTES_MAX = 1 << 20, /* per link and turn, so that receiving gets its own */
+    TICK_MS = 100
+};
 
 struct pccl_core {
     pccl_conn_host host;
@@ -14,20 +17,26 @@ struct pccl_core {
     pccl_event_queue *events;
     pccl_table links_by_id;
     pccl_list links;
-    pccl_list pending_links;
     pccl_table ops_by_id;
     pccl_table ops_by_key;
     pccl_list ops;
     pccl_table groups;
     pccl_announcements announcements;
+    uint32_t eager_bytes_max;
+    uint32_t stall_ms;
+    int64_t tick_at_ms; /* -1: none is due */
     uint64_t ops_open; /* read by any thread */
     uint64_t connections;
 };
 
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame);
 static void core_on_arrived(pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
+static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept);
+static void core_on_retract(pccl_conn_host *host, pccl_conn *conn);
 
-pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events)
+pccl_core *pccl_core_create(
+    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
+    uint32_t stall_ms)
 {
     pccl_core *core = calloc(1, sizeof *core);
     uint8_t *staging = NULL;
@@ -39,11 +48,17 @@ pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_eve
     core->host.staging = staging;
     core->host.on_header = core_on_header;
     core->host.on_arrived = core_on_arrived;
+    core->host.on_kept = core_on_kept;
+    core->host.on_retract = core_on_retract;
+    core->eager_bytes_max = eager_bytes_max;
+    core->stall_ms = stall_ms;
+    core->tick_at_ms = -1;
+    pccl_list_init(&core->host.lost_conns);
     core->fds = fds;
     core->events = events;
     pccl_list_init(&core->host.failed_links);
     pccl_list_init(&core->links);
-    pccl_list_init(&core->pending_links);
+    pccl_list_init(&core->host.pending_links);
     pccl_list_init(&core->ops);
     pccl_table_init(&core->links_by_id);
     pccl_table_init(&core->ops_by_id);
@@ -98,10 +113,47 @@ static pccl_link *link_find(const pccl_core *core, uint64_t id)
     return NULL;
 }
 
-static void link_note_pending(pccl_core *core, pccl_link *link)
+static void peer_lose_link(pccl_op_peer *peer)
 {
-    if (!link->is_failed && !pccl_list_is_member(&link->in_pending))
-        pccl_list_append(&core->pending_links, &link->in_pending);
+    peer->link = NULL;
+    peer->announcement = PCCL_ANNOUNCE_NOTHING;
+    peer->is_payload_kept = 0;
+    pccl_list_remove(&peer->in_ready);
+    pccl_list_remove(&peer->in_active);
+}
+
+static void conn_close(pccl_core *core, pccl_conn *conn)
+{
+    pccl_poller_remove(core->host.poller, &conn->poll);
+    pccl_fd_registry_close(core->fds, conn->poll.fd);
+    __atomic_fetch_sub(&core->connections, 1, __ATOMIC_RELAXED);
+}
+
+static void conn_destroy(pccl_conn *conn)
+{
+    pccl_list_remove(&conn->in_conns);
+    pccl_list_remove(&conn->in_free);
+    pccl_list_remove(&conn->in_talk);
+    pccl_list_remove(&conn->in_notices);
+    pccl_list_remove(&conn->in_resend);
+    pccl_conn_destroy(conn);
+}
+
+/* A lost connection of a link that has others. */
+static void conn_bury(pccl_core *core, pccl_conn *conn)
+{
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    event.kind = PCCL_EVENT_CONNECTION_LOST;
+    event.id = event.link = conn->link->id;
+    event.system_error = conn->system_error;
+    memcpy(event.detail, conn->detail, sizeof event.detail);
+    conn_close(core, conn);
+    pccl_list_remove(&conn->in_lost);
+    pccl_list_remove(&conn->in_conns);
+    conn->link->conns_count--;
+    pccl_event_queue_post(core->events, &event);
+    pccl_link_note_buried(conn);
 }
 
 /* Takes all connections from a link, and the link from all that know it but the table. */
@@ -109,25 +161,19 @@ static void link_strip(pccl_core *core, pccl_link *link)
 {
     for (pccl_list *node = core->ops.next; node != &core->ops; node = node->next) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, in_ops);
-        if (op->link_prev == link) {
-            op->link_prev = NULL;
-            pccl_list_remove(&op->in_ready);
-        }
-        if (op->link_next == link) {
-            op->link_next = NULL;
-            pccl_list_remove(&op->in_active);
-        }
-    }
-    while (!pccl_list_is_empty(&link->conns)) {
-        pccl_conn *conn = PCCL_CONTAINER_OF(link->conns.next, pccl_conn, in_conns);
-        pccl_list_remove(&conn->in_conns);
-        pccl_list_remove(&conn->in_free);
-        pccl_poller_remove(core->host.poller, &conn->poll);
-        pccl_fd_registry_close(core->fds, conn->poll.fd);
-        pccl_conn_destroy(conn);
-        __atomic_fetch_sub(&core->connections, 1, __ATOMIC_RELAXED);
+        for (uint32_t i = 0; i < op->peers_count; i++)
+            if (op->peers[i].link == link)
+                peer_lose_link(&op->peers[i]);
     }
     pccl_announcements_forget_link(&core->announcements, link);
+    while (!pccl_list_is_empty(&link->conns)) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(link->conns.next, pccl_conn, in_conns);
+        conn_close(core, conn);
+        pccl_list_remove(&conn->in_lost);
+        conn_destroy(conn);
+    }
+    while (!pccl_list_is_empty(&link->lost_conns))
+        conn_destroy(PCCL_CONTAINER_OF(link->lost_conns.next, pccl_conn, in_conns));
     pccl_list_remove(&link->in_pending);
     pccl_list_remove(&link->in_failed);
 }
@@ -168,44 +214,87 @@ static pccl_op *op_find_by_id(const pccl_core *core, uint64_t id)
     return NULL;
 }
 
-/* Several ranks of one op may live in one engine; the link tells them apart. */
-static pccl_op *op_find_by_key(
-    const pccl_core *core, const pccl_op_key *key, const pccl_link *link, int is_from_prev, int *is_elsewhere)
+/* Several ranks of one op may live in one engine; the link tells them apart. The op's source or target behind
+ * the link, or NULL with an op that has the key but not the link in `elsewhere`. */
+static pccl_op_peer *op_find_peer(
+    const pccl_core *core, const pccl_op_key *key, const pccl_link *link, int is_source, pccl_op **elsewhere)
 {
     pccl_table_node *node = pccl_table_first(&core->ops_by_key, pccl_op_key_hash(key));
-    *is_elsewhere = 0;
+    *elsewhere = NULL;
     for (; node != NULL; node = pccl_table_next(node)) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_key);
         if (!pccl_op_key_equal(&op->request.key, key))
             continue;
-        if ((is_from_prev ? op->request.link_prev : op->request.link_next) == link->id)
-            return op;
-        *is_elsewhere = 1;
+        pccl_op_peer *peer =
+            is_source ? pccl_op_find_source(op, link->id) : pccl_op_find_target(op, link->id);
+        if (peer != NULL)
+            return peer;
+        *elsewhere = op;
     }
     return NULL;
 }
 
-/* Drops what is on its way to and from the op. Half-sent frames go on being sent, and so does the
- * announcement: a mismatch is for both sides to know. */
-static void op_halt(pccl_op *op)
+/* An announcement that will not have payload: the op has stopped. */
+static void peer_announce_without_payload(pccl_op_peer *peer)
 {
-    pccl_op_stop(op);
-    pccl_list_remove(&op->in_active);
-    if (op->link_prev == NULL)
+    if (peer->announcement != PCCL_ANNOUNCE_EAGER)
         return;
-    pccl_list *conns = &op->link_prev->conns;
-    for (pccl_list *node = conns->next; node != conns; node = node->next)
-        pccl_conn_release_rx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
+    pccl_link_cancel_eager(peer->link, pccl_op_eager_bytes(peer));
+    peer->announcement = peer->is_source ? PCCL_ANNOUNCE_READY : PCCL_ANNOUNCE_NOTHING;
+    if (!peer->is_source)
+        pccl_list_remove(&peer->in_ready);
 }
 
-static void op_activate(pccl_core *core, pccl_op *op)
+static void peer_drop_kept_payload(pccl_core *core, pccl_op_peer *peer)
 {
-    if (op->is_stopped || !op->is_peer_ready || op->link_next == NULL || op->link_next->is_failed)
+    if (!peer->is_payload_kept)
         return;
-    if (!pccl_op_has_sendable(op) || pccl_list_is_member(&op->in_active))
+    peer->is_payload_kept = 0;
+    pccl_announcement *kept =
+        pccl_announcements_find(&core->announcements, peer->link, &peer->op->request.key);
+    if (kept != NULL) /* its epoch may have been forgotten */
+        pccl_announcements_drop_payload(&core->announcements, kept);
+}
+
+/* Drops what is on its way to and from the op. Half-sent frames go on being sent, and so do announcements: a
+ * mismatch is for both sides to know. */
+static void op_halt(pccl_core *core, pccl_op *op)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        pccl_op_peer *peer = &op->peers[i];
+        peer_announce_without_payload(peer);
+        peer_drop_kept_payload(core, peer);
+        pccl_list_remove(&peer->in_active);
+        if (peer->link == NULL || !peer->is_source)
+            continue;
+        pccl_list *conns = &peer->link->conns;
+        for (pccl_list *node = conns->next; node != conns; node = node->next)
+            pccl_conn_release_rx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
+    }
+    pccl_op_stop(op);
+}
+
+/* Nothing more is said about the op either. */
+static void op_silence(pccl_core *core, pccl_op *op)
+{
+    op_halt(core, op);
+    op->is_mismatched = 0;
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        op->peers[i].announcement = PCCL_ANNOUNCE_NOTHING;
+        pccl_list_remove(&op->peers[i].in_ready);
+    }
+}
+
+static void peer_activate(pccl_op_peer *peer)
+{
+    if (peer->op->is_stopped || !peer->is_heard || peer->link == NULL || peer->link->is_failed)
         return;
-    pccl_list_append(&op->link_next->active_ops, &op->in_active);
-    link_note_pending(core, op->link_next);
+    if (peer->announcement == PCCL_ANNOUNCE_EAGER) /* whose segment has to be the first */
+        return;
+    if (!pccl_op_has_sendable(peer) || pccl_list_is_member(&peer->in_active))
+        return;
+    pccl_list_append(&peer->link->active_ops, &peer->in_active);
+    pccl_link_note_pending(peer->link);
 }
 
 static void op_note_done(pccl_core *core, pccl_op *op)
@@ -215,45 +304,153 @@ static void op_note_done(pccl_core *core, pccl_op *op)
     op_post(core, op, &event);
 }
 
-/* Rank + 1 has said what it has submitted. An op without elements is done by that, so that it is checked
- * like any other. */
-static void op_note_peer_ready(pccl_core *core, pccl_op *op, const pccl_op_shape *theirs)
+/* A ring announces ops to their sources only; a target that describes the op in another way has to hear of
+ * that too. */
+static void op_contradict(pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs)
 {
-    PCCL_ASSERT(!op->is_stopped);
-    op->is_peer_ready = 1;
-    if (!pccl_op_shape_equal(&op->request.shape, theirs)) {
-        pccl_event event = op_event(op, PCCL_EVENT_OP_MISMATCH);
-        event.link = op->request.link_next;
-        event.mine = op->request.shape;
-        event.theirs = *theirs;
-        op->is_mismatched = 1;
-        op_halt(op);
-        op_post(core, op, &event);
+    pccl_op_peer *target = pccl_op_find_target(op, link->id);
+    if (!op->is_mismatched || pccl_op_shape_equal(&op->request.shape, theirs))
         return;
-    }
-    if (op->segments_left == 0 && !op->is_done)
-        op_note_done(core, op);
-    op_activate(core, op);
+    if (target == NULL || target->is_contradicted || target->link == NULL ||
+        pccl_op_find_source(op, link->id) != NULL)
+        return;
+    PCCL_ASSERT(target->announcement == PCCL_ANNOUNCE_NOTHING);
+    target->is_contradicted = 1;
+    target->announcement = PCCL_ANNOUNCE_READY;
+    pccl_list_append(&target->link->ready_ops, &target->in_ready);
+    pccl_link_note_pending(target->link);
 }
 
-/* Where the op uses the link: announces the op there, or finds what was announced. */
+static void op_note_mismatch(pccl_core *core, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs)
+{
+    PCCL_ASSERT(!op->is_stopped);
+    pccl_event event = op_event(op, PCCL_EVENT_OP_MISMATCH);
+    event.link = link->id;
+    event.mine = op->request.shape;
+    event.theirs = *theirs;
+    op_halt(core, op);
+    op->is_mismatched = 1;
+    op_contradict(op, link, theirs);
+    op_post(core, op, &event);
+}
+
+/* A target has said that it has submitted the same op. An op without elements is done by that, so that it is
+ * checked like any other. */
+static void op_note_heard(pccl_core *core, pccl_op_peer *target)
+{
+    pccl_op_heard(target);
+    if (pccl_op_is_complete(target->op) && !target->op->is_done)
+        op_note_done(core, target->op);
+    peer_activate(target);
+}
+
+static void op_note_arrived(pccl_core *core, pccl_op *op, const pccl_op_inbound *inbound)
+{
+    int has_more = pccl_op_arrived(op, inbound);
+    if (pccl_op_is_complete(op))
+        op_note_done(core, op);
+    for (uint32_t i = 0; has_more && i < op->peers_count; i++)
+        peer_activate(&op->peers[i]);
+}
+
+/* Eager payload that was kept for the op goes where it would have gone at once. */
+static void op_take_kept(pccl_core *core, pccl_op_peer *source, pccl_announcement *kept)
+{
+    pccl_op *op = source->op;
+    pccl_frame frame;
+    pccl_op_inbound inbound;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_EAGER;
+    frame.payload_bytes = kept->payload_bytes;
+    source->is_payload_kept = 0;
+    const char *broken_rule = pccl_op_accept(source, &frame, &inbound);
+    if (broken_rule != NULL) {
+        pccl_link_fail(kept->link, 0, "protocol error: %s", broken_rule);
+        return;
+    }
+    if (inbound.store != NULL)
+        memcpy(inbound.store, kept->payload, kept->payload_bytes);
+    else
+        pccl_op_reduce(op, &inbound, 0, kept->payload, inbound.range.count);
+    pccl_announcements_drop_payload(&core->announcements, kept);
+    op_note_arrived(core, op, &inbound);
+}
+
+/* Puts an announcement of the op on its way where it is due. */
+static void peer_announce(pccl_core *core, pccl_op_peer *peer)
+{
+    uint32_t eager_bytes = pccl_op_eager_bytes(peer);
+    if (peer->op->is_stopped)
+        return;
+    if (eager_bytes > 0 && eager_bytes <= core->eager_bytes_max &&
+        pccl_link_reserve_eager(peer->link, eager_bytes))
+        peer->announcement = PCCL_ANNOUNCE_EAGER;
+    else if (peer->is_source)
+        peer->announcement = PCCL_ANNOUNCE_READY;
+    else
+        return;
+    pccl_list_append(&peer->link->ready_ops, &peer->in_ready);
+    pccl_link_note_pending(peer->link);
+}
+
+/* Takes up what the peer has announced before. */
+static void peer_meet(pccl_core *core, pccl_op_peer *peer)
+{
+    pccl_op *op = peer->op;
+    if (peer->link == NULL || peer->link->is_failed)
+        return;
+    pccl_announcement *kept =
+        pccl_announcements_find(&core->announcements, peer->link, &op->request.key);
+    if (kept == NULL)
+        return;
+    if (op->is_stopped) {
+        op_contradict(op, peer->link, &kept->shape);
+        kept->is_ready = 0;
+        pccl_announcements_drop_payload(&core->announcements, kept);
+        return;
+    }
+    if (!pccl_op_shape_equal(&kept->shape, &op->request.shape)) {
+        pccl_op_shape theirs = kept->shape;
+        kept->is_ready = 0;
+        pccl_announcements_drop_payload(&core->announcements, kept);
+        op_note_mismatch(core, op, peer->link, &theirs);
+        return;
+    }
+    int is_payload_here = peer->is_source && kept->payload != NULL && kept->conn == NULL;
+    peer->is_payload_kept = peer->is_source && kept->payload != NULL;
+    if (peer->is_target && kept->is_ready) {
+        pccl_announcements_drop_ready(&core->announcements, kept); /* which may be the end of it */
+        op_note_heard(core, peer);
+    }
+    if (is_payload_here)
+        op_take_kept(core, peer, kept);
+}
+
+/* Where the op uses the link: announces the op there, and finds what was announced. A mismatch with one peer
+ * must not keep the others from hearing of the op. */
 static void op_attach(pccl_core *core, pccl_op *op, pccl_link *link)
 {
-    pccl_op_shape theirs;
-    if (link == NULL || link->is_failed || op->request.shape.world_size == 1)
-        return;
-    if (op->request.link_prev == link->id) {
-        op->link_prev = link;
-        if (!op->is_stopped) {
-            pccl_list_append(&link->ready_ops, &op->in_ready);
-            link_note_pending(core, link);
+    for (uint32_t i = 0; i < op->peers_count; i++)
+        if (op->peers[i].link_id == link->id && !link->is_failed) {
+            op->peers[i].link = link;
+            peer_announce(core, &op->peers[i]);
         }
+    for (uint32_t i = 0; i < op->peers_count; i++)
+        if (op->peers[i].link == link)
+            peer_meet(core, &op->peers[i]);
+}
+
+static void op_attach_all(pccl_core *core, pccl_op *op)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        pccl_link *link = link_find(core, op->peers[i].link_id);
+        if (link == NULL || link->is_failed)
+            continue;
+        op->peers[i].link = link;
+        peer_announce(core, &op->peers[i]);
     }
-    if (op->request.link_next == link->id) {
-        op->link_next = link;
-        if (!op->is_stopped && pccl_announcements_take(&core->announcements, link, &op->request.key, &theirs))
-            op_note_peer_ready(core, op, &theirs);
-    }
+    for (uint32_t i = 0; i < op->peers_count; i++)
+        peer_meet(core, &op->peers[i]);
 }
 
 /* Groups */
@@ -325,7 +522,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
     }
     __atomic_fetch_add(&core->connections, 1, __ATOMIC_RELAXED);
     pccl_link_adopt(link, conn);
-    link_note_pending(core, link);
+    pccl_link_note_pending(link);
 }
 
 void pccl_core_link_close(pccl_core *core, uint64_t id)
@@ -355,9 +552,7 @@ void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare)
         pccl_op_run_alone(op);
         op_note_done(core, op);
     }
-    op_attach(core, op, link_find(core, request->link_prev));
-    if (request->link_next != request->link_prev)
-        op_attach(core, op, link_find(core, request->link_next));
+    op_attach_all(core, op);
 }
 
 void pccl_core_freeze(pccl_core *core, uint32_t number, uint64_t epoch, pccl_group *spare)
@@ -371,8 +566,7 @@ void pccl_core_freeze(pccl_core *core, uint32_t number, uint64_t epoch, pccl_gro
     for (pccl_list *node = core->ops.next; node != &core->ops; node = node->next) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, in_ops);
         if (op->request.key.group == number && op->request.key.epoch <= epoch) {
-            op_halt(op);
-            pccl_list_remove(&op->in_ready);
+            op_silence(core, op);
         }
     }
     pccl_event event;
@@ -385,12 +579,14 @@ void pccl_core_freeze(pccl_core *core, uint32_t number, uint64_t epoch, pccl_gro
 
 static void op_end(pccl_core *core, pccl_op *op, int commit)
 {
-    op_halt(op);
-    pccl_list_remove(&op->in_ready);
-    if (op->link_next != NULL) {
-        pccl_list *conns = &op->link_next->conns;
-        for (pccl_list *node = conns->next; node != conns; node = node->next)
-            pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
+    op_silence(core, op);
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        if (op->peers[i].link == NULL)
+            continue;
+        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
+        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
+            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
+                pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
     }
     if (!commit || !op->is_done)
         pccl_op_restore(op);
@@ -399,10 +595,12 @@ static void op_end(pccl_core *core, pccl_op *op, int commit)
     pccl_table_remove(&core->ops_by_id, &op->by_id);
     pccl_table_remove(&core->ops_by_key, &op->by_key);
     pccl_list_remove(&op->in_ops);
-    op_post(core, op, &event);
-    pccl_event_queue_release(core->events, op->events_promised);
+    PCCL_ASSERT(op->events_promised > 0);
+    unsigned unused_promises = op->events_promised - 1;
     pccl_op_destroy(op);
     __atomic_fetch_sub(&core->ops_open, 1, __ATOMIC_RELAXED);
+    pccl_event_queue_post(core->events, &event);
+    pccl_event_queue_release(core->events, unused_promises);
 }
 
 void pccl_core_end(pccl_core *core, uint64_t id, int commit)
@@ -414,73 +612,155 @@ void pccl_core_end(pccl_core *core, uint64_t id, int commit)
 
 /* Frames */
 
-static const char *core_on_ready(pccl_core *core, pccl_link *link, const pccl_frame *frame)
+static void core_discard(pccl_conn *conn, const pccl_frame *frame)
 {
-    int is_elsewhere;
-    pccl_op *op = op_find_by_key(core, &frame->key, link, 0, &is_elsewhere);
-    if (op != NULL) {
-        if (op->is_stopped)
-            return NULL;
-        if (op->is_peer_ready)
-            return "the same op announced twice";
-        op_note_peer_ready(core, op, &frame->shape);
-        return NULL;
-    }
-    if (is_elsewhere)
-        return "an op announced by the wrong peer";
+    if (frame->payload_bytes > 0)
+        pccl_conn_expect_nothing_of_use(conn, frame->payload_bytes);
+}
+
+/* Of an op that is not open here. */
+static const char *core_on_early_announcement(pccl_core *core, pccl_conn *conn, const pccl_frame *frame)
+{
     pccl_group *group = group_find(core, frame->key.group);
     uint64_t epoch = frame->key.epoch;
-    if (group != NULL && (group_has_frozen(group, epoch) || epoch < group->newest_epoch))
+    if (group != NULL && (group_has_frozen(group, epoch) || epoch < group->newest_epoch)) {
+        core_discard(conn, frame);
         return NULL;
-    return pccl_announcements_keep(&core->announcements, link, &frame->key, &frame->shape);
+    }
+    return pccl_announcements_keep(&core->announcements, conn, frame);
+}
+
+/* READY comes from a target of the op, EAGER from a source, which with the direct algorithm is a target too. */
+static const char *core_on_announcement(pccl_core *core, pccl_conn *conn, const pccl_frame *frame)
+{
+    int is_eager = frame->type == PCCL_FRAME_EAGER;
+    const char *broken_rule = is_eager ? pccl_link_on_eager(conn->link, frame->payload_bytes) : NULL;
+    if (broken_rule != NULL)
+        return broken_rule;
+    conn->rx_eager_bytes = is_eager ? frame->payload_bytes : 0;
+    pccl_op *op;
+    pccl_op_peer *peer = op_find_peer(core, &frame->key, conn->link, is_eager, &op);
+    if (peer != NULL)
+        op = peer->op;
+    if (op == NULL)
+        return core_on_early_announcement(core, conn, frame);
+    if (op->is_stopped) {
+        op_contradict(op, conn->link, &frame->shape);
+        core_discard(conn, frame);
+        return NULL;
+    }
+    if (!pccl_op_shape_equal(&op->request.shape, &frame->shape)) {
+        op_note_mismatch(core, op, conn->link, &frame->shape);
+        core_discard(conn, frame);
+        return NULL;
+    }
+    if (peer == NULL)
+        return is_eager ? "a segment from the wrong peer" : "an op announced by the wrong peer";
+    if (peer->is_target && peer->is_heard)
+        return "the same op announced twice";
+    if (is_eager) {
+        pccl_op_inbound inbound;
+        broken_rule = pccl_op_accept(peer, frame, &inbound);
+        if (broken_rule != NULL)
+            return broken_rule;
+        pccl_conn_expect_segment(conn, op, &inbound);
+    }
+    if (peer->is_target)
+        op_note_heard(core, peer);
+    return NULL;
 }
 
 static const char *core_on_segment(pccl_core *core, pccl_conn *conn, const pccl_frame *frame)
 {
-    int is_elsewhere;
+    pccl_op *elsewhere;
     pccl_op_inbound inbound;
-    pccl_op *op = op_find_by_key(core, &frame->key, conn->link, 1, &is_elsewhere);
-    if (is_elsewhere && op == NULL)
+    pccl_op_peer *source = op_find_peer(core, &frame->key, conn->link, 1, &elsewhere);
+    if (source == NULL && elsewhere != NULL)
         return "a segment from the wrong peer";
-    if (op == NULL || op->is_stopped) {
-        pccl_conn_expect_nothing_of_use(conn, frame->payload_bytes);
+    if (source == NULL || source->op->is_stopped) {
+        core_discard(conn, frame);
         return NULL;
     }
-    const char *broken_rule = pccl_op_accept(op, frame, &inbound);
+    const char *broken_rule = pccl_op_accept(source, frame, &inbound);
     if (broken_rule == NULL)
-        pccl_conn_expect_segment(conn, op, &inbound);
+        pccl_conn_expect_segment(conn, source->op, &inbound);
     return broken_rule;
 }
 
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame)
 {
     pccl_core *core = PCCL_CONTAINER_OF(host, pccl_core, host);
-    if (frame->type == PCCL_FRAME_READY)
-        return core_on_ready(core, conn->link, frame);
-    return core_on_segment(core, conn, frame);
+    switch (frame->type) {
+    case PCCL_FRAME_READY:
+    case PCCL_FRAME_EAGER:
+        return core_on_announcement(core, conn, frame);
+    case PCCL_FRAME_SEGMENT:
+        return core_on_segment(core, conn, frame);
+    case PCCL_FRAME_CREDIT:
+        return pccl_link_on_credit(conn->link, frame->eager_bytes);
+    case PCCL_FRAME_LOST:
+        return pccl_link_on_lost(conn, frame);
+    case PCCL_FRAME_HELLO:
+    case PCCL_FRAME_ACK:
+        break;
+    }
+    return "unknown frame type";
 }
 
 static void core_on_arrived(pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound)
 {
+    op_note_arrived(PCCL_CONTAINER_OF(host, pccl_core, host), op, inbound);
+}
+
+static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept)
+{
     pccl_core *core = PCCL_CONTAINER_OF(host, pccl_core, host);
-    pccl_op_arrived(op, inbound);
-    if (op->segments_left == 0)
-        op_note_done(core, op);
-    op_activate(core, op);
+    pccl_op *elsewhere;
+    pccl_op_peer *source = op_find_peer(core, &kept->key, kept->link, 1, &elsewhere);
+    kept->conn = NULL;
+    if (source != NULL && source->is_payload_kept)
+        op_take_kept(core, source, kept);
+}
+
+static void peer_retract_eager(pccl_op_peer *source)
+{
+    if (source->is_target && source->is_heard)
+        pccl_op_unheard(source);
+}
+
+static void core_on_retract(pccl_conn_host *host, pccl_conn *conn)
+{
+    pccl_core *core = PCCL_CONTAINER_OF(host, pccl_core, host);
+    if (conn->rx_op != NULL) {
+        pccl_op_peer *source = pccl_op_find_source(conn->rx_op, conn->link->id);
+        pccl_op_retract(source, &conn->rx_inbound);
+        if (conn->rx_is_eager)
+            peer_retract_eager(source);
+    } else if (conn->rx_kept != NULL) {
+        pccl_op *elsewhere;
+        pccl_op_peer *source = op_find_peer(core, &conn->rx_kept->key, conn->link, 1, &elsewhere);
+        if (source != NULL && source->is_payload_kept) {
+            source->is_payload_kept = 0;
+            peer_retract_eager(source);
+        }
+        pccl_announcements_retract(&core->announcements, conn->rx_kept);
+    }
+    if (conn->rx_eager_bytes > 0)
+        pccl_link_retract_eager(conn->link, conn->rx_eager_bytes);
 }
 
 /* The loop's two halves */
 
 static int core_send(pccl_core *core)
 {
-    pccl_list *last = core->pending_links.previous;
+    pccl_list *last = core->host.pending_links.previous;
     int is_more = 0;
-    while (!pccl_list_is_empty(&core->pending_links)) {
-        pccl_list *node = core->pending_links.next;
+    while (!pccl_list_is_empty(&core->host.pending_links)) {
+        pccl_list *node = core->host.pending_links.next;
         pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_pending);
         pccl_list_remove(node);
         if (pccl_link_send(link, SEND_BYTES_MAX)) {
-            link_note_pending(core, link);
+            pccl_link_note_pending(link);
             is_more = 1;
         }
         if (node == last)
@@ -493,25 +773,53 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
 {
     pccl_conn *conn = event->entry->owner;
     pccl_link *link = conn->link;
-    if (link->is_failed)
+    if (conn->is_lost || link->is_failed)
         return;
-    if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn) && !pccl_list_is_member(&conn->in_free)) {
-        pccl_list_append(&link->free_conns, &conn->in_free);
-        link_note_pending(core, link);
-    }
-    if (event->ready & PCCL_POLL_IN)
+    if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
+        pccl_link_offer(conn);
+    if (event->ready & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
-    if (!link->is_failed && pccl_list_is_member(&conn->in_free))
+    if (!conn->is_lost && !link->is_failed && conn->tx_count == 0)
         pccl_poller_change(core->host.poller, &conn->poll, PCCL_POLL_IN);
 }
 
 int pccl_core_settle(pccl_core *core)
 {
     int is_more = core_send(core);
+    pccl_list *next;
+    for (pccl_list *node = core->host.lost_conns.next; node != &core->host.lost_conns; node = next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_lost);
+        next = node->next;
+        if (!conn->link->is_failed)
+            conn_bury(core, conn);
+    }
     while (!pccl_list_is_empty(&core->host.failed_links))
         link_bury(core, PCCL_CONTAINER_OF(core->host.failed_links.next, pccl_link, in_failed));
     return is_more;
+}
+
+int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
+{
+    if (!core->host.wants_tick)
+        return -1;
+    if (core->tick_at_ms < 0)
+        core->tick_at_ms = now_ms + TICK_MS;
+    return core->tick_at_ms <= now_ms ? 0 : (int)(core->tick_at_ms - now_ms);
+}
+
+void pccl_core_tick(pccl_core *core, int64_t now_ms)
+{
+    if (core->tick_at_ms < 0 || now_ms < core->tick_at_ms)
+        return;
+    int has_more = 0;
+    for (pccl_list *node = core->links.next; node != &core->links; node = node->next) {
+        pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
+        if (!link->is_failed)
+            has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
+    }
+    core->host.wants_tick = (uint8_t)has_more;
+    core->tick_at_ms = -1;
 }
 
 void pccl_core_destroy(pccl_core *core)

@@ -1,10 +1,12 @@
 /* core.h: everything the engine thread owns: links, ops, epochs. It is single-threaded and has no thread;
  * engine.c calls it from one.
  *
- * An op comes by pccl_core_submit, is announced to rank - 1, and becomes active on its link to rank + 1 once
- * that one has announced the same op. Arriving frames name their op by its key. A frame for a key that is
- * not open here is none of our business any more (the op has ended) and is dropped; one that contradicts its
- * op, or comes from the wrong peer, fails the link.
+ * An op comes by pccl_core_submit, is announced to its sources, and becomes active on the link to a target once
+ * that one has announced the same op; a small op may send first and ask later (EAGER). Arriving frames name
+ * their op by its key. A segment for a key that is not open here is none of our business any more (the op has
+ * ended) and is dropped; one that contradicts its op, or comes from the wrong peer, fails the link. An
+ * announcement, with or without payload, whose description differs from ours makes the op a mismatch; for a
+ * key not seen yet it is kept.
  *
  * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
  * hears of the loss, decides. */
@@ -32,7 +34,9 @@ typedef struct pccl_group {
 typedef struct pccl_core pccl_core;
 
 /* NULL without memory. */
-pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events);
+pccl_core *pccl_core_create(
+    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
+    uint32_t stall_ms);
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 
@@ -48,6 +52,10 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);
 
 /* Between batches: buries failed links, sends what can be sent. Nonzero if more can be sent at once. */
 int pccl_core_settle(pccl_core *core);
+
+/* For how long there is nothing to do on its own account; -1: for ever. Time is any clock that does not jump. */
+int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms);
+void pccl_core_tick(pccl_core *core, int64_t now_ms);
 
 /* Of any thread. */
 void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);

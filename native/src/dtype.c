@@ -33,6 +33,7 @@ static const char *const quantization_names[PCCL_QUANT_COUNT] = {
     [PCCL_QUANT_NONE] = "none",
     [PCCL_QUANT_MIN_MAX] = "min_max",
     [PCCL_QUANT_ZERO_POINT_SCALE] = "zero_point_scale",
+    [PCCL_QUANT_CAST] = "cast",
 };
 
 static const char unknown[] = "unknown";

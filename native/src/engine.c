@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { EVENTS_PER_BATCH_MAX = 64 };
@@ -63,7 +64,9 @@ struct pccl_engine {
 void pccl_engine_options_default(pccl_engine_options *options)
 {
     memset(options, 0, sizeof *options);
+    options->stall_ms = 5000;
     options->pool_bytes_max = UINT64_C(1) << 30;
+    options->eager_bytes_max = 32 << 10;
 }
 
 uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }
@@ -116,6 +119,13 @@ static int engine_run_commands(pccl_engine *engine)
     return is_stopping;
 }
 
+static int64_t engine_now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 static void *engine_main(void *argument)
 {
     pccl_engine *engine = argument;
@@ -124,7 +134,8 @@ static void *engine_main(void *argument)
     int has_more = 0;
     while (!is_stopping) {
         int is_woken = 0;
-        int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : -1);
+        int timeout_ms = pccl_core_timeout_ms(engine->core, engine_now_ms());
+        int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : timeout_ms);
         for (int i = 0; i < count; i++) {
             if (events[i].entry == &engine->wake_entry)
                 is_woken = 1;
@@ -133,6 +144,7 @@ static void *engine_main(void *argument)
         }
         if (is_woken)
             is_stopping = engine_run_commands(engine);
+        pccl_core_tick(engine->core, engine_now_ms());
         has_more = pccl_core_settle(engine->core);
     }
     return NULL;
@@ -234,7 +246,9 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "epoll_create1", errno, error, error_bytes);
     if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
         return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
-    engine->core = pccl_core_create(engine->poller, engine->fds, engine->events);
+    engine->core = pccl_core_create(
+        engine->poller, engine->fds, engine->events, options->eager_bytes_max,
+                                    options->stall_ms);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     rc = engine_start_thread(engine);

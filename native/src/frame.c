@@ -1,13 +1,14 @@
 #include "frame.h"
 
+#include "crc32c.h"
+
 #include <string.h>
 
 enum {
     AT_MAGIC = 0,
     AT_VERSION = 2,
     AT_TYPE = 3,
-    AT_FLAGS = 4,
-    AT_RESERVED = 6,
+    AT_RECEIVED_FRAMES = 4,
     AT_PAYLOAD_BYTES = 8,
     AT_PAYLOAD_CRC = 12,
     AT_EPOCH = 16,
@@ -15,7 +16,8 @@ enum {
     AT_SEQUENCE = 32,
     AT_GROUP = 40,
     AT_HEADER_CRC = 44,
-    AT_BODY = 48
+    AT_BODY = 48,
+    BODY_BYTES = PCCL_FRAME_BYTES - 48
 };
 
 static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
@@ -27,7 +29,7 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
     body[11] = shape->quantized_dtype;
     pccl_put_u32(body + 12, shape->quantization_block);
     pccl_put_u32(body + 16, shape->segment_bytes);
-    pccl_put_u32(body + 20, shape->world_size);
+    pccl_put_u32(body + 20, shape->world_size | (uint32_t)shape->algorithm << 24);
 }
 
 static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
@@ -40,12 +42,18 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     shape->quantized_dtype = body[11];
     shape->quantization_block = pccl_get_u32(body + 12);
     shape->segment_bytes = pccl_get_u32(body + 16);
-    shape->world_size = pccl_get_u32(body + 20);
+    shape->world_size = pccl_get_u32(body + 20) & 0xffffff;
+    shape->algorithm = body[23];
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
-        shape->quantization >= PCCL_QUANT_COUNT || shape->quantized_dtype >= PCCL_DTYPE_COUNT)
-        return "unknown dtype, reduce op or quantization";
-    if (frame->payload_bytes != 0)
+        shape->quantization >= PCCL_QUANT_COUNT ||
+        (shape->quantized_dtype >= PCCL_DTYPE_COUNT && shape->quantized_dtype != PCCL_CODE_UINT4 &&
+         shape->quantized_dtype != PCCL_CODE_INT4) ||
+        shape->algorithm >= PCCL_ALGORITHM_COUNT)
+        return "unknown dtype, reduce op, quantization or algorithm";
+    if (frame->type == PCCL_FRAME_READY && frame->payload_bytes != 0)
         return "payload after a READY frame";
+    if (frame->type == PCCL_FRAME_EAGER && frame->payload_bytes == 0)
+        return "empty segment";
     return NULL;
 }
 
@@ -62,48 +70,139 @@ static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
     return NULL;
 }
 
+/* Of a frame without op and payload, whose body ends with so many reserved bytes. */
+static const char *reserved_check(const uint8_t *body, const pccl_frame *frame, size_t reserved_bytes)
+{
+    static const uint8_t zeros[BODY_BYTES];
+    static const pccl_op_key no_key;
+    if (memcmp(body + BODY_BYTES - reserved_bytes, zeros, reserved_bytes) != 0 ||
+        !pccl_op_key_equal(&frame->key, &no_key))
+        return "reserved bytes in use";
+    if (frame->payload_bytes != 0)
+        return "payload after a frame without op";
+    return NULL;
+}
+
+static const char *credit_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->eager_bytes = pccl_get_u64(body);
+    return reserved_check(body, frame, 16);
+}
+
+static const char *hello_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->connection = pccl_get_u32(body);
+    return frame->connection == 0 ? "no connection number" : reserved_check(body, frame, 20);
+}
+
+static const char *ack_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->received_bytes = pccl_get_u64(body);
+    return reserved_check(body, frame, 16);
+}
+
+static const char *lost_decode(const uint8_t *body, pccl_frame *frame)
+{
+    frame->connection = pccl_get_u32(body);
+    frame->peer_connection = pccl_get_u32(body + 4);
+    frame->frames = pccl_get_u32(body + 8);
+    if (frame->connection == 0 || frame->peer_connection == 0)
+        return "no connection number";
+    return reserved_check(body, frame, 12);
+}
+
+static uint32_t header_crc(const uint8_t *header)
+{
+    uint32_t crc = pccl_crc32c(0, header, AT_HEADER_CRC);
+    return pccl_crc32c(crc, header + AT_BODY, PCCL_FRAME_BYTES - AT_BODY);
+}
+
+void pccl_frame_seal(uint8_t *header) { pccl_put_u32(header + AT_HEADER_CRC, header_crc(header)); }
+
 void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
 {
     memset(header, 0, PCCL_FRAME_BYTES);
     pccl_put_u16(header + AT_MAGIC, PCCL_FRAME_MAGIC);
     header[AT_VERSION] = PCCL_FRAME_VERSION;
     header[AT_TYPE] = (uint8_t)frame->type;
+    pccl_put_u32(header + AT_RECEIVED_FRAMES, frame->received_frames);
     pccl_put_u32(header + AT_PAYLOAD_BYTES, frame->payload_bytes);
+    pccl_put_u32(header + AT_PAYLOAD_CRC, frame->payload_crc);
     pccl_put_u64(header + AT_EPOCH, frame->key.epoch);
     pccl_put_u64(header + AT_TAG, frame->key.tag);
     pccl_put_u64(header + AT_SEQUENCE, frame->key.sequence);
     pccl_put_u32(header + AT_GROUP, frame->key.group);
-    if (frame->type == PCCL_FRAME_READY) {
+    switch (frame->type) {
+    case PCCL_FRAME_READY:
+    case PCCL_FRAME_EAGER:
         ready_encode(&frame->shape, header + AT_BODY);
-    } else {
+        break;
+    case PCCL_FRAME_SEGMENT:
         pccl_put_u32(header + AT_BODY, frame->chunk);
         pccl_put_u32(header + AT_BODY + 4, frame->segment);
         pccl_put_u32(header + AT_BODY + 8, frame->hop);
+        break;
+    case PCCL_FRAME_CREDIT:
+        pccl_put_u64(header + AT_BODY, frame->eager_bytes);
+        break;
+    case PCCL_FRAME_HELLO:
+        pccl_put_u32(header + AT_BODY, frame->connection);
+        break;
+    case PCCL_FRAME_ACK:
+        pccl_put_u64(header + AT_BODY, frame->received_bytes);
+        break;
+    case PCCL_FRAME_LOST:
+        pccl_put_u32(header + AT_BODY, frame->connection);
+        pccl_put_u32(header + AT_BODY + 4, frame->peer_connection);
+        pccl_put_u32(header + AT_BODY + 8, frame->frames);
+        break;
     }
+    pccl_frame_seal(header);
 }
 
-const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
+const char *pccl_frame_verify(const uint8_t *header)
 {
     if (pccl_get_u16(header + AT_MAGIC) != PCCL_FRAME_MAGIC)
         return "not a pccl frame";
     if (header[AT_VERSION] != PCCL_FRAME_VERSION)
         return "unknown frame version";
-    if (pccl_get_u16(header + AT_FLAGS) != 0 || pccl_get_u16(header + AT_RESERVED) != 0 ||
-        pccl_get_u32(header + AT_PAYLOAD_CRC) != 0 || pccl_get_u32(header + AT_HEADER_CRC) != 0)
-        return "unknown frame flags";
+    if (pccl_get_u32(header + AT_HEADER_CRC) != header_crc(header))
+        return "wrong header checksum";
+    return NULL;
+}
+
+const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
+{
     memset(frame, 0, sizeof *frame);
+    frame->received_frames = pccl_get_u32(header + AT_RECEIVED_FRAMES);
     frame->payload_bytes = pccl_get_u32(header + AT_PAYLOAD_BYTES);
+    frame->payload_crc = pccl_get_u32(header + AT_PAYLOAD_CRC);
     frame->key.epoch = pccl_get_u64(header + AT_EPOCH);
     frame->key.tag = pccl_get_u64(header + AT_TAG);
     frame->key.sequence = pccl_get_u64(header + AT_SEQUENCE);
     frame->key.group = pccl_get_u32(header + AT_GROUP);
+    if (frame->payload_bytes == 0 && frame->payload_crc != 0)
+        return "a checksum of nothing";
     switch (header[AT_TYPE]) {
     case PCCL_FRAME_READY:
-        frame->type = PCCL_FRAME_READY;
+    case PCCL_FRAME_EAGER:
+        frame->type = (enum pccl_frame_type)header[AT_TYPE];
         return ready_decode(header + AT_BODY, frame);
     case PCCL_FRAME_SEGMENT:
         frame->type = PCCL_FRAME_SEGMENT;
         return segment_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_CREDIT:
+        frame->type = PCCL_FRAME_CREDIT;
+        return credit_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_HELLO:
+        frame->type = PCCL_FRAME_HELLO;
+        return hello_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_ACK:
+        frame->type = PCCL_FRAME_ACK;
+        return ack_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_LOST:
+        frame->type = PCCL_FRAME_LOST;
+        return lost_decode(header + AT_BODY, frame);
     default:
         return "unknown frame type";
     }
@@ -119,5 +218,6 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
     return a->count == b->count && a->dtype == b->dtype && a->reduce_op == b->reduce_op &&
            a->quantization == b->quantization && a->quantized_dtype == b->quantized_dtype &&
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
-           a->world_size == b->world_size;
+           a->world_size == b->world_size && a->algorithm == b->algorithm &&
+           memcmp(a->reserved, b->reserved, sizeof a->reserved) == 0;
 }

@@ -3,34 +3,62 @@
  * A connection carries frames and nothing else; a frame is a header of PCCL_FRAME_BYTES and payload_bytes of
  * payload. Integers are little-endian, payload is as the op's elements are in memory.
  *
- *     0  magic u16   2 version u8   3 type u8   4 flags u16   6 reserved u16
+ *     0  magic u16   2 version u8   3 type u8   4 received_frames u32
  *     8  payload_bytes u32         12 payload_crc u32
  *    16  epoch u64   24 tag u64    32 sequence u64            40 group u32   44 header_crc u32
  *    48  24 bytes that depend on the type
  *          READY    count u64, dtype u8, reduce_op u8, quantization u8, quantized_dtype u8,
- *                   quantization_block u32, segment_bytes u32, world_size u32
+ *                   quantization_block u32, segment_bytes u32, world_size u24, algorithm u8
+ *          EAGER    as READY
  *          SEGMENT  chunk u32, segment u32, hop u32, reserved 12 bytes
+ *          CREDIT   eager_bytes u64, reserved 16 bytes
+ *          HELLO    connection u32, reserved 20 bytes
+ *          ACK      received_bytes u64, reserved 16 bytes
+ *          LOST     connection u32, peer_connection u32, frames u32, reserved 12 bytes
  *
  * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come.
- * SEGMENT carries one segment on one hop (ring_plan.h).
+ * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h). EAGER carries a sender's only segment
+ * for this receiver on its first hop, with the shape, because the receiver may not have submitted the op yet.
+ * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer kept, counted
+ * from the link's beginning (link.h).
  *
- * flags, the two CRCs and what is reserved are 0 in version 1 and refused otherwise, so that a later version
- * can give them a meaning. */
+ * HELLO, ACK and LOST are about connections (conn.h) and belong to no op either. The sender calls this one, or a
+ * lost one, `connection`, the receiver calls the latter `peer_connection`. received_frames is how many frames
+ * have come on this connection, in all frames but HELLO and ACK, modulo 2^32; received_bytes the same of payload.
+ *
+ * Both checksums are CRC32C (crc32c.h): that of the payload, 0 where there is none, and that of the header
+ * without its own four bytes. What is reserved is 0 in version 2 and refused otherwise, so that a later
+ * version can give it a meaning. */
 #ifndef PCCL_FRAME_H
 #define PCCL_FRAME_H
 
 #include "base.h"
 #include "pccl_native.h"
 
-enum { PCCL_FRAME_BYTES = 72, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 1 };
+enum { PCCL_FRAME_BYTES = 72, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 2 };
 
-enum pccl_frame_type { PCCL_FRAME_READY = 1, PCCL_FRAME_SEGMENT = 2 };
+enum pccl_frame_type {
+    PCCL_FRAME_READY = 1,
+    PCCL_FRAME_SEGMENT = 2,
+    PCCL_FRAME_EAGER = 3,
+    PCCL_FRAME_CREDIT = 4,
+    PCCL_FRAME_HELLO = 5,
+    PCCL_FRAME_ACK = 6,
+    PCCL_FRAME_LOST = 7
+};
 
 typedef struct {
     enum pccl_frame_type type;
     uint32_t payload_bytes;
+    uint32_t payload_crc;
+    uint32_t received_frames;
     pccl_op_key key;
-    pccl_op_shape shape; /* READY */
+    pccl_op_shape shape; /* READY, EAGER */
+    uint64_t eager_bytes; /* CREDIT */
+    uint64_t received_bytes; /* ACK */
+    uint32_t connection; /* HELLO, LOST */
+    uint32_t peer_connection; /* LOST */
+    uint32_t frames; /* LOST: that were received on it */
     uint32_t chunk; /* SEGMENT */
     uint32_t segment; /* within its chunk */
     uint32_t hop;
@@ -38,9 +66,16 @@ typedef struct {
 
 void pccl_frame_encode(const pccl_frame *frame, uint8_t *header);
 
-/* NULL, or what is wrong with the header: it comes from the network and may hold anything. What is right was
- * checked only as far as a header can be without its op. */
+/* NULL if these are a header as it was sent, or what tells that they are not: damage on the way, or something
+ * other than this version of ours at the other end. */
+const char *pccl_frame_verify(const uint8_t *header);
+
+/* Of a verified header: NULL, or the rule that it breaks: it comes from the network and may hold anything. What
+ * is right was checked only as far as a header can be without its op. */
 const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame);
+
+/* For tests: makes a changed header one that verifies. */
+void pccl_frame_seal(uint8_t *header);
 
 int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b);
 int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b);

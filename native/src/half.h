@@ -72,7 +72,30 @@ PCCL_INLINE uint16_t pccl_bf16_from_f32(float value)
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? PCCL_BF16_NAN : rounded);
 }
 
-/* The same for arrays, with the CPU's own conversion where it has one. */
+/* Stochastic: up in magnitude with the probability of the part that is cut off, `random` being uniform. NaN,
+ * infinities and what lies beyond the greatest finite half are rounded as above. */
+PCCL_INLINE uint16_t pccl_bf16_dithered(float value, uint32_t random)
+{
+    uint32_t bits = pccl_f32_bits(value);
+    uint32_t rounded = (bits + (random >> 16)) >> 16;
+    return (uint16_t)pccl_select_u32((bits & 0x7fffffff) >= 0x7f7f0000, pccl_bf16_from_f32(value), rounded);
+}
+
+PCCL_INLINE uint16_t pccl_f16_dithered(float value, uint32_t random)
+{
+    uint32_t bits = pccl_f32_bits(value);
+    uint32_t magnitude = bits & 0x7fffffff;
+    uint32_t normal = (magnitude - ((127u - 15u) << 23) + (random >> 19)) >> 13;
+    /* Counted in subnormal halves, below 2^10. The sum with 1.5 * 2^23 ends in the nearest integer. */
+    float units = pccl_f32_of_bits(magnitude) * 0x1p24f;
+    float dithered = units + ((float)(int32_t)(random >> 8) * 0x1p-24f - 0.5f);
+    uint32_t subnormal = pccl_f32_bits(dithered + 0x1.8p23f) - 0x4b400000;
+    uint32_t half = pccl_select_u32(magnitude < 0x38800000, subnormal, normal);
+    half |= bits >> 16 & 0x8000;
+    return (uint16_t)pccl_select_u32(magnitude >= 0x477fe000, pccl_f16_from_f32(value), half);
+}
+
+/* From and to nearest for arrays, with the CPU's own conversion where it has one. */
 void pccl_f16_widen(const void *halves, size_t count, float *values);
 void pccl_f16_narrow(const float *values, size_t count, void *halves);
 void pccl_bf16_widen(const void *bf16s, size_t count, float *values);

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 pccl_link *pccl_link_create(uint64_t id)
 {
@@ -14,7 +15,11 @@ pccl_link *pccl_link_create(uint64_t id)
     pccl_list_init(&link->in_failed);
     pccl_list_init(&link->in_pending);
     pccl_list_init(&link->conns);
+    pccl_list_init(&link->lost_conns);
     pccl_list_init(&link->free_conns);
+    pccl_list_init(&link->talk_conns);
+    pccl_list_init(&link->notices);
+    pccl_list_init(&link->resends);
     pccl_list_init(&link->ready_ops);
     pccl_list_init(&link->active_ops);
     pccl_list_init(&link->announced);
@@ -32,8 +37,10 @@ void pccl_link_adopt(pccl_link *link, pccl_conn *conn)
     conn->link = link;
     conn->number = ++link->conns_added;
     link->conns_count++;
+    link->live_count++;
     pccl_list_append(&link->conns, &conn->in_conns);
-    pccl_list_append(&link->free_conns, &conn->in_free);
+    conn->is_hello_due = 1;
+    pccl_link_offer(conn);
 }
 
 void pccl_link_fail(pccl_link *link, int system_error, const char *format, ...)
@@ -49,58 +56,378 @@ void pccl_link_fail(pccl_link *link, int system_error, const char *format, ...)
     pccl_list_append(&link->host->failed_links, &link->in_failed);
 }
 
-static pccl_op *link_next_announcement(pccl_link *link)
+void pccl_link_note_pending(pccl_link *link)
 {
-    if (pccl_list_is_empty(&link->ready_ops))
-        return NULL;
-    pccl_op *op = PCCL_CONTAINER_OF(link->ready_ops.next, pccl_op, in_ready);
-    pccl_list_remove(&op->in_ready);
-    return op;
+    if (!link->is_failed && !pccl_list_is_member(&link->in_pending))
+        pccl_list_append(&link->host->pending_links, &link->in_pending);
 }
 
-static pccl_op *link_next_active(pccl_link *link)
+void pccl_link_offer(pccl_conn *conn)
 {
-    if (pccl_list_is_empty(&link->active_ops))
+    pccl_link *link = conn->link;
+    if (conn->is_lost || link->is_failed)
+        return;
+    if ((conn->is_hello_due || conn->is_ack_due) && conn->tx_count == 0 &&
+        !pccl_list_is_member(&conn->in_talk)) {
+        pccl_list_append(&link->talk_conns, &conn->in_talk);
+        pccl_link_note_pending(link);
+    }
+    if (pccl_conn_is_open(conn) && !pccl_list_is_member(&conn->in_free)) {
+        pccl_list_append(&link->free_conns, &conn->in_free);
+        pccl_link_note_pending(link);
+    }
+}
+
+void pccl_link_note_ack_due(pccl_conn *conn)
+{
+    conn->is_ack_due = 1;
+    pccl_link_offer(conn);
+}
+
+/* Lost connections */
+
+static void link_queue_notice(pccl_conn *lost)
+{
+    PCCL_ASSERT(lost->is_lost && !lost->is_notice_received);
+    if (lost->peer_number == 0 || pccl_list_is_member(&lost->in_notices))
+        return;
+    lost->is_notice_queued = 1;
+    pccl_list_append(&lost->link->notices, &lost->in_notices);
+    pccl_link_note_pending(lost->link);
+}
+
+static void link_forget_if_settled(pccl_conn *lost)
+{
+    if (!lost->is_buried || !lost->is_told || !lost->is_notice_received || lost->tx_acked != lost->tx_counted)
+        return;
+    PCCL_ASSERT(!pccl_list_is_member(&lost->in_notices) && !pccl_list_is_member(&lost->in_resend));
+    pccl_list_remove(&lost->in_conns);
+    pccl_conn_destroy(lost);
+}
+
+void pccl_link_note_lost(pccl_link *link, pccl_conn *conn)
+{
+    PCCL_ASSERT(link->live_count > 1);
+    link->live_count--;
+    pccl_list_remove(&conn->in_free);
+    pccl_list_remove(&conn->in_talk);
+    pccl_list_append(&link->host->lost_conns, &conn->in_lost);
+    link_queue_notice(conn);
+    /* Notices do not wait to be asked for again: two ends could wait for each other's. */
+    for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
+        pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
+        if (record->lost != NULL)
+            link_queue_notice(record->lost);
+        record->lost = NULL;
+    }
+}
+
+void pccl_link_note_buried(pccl_conn *conn)
+{
+    conn->is_buried = 1;
+    pccl_list_append(&conn->link->lost_conns, &conn->in_conns);
+    link_forget_if_settled(conn);
+}
+
+void pccl_link_note_notice_received(pccl_conn *lost)
+{
+    lost->is_notice_received = 1;
+    link_forget_if_settled(lost);
+}
+
+static pccl_conn *link_find_conn(const pccl_list *conns, uint32_t number)
+{
+    for (pccl_list *node = conns->next; node != conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->number == number)
+            return conn;
+    }
+    return NULL;
+}
+
+const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame)
+{
+    pccl_link *link = conn->link;
+    pccl_conn *lost = link_find_conn(&link->conns, frame->peer_connection);
+    if (lost == NULL)
+        lost = link_find_conn(&link->lost_conns, frame->peer_connection);
+    if (lost == NULL && frame->peer_connection <= link->conns_added)
+        return NULL; /* settled, and told once more */
+    if (lost == NULL || lost == conn || (lost->peer_number != 0 && lost->peer_number != frame->connection))
+        return "the loss of an unknown connection";
+    if (lost->is_told)
         return NULL;
-    pccl_op *op = PCCL_CONTAINER_OF(link->active_ops.next, pccl_op, in_active);
-    pccl_list_remove(&op->in_active);
-    return op;
+    pccl_conn_lose(lost, 0, "given up by the other side");
+    lost->peer_number = frame->connection;
+    lost->is_told = 1;
+    if (pccl_conn_acked(lost, frame->frames) != 0)
+        return "more received than was sent";
+    if (!lost->is_notice_queued)
+        link_queue_notice(lost);
+    if (lost->tx_acked != lost->tx_counted) {
+        pccl_list_append(&link->resends, &lost->in_resend);
+        pccl_link_note_pending(link);
+    }
+    link_forget_if_settled(lost);
+    return NULL;
+}
+
+/* Stands still while others of its link move. If none of them has had anything to move since, one gets a frame
+ * to be acknowledged, whatever it says. */
+static void link_look_at_stuck(pccl_link *link, pccl_conn *stuck, int64_t now_ms, int64_t stall_ms)
+{
+    int has_idle = 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *other = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (other == stuck || other->is_lost)
+            continue;
+        has_idle |= other->tx_acked == other->tx_counted;
+        if (other->moved_ms > stuck->progress_ms && now_ms - other->progress_ms <= stall_ms) {
+            pccl_conn_lose(stuck, 0, "no progress for %lld ms", (long long)(now_ms - stuck->progress_ms));
+            return;
+        }
+    }
+    pccl_list_remove(&stuck->in_free);
+    if (has_idle) {
+        link->eager.is_credit_due = 1;
+        pccl_link_note_pending(link);
+    }
+}
+
+int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
+{
+    int has_more = 0;
+    pccl_list *conns = &link->conns;
+    for (pccl_list *node = conns->next; node != conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (!conn->is_lost)
+            has_more |= pccl_conn_tick(conn, now_ms);
+    }
+    for (pccl_list *node = conns->next; node != conns; node = node->next) {
+        pccl_conn *stuck = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (!stuck->is_lost && now_ms - stuck->progress_ms > stall_ms)
+            link_look_at_stuck(link, stuck, now_ms, stall_ms);
+    }
+    return has_more;
+}
+
+/* Eager payload */
+
+static uint64_t eager_charge(uint32_t payload_bytes)
+{
+    return (uint64_t)payload_bytes + PCCL_EAGER_OVERHEAD_BYTES;
+}
+
+int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes)
+{
+    pccl_link_eager *eager = &link->eager;
+    uint64_t reserved_bytes = eager->reserved_bytes + eager_charge(payload_bytes);
+    if (reserved_bytes - eager->credited_bytes > PCCL_EAGER_WINDOW_BYTES)
+        return 0;
+    eager->reserved_bytes = reserved_bytes;
+    return 1;
+}
+
+void pccl_link_cancel_eager(pccl_link *link, uint32_t payload_bytes)
+{
+    link->eager.reserved_bytes -= eager_charge(payload_bytes);
+    PCCL_ASSERT(link->eager.reserved_bytes >= link->eager.sent_bytes);
+}
+
+const char *pccl_link_on_credit(pccl_link *link, uint64_t eager_bytes)
+{
+    if (eager_bytes > link->eager.sent_bytes)
+        return "credit for what was not sent";
+    /* Frames of one link may arrive in any order. */
+    link->eager.credited_bytes = pccl_max_u64(link->eager.credited_bytes, eager_bytes);
+    return NULL;
+}
+
+const char *pccl_link_on_eager(pccl_link *link, uint32_t payload_bytes)
+{
+    pccl_link_eager *eager = &link->eager;
+    eager->received_bytes += eager_charge(payload_bytes);
+    if (eager->received_bytes - eager->reported_bytes > PCCL_EAGER_WINDOW_BYTES)
+        return "more eager payload than allowed";
+    return NULL;
+}
+
+void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes)
+{
+    link->eager.received_bytes -= eager_charge(payload_bytes);
+    PCCL_ASSERT(link->eager.let_go_bytes <= link->eager.received_bytes);
+}
+
+void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes)
+{
+    pccl_link_eager *eager = &link->eager;
+    eager->let_go_bytes += eager_charge(payload_bytes);
+    PCCL_ASSERT(eager->let_go_bytes <= eager->received_bytes);
+    if (eager->let_go_bytes - eager->reported_bytes < PCCL_EAGER_WINDOW_BYTES / 4)
+        return;
+    eager->is_credit_due = 1;
+    pccl_link_note_pending(link);
+}
+
+static void link_add_credit(pccl_link *link, pccl_conn *conn)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_CREDIT;
+    frame.eager_bytes = link->eager.reported_bytes = link->eager.let_go_bytes;
+    link->eager.is_credit_due = 0;
+    pccl_conn_add(conn, &frame, NULL, NULL, 0);
+}
+
+/* What is to be sent */
+
+static void link_add_announcement(pccl_link *link, pccl_conn *conn)
+{
+    pccl_frame frame;
+    pccl_op_peer *peer = PCCL_CONTAINER_OF(link->ready_ops.next, pccl_op_peer, in_ready);
+    pccl_list_remove(&peer->in_ready);
+    int is_eager = peer->announcement == PCCL_ANNOUNCE_EAGER;
+    PCCL_ASSERT(peer->announcement != PCCL_ANNOUNCE_NOTHING);
+    peer->announcement = PCCL_ANNOUNCE_NOTHING;
+    if (is_eager) {
+        uint32_t index;
+        const uint8_t *payload = pccl_op_take_eager(peer, &frame, &index);
+        link->eager.sent_bytes += eager_charge(frame.payload_bytes);
+        pccl_conn_add(conn, &frame, payload, peer->op, index);
+        if (peer->is_heard && pccl_op_has_sendable(peer))
+            pccl_list_append(&link->active_ops, &peer->in_active);
+        return;
+    }
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_READY;
+    frame.key = peer->op->request.key;
+    frame.shape = peer->op->request.shape;
+    pccl_conn_add(conn, &frame, NULL, peer->op, 0);
+}
+
+/* The next record of a lost connection; nothing if it is not of use any more. */
+static void link_add_again(pccl_link *link, pccl_conn *conn)
+{
+    pccl_conn *lost = PCCL_CONTAINER_OF(link->resends.next, pccl_conn, in_resend);
+    pccl_conn_record record = lost->records[lost->tx_acked++ % PCCL_CONN_WINDOW];
+    if (lost->tx_acked == lost->tx_counted) {
+        pccl_list_remove(&lost->in_resend);
+        link_forget_if_settled(lost);
+    }
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = (enum pccl_frame_type)record.type;
+    frame.payload_bytes = record.payload_bytes;
+    frame.chunk = record.chunk;
+    frame.segment = record.segment;
+    frame.hop = record.hop;
+    if (record.op != NULL) {
+        frame.key = record.op->request.key;
+        frame.shape = record.op->request.shape;
+    }
+    switch (frame.type) {
+    case PCCL_FRAME_EAGER:
+        if (record.op == NULL) {
+            link->eager.reserved_bytes -= eager_charge(record.payload_bytes);
+            link->eager.sent_bytes -= eager_charge(record.payload_bytes);
+            break;
+        }
+        /* fall through */
+    case PCCL_FRAME_READY:
+    case PCCL_FRAME_SEGMENT:
+        if (record.op != NULL)
+            pccl_conn_add(conn, &frame, record.payload, record.op, record.index);
+        break;
+    case PCCL_FRAME_CREDIT:
+        link->eager.is_credit_due = 1;
+        break;
+    case PCCL_FRAME_LOST: /* on its way again already */
+        break;
+    case PCCL_FRAME_HELLO:
+    case PCCL_FRAME_ACK:
+        PCCL_ASSERT(!"these have no record");
+        break;
+    }
+}
+
+static void link_add_notice(pccl_link *link, pccl_conn *conn)
+{
+    pccl_conn *lost = PCCL_CONTAINER_OF(link->notices.next, pccl_conn, in_notices);
+    pccl_list_remove(&lost->in_notices);
+    pccl_conn_add_lost(conn, lost);
+}
+
+static void link_add_segment(pccl_link *link, pccl_conn *conn)
+{
+    pccl_frame frame;
+    uint32_t index;
+    pccl_op_peer *peer = PCCL_CONTAINER_OF(link->active_ops.next, pccl_op_peer, in_active);
+    pccl_list_remove(&peer->in_active);
+    const uint8_t *payload = pccl_op_take_sendable(peer, &frame, &index);
+    pccl_conn_add(conn, &frame, payload, peer->op, index);
+    if (pccl_op_has_sendable(peer))
+        pccl_list_append(&link->active_ops, &peer->in_active);
 }
 
 static int link_has_work(const pccl_link *link)
 {
-    return !pccl_list_is_empty(&link->ready_ops) || !pccl_list_is_empty(&link->active_ops);
+    return link->eager.is_credit_due || !pccl_list_is_empty(&link->notices) ||
+           !pccl_list_is_empty(&link->resends) || !pccl_list_is_empty(&link->ready_ops) ||
+           !pccl_list_is_empty(&link->active_ops);
 }
 
 /* Where there are several connections they had better share what there is: each has a window of its own. */
 static void link_fill(pccl_link *link, pccl_conn *conn)
 {
     enum { BATCH_BYTES_MAX = 256 << 10, BATCH_BYTES_MIN = 32 << 10 };
-    size_t batch_bytes_max = pccl_max_size(BATCH_BYTES_MIN, BATCH_BYTES_MAX / link->conns_count);
-    while (pccl_conn_has_room(conn, batch_bytes_max)) {
-        pccl_frame frame;
-        pccl_op *op = link_next_announcement(link);
-        if (op != NULL) {
-            frame.type = PCCL_FRAME_READY;
-            frame.payload_bytes = 0;
-            frame.key = op->request.key;
-            frame.shape = op->request.shape;
-            pccl_conn_add(conn, &frame, NULL, NULL, 0);
-            continue;
-        }
-        op = link_next_active(link);
-        if (op == NULL)
-            return;
-        uint32_t index;
-        const uint8_t *payload = pccl_op_take_sendable(op, &frame, &index);
-        pccl_conn_add(conn, &frame, payload, op, index);
-        if (pccl_op_has_sendable(op))
-            pccl_list_append(&link->active_ops, &op->in_active);
+    size_t batch_bytes_max = pccl_max_size(BATCH_BYTES_MIN, BATCH_BYTES_MAX / link->live_count);
+    while (link_has_work(link) && pccl_conn_has_room(conn, batch_bytes_max)) {
+        if (!pccl_list_is_empty(&link->notices))
+            link_add_notice(link, conn);
+        else if (link->eager.is_credit_due)
+            link_add_credit(link, conn);
+        else if (!pccl_list_is_empty(&link->resends))
+            link_add_again(link, conn);
+        else if (!pccl_list_is_empty(&link->ready_ops))
+            link_add_announcement(link, conn);
+        else
+            link_add_segment(link, conn);
     }
+}
+
+static void link_flush(pccl_link *link, pccl_conn *conn)
+{
+    if (pccl_conn_flush(conn))
+        pccl_link_offer(conn);
+    else if (!conn->is_lost && !link->is_failed)
+        pccl_poller_change(link->host->poller, &conn->poll, PCCL_POLL_IN | PCCL_POLL_OUT);
+}
+
+static void link_talk(pccl_link *link)
+{
+    pccl_conn *conn = PCCL_CONTAINER_OF(link->talk_conns.next, pccl_conn, in_talk);
+    pccl_list_remove(&conn->in_talk);
+    if (conn->tx_count > 0 || (!conn->is_hello_due && !conn->is_ack_due))
+        return;
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    if (conn->is_hello_due) {
+        frame.type = PCCL_FRAME_HELLO;
+        frame.connection = conn->number;
+        conn->is_hello_due = 0;
+    } else {
+        frame.type = PCCL_FRAME_ACK;
+        frame.received_bytes = conn->rx_bytes;
+    }
+    pccl_list_remove(&conn->in_free);
+    pccl_conn_add(conn, &frame, NULL, NULL, 0);
+    link_flush(link, conn);
 }
 
 int pccl_link_send(pccl_link *link, size_t bytes_max)
 {
+    while (!link->is_failed && !pccl_list_is_empty(&link->talk_conns))
+        link_talk(link);
     size_t sent_bytes = 0;
     while (!link->is_failed && link_has_work(link) && !pccl_list_is_empty(&link->free_conns)) {
         if (sent_bytes >= bytes_max)
@@ -109,10 +436,7 @@ int pccl_link_send(pccl_link *link, size_t bytes_max)
         pccl_list_remove(&conn->in_free);
         link_fill(link, conn);
         sent_bytes += conn->tx_batch_bytes;
-        if (pccl_conn_flush(conn))
-            pccl_list_append(&link->free_conns, &conn->in_free);
-        else if (!link->is_failed)
-            pccl_poller_change(link->host->poller, &conn->poll, PCCL_POLL_IN | PCCL_POLL_OUT);
+        link_flush(link, conn);
     }
     return 0;
 }

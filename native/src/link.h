@@ -1,12 +1,14 @@
 /* link.h: all connections to one peer, and what is to be sent over them.
  *
- * A link has two queues: ops to be announced (READY), and active ops, which have segments to send.
- * Announcements go first; active ops take turns segment by segment, so that a large op does not hold up a
- * small one. Whichever connection is free, that is drained and between frames, takes the next frames. A slow
- * connection is seldom free and so carries less.
+ * A link has two queues: ops to be announced (READY, EAGER), and active ops, which have segments to send.
+ * Announcements go first, in order; active ops take turns segment by segment, so that a large op does not
+ * hold up a small one. Whichever connection is free, that is drained and between frames, takes the next
+ * frames. A slow connection is seldom free and so carries less.
  *
- * A link fails as a whole: a lost connection has taken frames with it. Failing is noted at once
- * (pccl_link_fail) and carried out by the host when nothing points to the connections any more. */
+ * A lost connection's frames are sent again over the others (conn.h). A link fails with its last connection, or
+ * when its peer breaks the protocol. Both are noted at once (pccl_conn_lose, pccl_link_fail) and carried out by
+ * the host when nothing points to the connections any more. A lost connection, its descriptor closed, is then
+ * kept as long as its records are of use. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
@@ -16,20 +18,45 @@
 #include "pccl_native.h"
 #include "table.h"
 
+/* Eager payload may come before its op is submitted, and is then kept (announcements.h). What one peer can
+ * make another keep is bounded by a window as in flow control: counted from the link's beginning, a sender
+ * has sent at most PCCL_EAGER_WINDOW_BYTES more than its receiver has let go of and said so in a CREDIT
+ * frame. Whatever becomes of a frame there counts as let go in the end: used at once or later, dropped with
+ * its epoch, or of no use from the start. So neither side has to know why the other's op ended, nothing is
+ * ever dropped for want of room, and a sender without window announces its op as usual and waits. A frame
+ * counts with PCCL_EAGER_OVERHEAD_BYTES more than its payload, which bounds how many there are. */
+enum { PCCL_EAGER_WINDOW_BYTES = 1 << 20, PCCL_EAGER_OVERHEAD_BYTES = 256 };
+
+typedef struct {
+    uint64_t reserved_bytes; /* sent or about to be */
+    uint64_t sent_bytes; /* of them */
+    uint64_t credited_bytes; /* of these, by the peer */
+    uint64_t received_bytes;
+    uint64_t let_go_bytes; /* of them */
+    uint64_t reported_bytes; /* of these, to the peer */
+    uint8_t is_credit_due;
+} pccl_link_eager;
+
 typedef struct pccl_link {
     uint64_t id;
     pccl_conn_host *host;
     pccl_table_node by_id;
     pccl_list in_links;
-    pccl_list in_failed; /* of the core */
-    pccl_list in_pending; /* of the core: may have something to send */
+    pccl_list in_failed; /* of the host */
+    pccl_list in_pending; /* of the host: may have something to send */
     pccl_list conns;
+    pccl_list lost_conns; /* buried, the same way in pccl_conn.in_conns */
     pccl_list free_conns;
-    pccl_list ready_ops; /* pccl_op.in_ready */
-    pccl_list active_ops; /* pccl_op.in_active */
+    pccl_list talk_conns;
+    pccl_list notices;
+    pccl_list resends;
+    pccl_list ready_ops; /* pccl_op_peer.in_ready */
+    pccl_list active_ops; /* pccl_op_peer.in_active */
+    pccl_link_eager eager;
     pccl_list announced; /* announcements.h */
     size_t announced_count;
-    unsigned conns_count;
+    unsigned conns_count; /* in `conns`: not buried */
+    unsigned live_count; /* of them, not lost */
     unsigned conns_added;
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;
@@ -43,6 +70,35 @@ void pccl_link_adopt(pccl_link *link, pccl_conn *conn);
 
 /* system_error: an errno, or 0 where the other side is to blame. Only the first failure counts. */
 void pccl_link_fail(pccl_link *link, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
+
+void pccl_link_note_pending(pccl_link *link);
+
+/* The connection may have become able to take frames, or has something of its own to say. */
+void pccl_link_offer(pccl_conn *conn);
+void pccl_link_note_ack_due(pccl_conn *conn);
+
+void pccl_link_note_lost(pccl_link *link, pccl_conn *conn);
+void pccl_link_note_buried(pccl_conn *conn); /* after which it may be gone */
+void pccl_link_note_notice_received(pccl_conn *lost);
+
+/* A LOST frame on this connection: NULL, or the rule that the peer breaks. */
+const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame);
+
+/* A connection that has stood still for longer than stall_ms is given up, if another one has moved since.
+ * Whether there is anything to come back for. */
+int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
+
+/* Nonzero if a frame with this payload may go out as eager; it then must, or be cancelled. */
+int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes);
+void pccl_link_cancel_eager(pccl_link *link, uint32_t payload_bytes);
+
+/* NULL, or the rule that the peer breaks. */
+const char *pccl_link_on_credit(pccl_link *link, uint64_t eager_bytes);
+const char *pccl_link_on_eager(pccl_link *link, uint32_t payload_bytes);
+void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes); /* which comes again, or never */
+
+/* A received eager frame's payload takes no memory any more. */
+void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes);
 
 /* Sends up to bytes_max or until no connection is free. Nonzero if there is more to do now. */
 int pccl_link_send(pccl_link *link, size_t bytes_max);

@@ -1,46 +1,25 @@
 #include "op.h"
 
-#include "dtype.h"
+#include "direct_plan.h"
+#include "op_algorithm.h"
 #include "quant.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum op_segment_state {
-    SEGMENT_PARTIAL_IN = 1, /* accepted, perhaps still on its way */
-    SEGMENT_PARTIAL_SENT = 2,
-    SEGMENT_FINAL_IN = 4,
-    SEGMENT_SAVED = 8 /* its original is in backup */
-};
-
 enum { WIRE_SLOT_ALIGNMENT_BYTES = 16 };
 
-#define NO_SEGMENT UINT32_MAX
-
-static int op_is_quantized(const pccl_op *op) { return op->request.shape.quantization != PCCL_QUANT_NONE; }
-
-static int op_is_in_place(const pccl_op *op) { return op->request.send == op->request.recv; }
-
-static const uint8_t *op_send_at(const pccl_op *op, pccl_ring_range range)
+uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements)
 {
-    return (const uint8_t *)op->request.send + range.first * op->element_bytes;
-}
-
-static uint8_t *op_recv_at(const pccl_op *op, pccl_ring_range range)
-{
-    return (uint8_t *)op->request.recv + range.first * op->element_bytes;
-}
-
-static uint8_t *op_wire_at(const pccl_op *op, uint32_t index)
-{
-    return op->wire + index * op->wire_slot_bytes;
-}
-
-static uint32_t op_payload_bytes(const pccl_op *op, uint32_t elements)
-{
-    if (op_is_quantized(op))
+    if (pccl_op_is_quantized(op))
         return (uint32_t)pccl_quantized_bytes(&op->request.shape, elements);
     return elements * op->element_bytes;
+}
+
+static int op_reserved_is_zero(const pccl_op_request *request)
+{
+    static const uint8_t zeros[sizeof request->shape.reserved];
+    return request->key.reserved == 0 && memcmp(request->shape.reserved, zeros, sizeof zeros) == 0;
 }
 
 int pccl_op_request_check(const pccl_op_request *request)
@@ -54,9 +33,13 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (shape->world_size == 0 || shape->world_size > PCCL_WORLD_MAX || request->rank >= shape->world_size)
         return PCCL_E_INVALID;
+    if (shape->algorithm >= PCCL_ALGORITHM_COUNT)
+        return PCCL_E_INVALID;
+    if (shape->algorithm == PCCL_DIRECT && shape->world_size > 1 && request->rank_links == NULL)
+        return PCCL_E_INVALID;
     if (shape->segment_bytes < element_bytes || shape->count > SIZE_MAX / 4 / element_bytes)
         return PCCL_E_INVALID;
-    if (request->reserved != 0 || request->key.reserved != 0)
+    if (request->rounding >= PCCL_ROUNDING_COUNT || !op_reserved_is_zero(request))
         return PCCL_E_INVALID;
     if (shape->count > 0) {
         uintptr_t send = (uintptr_t)request->send;
@@ -70,22 +53,15 @@ int pccl_op_request_check(const pccl_op_request *request)
     return 0;
 }
 
-static void op_push_sendable(pccl_op *op, uint32_t index)
-{
-    op->segments[index].next = NO_SEGMENT;
-    if (op->sendable_first == NO_SEGMENT)
-        op->sendable_first = index;
-    else
-        op->segments[op->sendable_last].next = index;
-    op->sendable_last = index;
-}
-
-/* Scratch of the sizes that the plan says; 0 or PCCL_E_... */
-static int op_take_scratch(pccl_op *op, uint64_t segments)
+/* Scratch of the sizes that the tiling says; 0 or PCCL_E_... */
+static int op_take_scratch(pccl_op *op)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    if (op_is_quantized(op) && segments > 0) {
-        uint32_t longest = pccl_ring_longest_segment(&op->plan);
+    uint64_t segments = op->segments_left;
+    if (segments == 0)
+        return 0;
+    if (pccl_op_is_quantized(op)) {
+        uint32_t longest = pccl_tiling_longest_segment(&op->tiling);
         size_t payload_bytes = pccl_quantized_bytes(shape, longest);
         if (payload_bytes > UINT32_MAX)
             return PCCL_E_INVALID;
@@ -98,7 +74,7 @@ static int op_take_scratch(pccl_op *op, uint64_t segments)
         if (op->wire == NULL)
             return PCCL_E_MEMORY;
     }
-    if (op_is_in_place(op) && segments > 0) {
+    if (pccl_op_is_in_place(op)) {
         op->backup_bytes = (size_t)shape->count * op->element_bytes;
         op->backup = pccl_pool_take(op->pool, op->backup_bytes);
         if (op->backup == NULL)
@@ -107,60 +83,98 @@ static int op_take_scratch(pccl_op *op, uint64_t segments)
     return 0;
 }
 
+static void op_init_peer(pccl_op *op, uint32_t at, uint32_t rank, uint64_t link_id)
+{
+    pccl_op_peer *peer = &op->peers[at];
+    peer->op = op;
+    peer->rank = rank;
+    peer->link_id = link_id;
+    pccl_list_init(&peer->in_ready);
+    pccl_list_init(&peer->in_active);
+}
+
+static int op_take_peers(pccl_op *op)
+{
+    const pccl_op_request *request = &op->request;
+    uint32_t world = request->shape.world_size;
+    int is_direct = request->shape.algorithm == PCCL_DIRECT;
+    uint32_t count = is_direct ? world - 1 : 2;
+    op->peers = calloc(count, sizeof *op->peers);
+    if (op->peers == NULL)
+        return PCCL_E_MEMORY;
+    op->peers_count = count;
+    if (is_direct) {
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t rank = pccl_direct_served(world, request->rank, i);
+            op_init_peer(op, i, rank, request->rank_links[rank]);
+            op->peers[i].is_source = op->peers[i].is_target = 1;
+        }
+    } else {
+        op_init_peer(op, 0, (request->rank + world - 1) % world, request->link_prev);
+        op_init_peer(op, 1, (request->rank + 1) % world, request->link_next);
+        op->peers[0].is_source = op->peers[1].is_target = 1;
+    }
+    op->peers_unheard = is_direct ? count : 1;
+    return 0;
+}
+
 int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, pccl_op **result)
 {
     const pccl_op_shape *shape = &request->shape;
-    pccl_ring_plan plan;
+    pccl_tiling tiling;
     uint64_t segments = 0;
     int status = pccl_op_request_check(request);
     if (status != 0)
         return status;
-    memset(&plan, 0, sizeof plan);
+    memset(&tiling, 0, sizeof tiling);
     uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
     if (shape->world_size > 1) {
-        pccl_ring_plan_init(
-            &plan, shape->count, shape->segment_bytes / element_bytes, shape->world_size, request->rank);
-        segments = pccl_ring_segments(&plan);
-        if (segments >= NO_SEGMENT || segments > SIZE_MAX / 2 / sizeof(pccl_op_segment))
+        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape->world_size);
+        segments = pccl_tiling_segments(&tiling);
+        if (segments >= UINT32_MAX || segments > SIZE_MAX / 2 / sizeof(pccl_op_segment))
             return PCCL_E_INVALID;
     }
     pccl_op *op = calloc(1, sizeof *op + (size_t)segments * sizeof(pccl_op_segment));
     if (op == NULL)
         return PCCL_E_MEMORY;
     op->request = *request;
-    op->plan = plan;
+    op->tiling = tiling;
     op->element_bytes = element_bytes;
     op->pool = pool;
     op->segments_left = segments;
-    op->sendable_first = op->sendable_last = NO_SEGMENT;
     pccl_list_init(&op->in_ops);
-    pccl_list_init(&op->in_ready);
-    pccl_list_init(&op->in_active);
-    status = op_take_scratch(op, segments);
-    if (status != 0) {
-        pccl_op_destroy(op);
-        return status;
+    if (shape->world_size > 1) {
+        op->algorithm =
+            shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
+        status = op_take_peers(op);
+        if (status == 0)
+            status = op_take_scratch(op);
+        if (status == 0)
+            status = op->algorithm->open(op);
+        if (status != 0) {
+            pccl_op_destroy(op);
+            return status;
+        }
     }
-    if (segments > 0) {
-        uint64_t own = pccl_ring_chunk_segments(&plan, request->rank);
-        for (uint64_t i = 0; i < own; i++)
-            op_push_sendable(op, (uint32_t)pccl_ring_index(&plan, request->rank, i));
-    }
+    op->request.rank_links = NULL;
     *result = op;
     return 0;
 }
 
 void pccl_op_destroy(pccl_op *op)
 {
+    if (op->algorithm != NULL)
+        op->algorithm->close(op);
     pccl_pool_give(op->pool, op->backup, op->backup_bytes);
     pccl_pool_give(op->pool, op->wire, op->wire_bytes);
+    free(op->peers);
     free(op);
 }
 
 void pccl_op_run_alone(pccl_op *op)
 {
     PCCL_ASSERT(op->request.shape.world_size == 1);
-    if (!op_is_in_place(op) && op->request.shape.count > 0)
+    if (!pccl_op_is_in_place(op) && op->request.shape.count > 0)
         memcpy(op->request.recv, op->request.send, (size_t)op->request.shape.count * op->element_bytes);
     op->is_done = 1;
 }
@@ -168,158 +182,174 @@ void pccl_op_run_alone(pccl_op *op)
 void pccl_op_stop(pccl_op *op)
 {
     op->is_stopped = 1;
-    op->sendable_first = op->sendable_last = NO_SEGMENT;
+    if (op->algorithm != NULL)
+        op->algorithm->stop(op);
 }
 
-static void op_save(pccl_op *op, uint32_t index, pccl_ring_range range)
+/* Originals */
+
+const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range)
 {
-    if (op->backup == NULL || op->segments[index].state & SEGMENT_SAVED)
+    if (op->segments[index].state & PCCL_SEGMENT_SAVED)
+        return op->backup + range.first * op->element_bytes;
+    return pccl_op_send_at(op, range);
+}
+
+void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range)
+{
+    if (op->backup == NULL || op->segments[index].state & PCCL_SEGMENT_SAVED)
         return;
-    memcpy(op->backup + range.first * op->element_bytes, op_recv_at(op, range),
+    memcpy(op->backup + range.first * op->element_bytes, pccl_op_recv_at(op, range),
            (size_t)range.count * op->element_bytes);
-    op->segments[index].state |= SEGMENT_SAVED;
+    op->segments[index].state |= PCCL_SEGMENT_SAVED;
 }
 
 void pccl_op_restore(pccl_op *op)
 {
     if (op->backup == NULL)
         return;
-    uint64_t segments = pccl_ring_segments(&op->plan);
+    uint64_t segments = pccl_tiling_segments(&op->tiling);
     for (uint64_t index = 0; index < segments; index++) {
-        if ((op->segments[index].state & SEGMENT_SAVED) == 0)
+        if ((op->segments[index].state & PCCL_SEGMENT_SAVED) == 0)
             continue;
         uint32_t chunk;
         uint32_t segment;
-        pccl_ring_locate(&op->plan, index, &chunk, &segment);
-        pccl_ring_range range = pccl_ring_segment_range(&op->plan, chunk, segment);
-        memcpy(op_recv_at(op, range), op->backup + range.first * op->element_bytes,
+        pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
+        pccl_range range = pccl_tiling_range(&op->tiling, chunk, segment);
+        memcpy(pccl_op_recv_at(op, range), op->backup + range.first * op->element_bytes,
                (size_t)range.count * op->element_bytes);
-        op->segments[index].state &= (uint8_t)~SEGMENT_SAVED;
+        op->segments[index].state &= (uint8_t)~PCCL_SEGMENT_SAVED;
     }
 }
 
-int pccl_op_has_sendable(const pccl_op *op) { return op->sendable_first != NO_SEGMENT; }
+/* Peers */
 
-const uint8_t *pccl_op_take_sendable(pccl_op *op, pccl_frame *frame, uint32_t *index)
+/* A ring of two has a source and a target behind the same link. */
+static pccl_op_peer *op_find_peer(pccl_op *op, uint64_t link_id, int is_target)
 {
-    *index = op->sendable_first;
-    PCCL_ASSERT(*index != NO_SEGMENT);
-    op->sendable_first = op->segments[*index].next;
-
-    memset(frame, 0, sizeof *frame);
-    frame->type = PCCL_FRAME_SEGMENT;
-    frame->key = op->request.key;
-    pccl_ring_locate(&op->plan, *index, &frame->chunk, &frame->segment);
-    pccl_ring_hops hops = pccl_ring_hops_of(&op->plan, frame->chunk);
-    pccl_ring_range range = pccl_ring_segment_range(&op->plan, frame->chunk, frame->segment);
-    int is_final = hops.send_partial == PCCL_NO_HOP || op->segments[*index].state & SEGMENT_FINAL_IN;
-    frame->hop = is_final ? hops.send_final : hops.send_partial;
-    frame->payload_bytes = op_payload_bytes(op, range.count);
-    PCCL_ASSERT(frame->hop != PCCL_NO_HOP);
-
-    if (op_is_quantized(op)) {
-        uint8_t *wire = op_wire_at(op, *index);
-        if (frame->hop == 0)
-            pccl_kernel_quantize(&op->request.shape, op_send_at(op, range), range.count, wire);
-        return wire;
-    }
-    return frame->hop == 0 ? op_send_at(op, range) : op_recv_at(op, range);
-}
-
-void pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
-{
-    op->segments[index].state |= SEGMENT_PARTIAL_SENT;
-    op->tx_bytes += payload_bytes;
-}
-
-const char *pccl_op_accept(pccl_op *op, const pccl_frame *frame, pccl_op_inbound *inbound)
-{
-    if (frame->chunk >= op->plan.world_size ||
-        frame->segment >= pccl_ring_chunk_segments(&op->plan, frame->chunk))
-        return "no such segment";
-    pccl_ring_hops hops = pccl_ring_hops_of(&op->plan, frame->chunk);
-    if (frame->hop == PCCL_NO_HOP || (frame->hop != hops.receive_partial && frame->hop != hops.receive_final))
-        return "a hop that does not end here";
-    inbound->is_final = frame->hop == hops.receive_final;
-    inbound->index = (uint32_t)pccl_ring_index(&op->plan, frame->chunk, frame->segment);
-    inbound->range = pccl_ring_segment_range(&op->plan, frame->chunk, frame->segment);
-    inbound->payload_bytes = frame->payload_bytes;
-    if (frame->payload_bytes != op_payload_bytes(op, inbound->range.count))
-        return "wrong payload size";
-    uint8_t *state = &op->segments[inbound->index].state;
-    uint8_t bit = inbound->is_final ? SEGMENT_FINAL_IN : SEGMENT_PARTIAL_IN;
-    if (*state & bit)
-        return "the same segment twice";
-    if (inbound->is_final && (*state & SEGMENT_PARTIAL_SENT) == 0)
-        return "a result before its parts";
-    *state |= bit;
-
-    if (op_is_quantized(op)) {
-        inbound->store = op_wire_at(op, inbound->index);
-    } else {
-        op_save(op, inbound->index, inbound->range);
-        inbound->store = inbound->is_final ? op_recv_at(op, inbound->range) : NULL;
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        pccl_op_peer *peer = &op->peers[i];
+        if (peer->link_id == link_id && (is_target ? peer->is_target : peer->is_source))
+            return peer;
     }
     return NULL;
 }
 
-/* Only the owner of a chunk has nothing partial to send of it. */
-static int op_is_owner(const pccl_op *op, uint32_t chunk)
+pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id) { return op_find_peer(op, link_id, 0); }
+
+pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id) { return op_find_peer(op, link_id, 1); }
+
+void pccl_op_heard(pccl_op_peer *target)
 {
-    return pccl_ring_hops_of(&op->plan, chunk).send_partial == PCCL_NO_HOP;
+    PCCL_ASSERT(target->is_target && !target->is_heard && target->op->peers_unheard > 0);
+    target->is_heard = 1;
+    target->op->peers_unheard--;
+}
+
+void pccl_op_unheard(pccl_op_peer *target)
+{
+    PCCL_ASSERT(target->is_target && target->is_heard);
+    target->is_heard = 0;
+    target->op->peers_unheard++;
+}
+
+int pccl_op_is_complete(const pccl_op *op) { return op->segments_left == 0 && op->peers_unheard == 0; }
+
+/* Segments */
+
+void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements)
+{
+    pccl_quant_quantize(&op->request, range.first, elements, range.count, pccl_op_wire_at(op, index));
+}
+
+void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range)
+{
+    pccl_kernel_dequantize(
+        &op->request.shape, pccl_op_wire_at(op, index), range.count, pccl_op_recv_at(op, range));
+}
+
+void pccl_op_note_final(pccl_op *op)
+{
+    PCCL_ASSERT(op->segments_left > 0);
+    op->segments_left--;
+}
+
+int pccl_op_has_sendable(const pccl_op_peer *target)
+{
+    return target->is_target && target->op->algorithm->has_sendable(target);
+}
+
+const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
+{
+    memset(frame, 0, sizeof *frame);
+    frame->type = PCCL_FRAME_SEGMENT;
+    frame->key = target->op->request.key;
+    return target->op->algorithm->take_sendable(target, frame, index);
+}
+
+uint32_t pccl_op_eager_bytes(const pccl_op_peer *target)
+{
+    const pccl_op *op = target->op;
+    if (!target->is_target || op->is_stopped)
+        return 0;
+    uint32_t chunk = op->algorithm->first_chunk(target);
+    if (pccl_tiling_chunk_segments(&op->tiling, chunk) != 1)
+        return 0;
+    return pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, 0).count);
+}
+
+const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
+{
+    const uint8_t *payload = pccl_op_take_sendable(target, frame, index);
+    PCCL_ASSERT(frame->chunk == target->op->algorithm->first_chunk(target) && frame->segment == 0);
+    frame->type = PCCL_FRAME_EAGER;
+    frame->shape = target->op->request.shape;
+    return payload;
+}
+
+void pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
+{
+    op->segments[index].state |= PCCL_SEGMENT_PARTIAL_SENT;
+    op->tx_bytes += payload_bytes;
+}
+
+const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
+{
+    pccl_op *op = source->op;
+    pccl_frame segment = *frame;
+    PCCL_ASSERT(source->is_source && !op->is_stopped);
+    if (frame->type == PCCL_FRAME_EAGER) {
+        op->algorithm->first_hop(source, &segment.chunk, &segment.hop);
+        segment.segment = 0;
+    }
+    memset(inbound, 0, sizeof *inbound);
+    if (segment.chunk >= op->tiling.world_size ||
+        segment.segment >= pccl_tiling_chunk_segments(&op->tiling, segment.chunk))
+        return "no such segment";
+    inbound->index = (uint32_t)pccl_tiling_index(&op->tiling, segment.chunk, segment.segment);
+    inbound->range = pccl_tiling_range(&op->tiling, segment.chunk, segment.segment);
+    inbound->payload_bytes = segment.payload_bytes;
+    inbound->from = source->rank;
+    if (inbound->payload_bytes != pccl_op_payload_bytes(op, inbound->range.count))
+        return "wrong payload size";
+    return op->algorithm->accept(source, &segment, inbound);
 }
 
 void pccl_op_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
 {
-    const pccl_op_shape *shape = &op->request.shape;
-    size_t offset_bytes = first * op->element_bytes;
-    uint8_t *destination = op_recv_at(op, inbound->range) + offset_bytes;
     PCCL_ASSERT(first + elements <= inbound->range.count && !op->is_stopped);
-    const uint8_t *own = op_send_at(op, inbound->range) + offset_bytes;
-    pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
-    if (shape->reduce_op == PCCL_AVG) {
-        uint32_t chunk;
-        uint32_t segment;
-        pccl_ring_locate(&op->plan, inbound->index, &chunk, &segment);
-        if (op_is_owner(op, chunk))
-            pccl_kernel_average(shape->dtype, destination, elements, shape->world_size);
-    }
+    op->algorithm->reduce(op, inbound, first, payload, elements);
 }
 
-static void op_decode(pccl_op *op, const pccl_op_inbound *inbound, int is_owner)
+void pccl_op_retract(pccl_op_peer *source, const pccl_op_inbound *inbound)
 {
-    const pccl_op_shape *shape = &op->request.shape;
-    uint8_t *wire = op_wire_at(op, inbound->index);
-    uint8_t *recv = op_recv_at(op, inbound->range);
-    size_t count = inbound->range.count;
-    op_save(op, inbound->index, inbound->range);
-    if (!inbound->is_final) {
-        pccl_quant_dequantize_reduce(shape, recv, op_send_at(op, inbound->range), wire, count);
-        if (is_owner && shape->reduce_op == PCCL_AVG)
-            pccl_kernel_average(shape->dtype, recv, count, shape->world_size);
-        pccl_kernel_quantize(shape, recv, count, wire);
-    }
-    if (inbound->is_final || is_owner)
-        pccl_kernel_dequantize(shape, wire, count, recv);
+    source->op->algorithm->retract(source->op, inbound);
 }
 
-void pccl_op_arrived(pccl_op *op, const pccl_op_inbound *inbound)
+int pccl_op_arrived(pccl_op *op, const pccl_op_inbound *inbound)
 {
     PCCL_ASSERT(!op->is_stopped);
-    uint32_t chunk;
-    uint32_t segment;
-    pccl_ring_locate(&op->plan, inbound->index, &chunk, &segment);
-    pccl_ring_hops hops = pccl_ring_hops_of(&op->plan, chunk);
-    int is_owner = op_is_owner(op, chunk);
     op->rx_bytes += inbound->payload_bytes;
-    if (op_is_quantized(op))
-        op_decode(op, inbound, is_owner);
-    if (inbound->is_final || is_owner) {
-        PCCL_ASSERT(op->segments_left > 0);
-        if (--op->segments_left == 0)
-            op->is_done = 1;
-    }
-    if ((inbound->is_final ? hops.send_final : is_owner ? hops.send_final : hops.send_partial) != PCCL_NO_HOP)
-        op_push_sendable(op, inbound->index);
+    return op->algorithm->arrived(op, inbound);
 }

@@ -1,14 +1,11 @@
-/* op.h: one ring all-reduce on one rank: its buffers, what has come, what can be sent. No I/O.
+/* op.h: one all-reduce on one rank: its buffers, what has come, what can be sent. No I/O.
  *
- * Theory of operation (ring_plan.h has the vocabulary). A segment's state is a few bits; the op's sendable
- * segments wait in a FIFO threaded through the segments themselves, so nothing is allocated once the op
- * exists. All segments of the rank's own chunk are sendable from the start; another one is when it has
- * arrived and has a further hop to make.
+ * Theory of operation (tiling.h has the vocabulary). What goes to whom when is the algorithm's: op_ring.c,
+ * op_direct.c. Both know a segment in two forms. A partial one does not hold all ranks' elements yet: it is
+ * reduced, piece by piece as it comes off the socket, while it is in cache. A final one is received straight
+ * into recv. Each chunk has one rank that finishes it, and averages if so asked.
  *
- *     partial in   own elements (op) payload -> recv. The payload is handed over piece by piece as it comes
- *                  off the socket, so that it is reduced while in cache. The owner averages, if so asked.
- *     final in     the payload is received straight into recv.
- *     out          hop 0 goes out of send, all others out of recv.
+ * Nothing is allocated once the op exists.
  *
  * A final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing
  * else can happen, and so no range is overwritten while it waits to be sent.
@@ -17,9 +14,13 @@
  * overwritten; an abort copies the saved segments back.
  *
  * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in `wire` for that form.
- * Payload is received into the slot and sent from it; a partial is decoded and reduced into recv, then
- * encoded into the same slot; a final is decoded into recv and passed on as it came. The owner too keeps
- * what its own encoding decodes to: everyone decodes the same bytes. */
+ * The rank that finishes a segment also keeps what its own encoding decodes to: everyone decodes the same
+ * bytes.
+ *
+ * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its
+ * READY says that it has submitted the same op. Until then it may get an eager frame, if all that it gets on
+ * the first hop is one segment (link.h has the limits). An op is done when all of recv is final and all whom
+ * it sends to have been heard, so that nothing about it comes later. */
 #ifndef PCCL_OP_H
 #define PCCL_OP_H
 
@@ -27,17 +28,60 @@
 #include "list.h"
 #include "pccl_native.h"
 #include "pool.h"
-#include "ring_plan.h"
 #include "table.h"
+#include "tiling.h"
+
+struct pccl_link;
+struct pccl_op;
+struct pccl_op_algorithm;
 
 typedef struct {
-    uint32_t next; /* in the FIFO of sendable segments */
-    uint8_t state; /* enum op_segment_state in op.c */
+    uint32_t next; /* ring: in the FIFO of sendable segments */
+    uint8_t state; /* enum pccl_op_segment_state in op_algorithm.h */
 } pccl_op_segment;
 
+typedef struct {
+    uint32_t sendable_first;
+    uint32_t sendable_last;
+} pccl_op_ring;
+
+/* Of the own chunk, with its n segments. */
+typedef struct {
+    uint32_t *turns; /* n: whose share is to be folded next */
+    uint32_t *finals; /* n: segments in the order in which they became final */
+    uint32_t finals_count;
+    uint8_t *shares; /* n x world_size: enum direct_share_state in op_direct.c */
+    uint8_t *waiting; /* shares whose turn has not come */
+    size_t waiting_bytes;
+    size_t waiting_slot_bytes;
+} pccl_op_direct;
+
+enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER };
+
+typedef struct {
+    struct pccl_op *op;
+    uint64_t link_id;
+    struct pccl_link *link; /* NULL: unknown or lost */
+    uint32_t rank;
+    uint8_t is_source; /* segments come from it, and so it gets our READY */
+    uint8_t is_target; /* segments go to it, and so it sends us its own */
+    uint8_t is_heard; /* of a target: it has submitted the same op */
+    uint8_t announcement; /* enum pccl_op_announcement: what waits in in_ready */
+    uint8_t is_contradicted; /* of a target that is no source: has heard of us all the same */
+    uint8_t is_payload_kept; /* announcements.h has payload of it that is not all here yet */
+    pccl_list in_ready; /* of the link: something is to be announced to it */
+    pccl_list in_active; /* of the link: has segments for it */
+    uint32_t shares_taken; /* direct: of its chunk */
+    uint32_t finals_taken; /* direct: of ours */
+} pccl_op_peer;
+
 typedef struct pccl_op {
-    pccl_op_request request;
-    pccl_ring_plan plan; /* unused with one rank */
+    pccl_op_request request; /* without rank_links */
+    const struct pccl_op_algorithm *algorithm; /* NULL with one rank */
+    pccl_tiling tiling; /* the same */
+    pccl_op_peer *peers; /* ring: rank - 1, rank + 1; direct: rank + 1, rank + 2 ... */
+    uint32_t peers_count;
+    uint32_t peers_unheard;
     uint32_t element_bytes;
     pccl_pool *pool;
     uint8_t *backup;
@@ -48,33 +92,30 @@ typedef struct pccl_op {
     uint64_t tx_bytes;
     uint64_t rx_bytes;
     uint64_t segments_left; /* not yet final here */
-    uint32_t sendable_first;
-    uint32_t sendable_last;
-    uint8_t is_done; /* all of recv is final */
+    pccl_op_ring ring;
+    pccl_op_direct direct;
+    uint8_t is_done;
     uint8_t is_stopped; /* frozen or mismatched: nothing may be received, sent or done any more */
+    uint8_t is_mismatched; /* and not frozen: the others are to hear of it */
 
-    /* The core's and the link's: */
-    uint8_t is_peer_ready; /* rank + 1 has submitted the same op */
-    uint8_t is_mismatched;
+    /* The core's: */
     unsigned events_promised;
     pccl_table_node by_id;
     pccl_table_node by_key;
     pccl_list in_ops;
-    pccl_list in_ready; /* of link_prev: to be announced to it */
-    pccl_list in_active; /* of link_next: has segments for it */
-    struct pccl_link *link_prev; /* NULL: unknown or lost */
-    struct pccl_link *link_next;
 
     pccl_op_segment segments[];
 } pccl_op;
 
 /* A segment on its way in. */
 typedef struct {
-    pccl_ring_range range;
+    pccl_range range;
     uint32_t index;
     uint32_t payload_bytes;
     uint8_t *store; /* where the payload goes; NULL: to pccl_op_reduce */
+    uint32_t from; /* rank */
     uint8_t is_final;
+    uint8_t is_waiting; /* direct: stored until its turn comes */
 } pccl_op_inbound;
 
 /* 0 or PCCL_E_INVALID. */
@@ -95,21 +136,42 @@ void pccl_op_stop(pccl_op *op);
 /* Puts back what was overwritten in place. */
 void pccl_op_restore(pccl_op *op);
 
-int pccl_op_has_sendable(const pccl_op *op);
+/* The op's source or target behind a link, or NULL. */
+pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id);
+pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
+
+void pccl_op_heard(pccl_op_peer *target);
+
+/* Whether nothing is missing that DONE waits for. */
+int pccl_op_is_complete(const pccl_op *op);
+
+int pccl_op_has_sendable(const pccl_op_peer *target);
 
 /* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index),
  * once all of the payload is out. */
-const uint8_t *pccl_op_take_sendable(pccl_op *op, pccl_frame *frame, uint32_t *index);
+const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 void pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
-/* A SEGMENT frame from rank - 1: NULL with `inbound` set, or the rule that it breaks. */
-const char *pccl_op_accept(pccl_op *op, const pccl_frame *frame, pccl_op_inbound *inbound);
+/* Payload bytes of the one segment that is the target's on the first hop; 0 if there are none or several.
+ * Taken first of all, that segment may travel as an EAGER frame. */
+uint32_t pccl_op_eager_bytes(const pccl_op_peer *target);
+const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
+
+/* A SEGMENT or EAGER frame from a source: NULL with `inbound` set, or the rule that it breaks. */
+const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
 /* `elements` more of an inbound partial, the first of which is number `first` in the segment. */
 void pccl_op_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements);
 
-/* All of the payload is there. May make the op done and add to what is sendable. */
-void pccl_op_arrived(pccl_op *op, const pccl_op_inbound *inbound);
+/* The rest of the payload will not come, or it is damaged: the segment may come again from its beginning. What
+ * of it was reduced does no harm: reducing takes the own elements from where they still are. */
+void pccl_op_retract(pccl_op_peer *source, const pccl_op_inbound *inbound);
+
+/* A target's announcement was in a frame that is retracted. */
+void pccl_op_unheard(pccl_op_peer *target);
+
+/* All of the payload is there. Nonzero if that has added to what is sendable. */
+int pccl_op_arrived(pccl_op *op, const pccl_op_inbound *inbound);
 
 #endif

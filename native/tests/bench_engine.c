@@ -1,9 +1,11 @@
-/* bench_engine.c: an all-reduce between processes on loopback TCP beside a raw ring that only sends, receives
- * and adds.
+/* bench_engine.c: an all-reduce between processes on loopback TCP, with either algorithm, beside a raw ring
+ * that only sends, receives and adds. Without arguments: some sizes with two ranks and four.
  *
  *     cc -std=c99 -D_GNU_SOURCE -O3 -ffp-contract=off -pthread -Iinclude -Isrc \
  *         tests/bench_engine.c src/[a-z]*.c -lm -o build/bench_engine
  *     build/bench_engine [ranks] [bytes] [repeats] [connections] [in_place] [concurrent] [quantization]
+ *
+ * SEGMENT_BYTES and EAGER_BYTES in the environment replace the defaults.
  */
 #include "engine_world.h"
 
@@ -93,6 +95,7 @@ enum { CONNECTIONS_MAX = 32, REPEATS_MAX = 1001 };
 
 typedef struct {
     int to_next[WORLD_RANKS_MAX][CONNECTIONS_MAX], from_prev[WORLD_RANKS_MAX][CONNECTIONS_MAX];
+    int across[WORLD_RANKS_MAX][WORLD_RANKS_MAX][CONNECTIONS_MAX]; /* of ranks that are no neighbours */
     int raw_next[WORLD_RANKS_MAX], raw_prev[WORLD_RANKS_MAX];
 } sockets;
 
@@ -114,13 +117,14 @@ static void timing_end(timing *t, int i)
 }
 
 static void engine_all_reduce(node *n, const world *w, uint32_t rank, uint64_t first_op, const arguments *a,
-                              const float *send, float *recv)
+                              int algorithm, const float *send, float *recv)
 {
     size_t part = a->bytes / 4 / (size_t)a->concurrent;
     uint32_t segment_bytes = pccl_segment_bytes_default(part, PCCL_FLOAT32, a->ranks);
     if (getenv("SEGMENT_BYTES"))
         segment_bytes = (uint32_t)atoi(getenv("SEGMENT_BYTES"));
     pccl_op_shape shape = plain_shape(part, PCCL_FLOAT32, PCCL_SUM, segment_bytes, a->ranks);
+    shape.algorithm = (uint8_t)algorithm;
     if (a->quantization != PCCL_QUANT_NONE) {
         shape.quantization = (uint8_t)a->quantization;
         shape.quantized_dtype = PCCL_UINT8;
@@ -137,20 +141,38 @@ static void engine_all_reduce(node *n, const world *w, uint32_t rank, uint64_t f
         node_wait(n, PCCL_EVENT_OP_DONE, first_op + (uint64_t)k);
 }
 
-/* The two take turns, so that what else the machine does disturbs both alike. */
+static void timing_print(const char *name, timing *t, const arguments *a)
+{
+    double wall_s = median(t->wall_s, a->repeats);
+    printf("  %s %.3f ms (best %.3f, cpu %.3f)", name, wall_s * 1e3, t->wall_s[0] * 1e3,
+           t->cpu_s / a->repeats * 1e3);
+}
+
+static int are_across(uint32_t ranks, uint32_t a, uint32_t b)
+{
+    return a != b && (a + 1) % ranks != b && (b + 1) % ranks != a;
+}
+
+/* All take turns, so that what else the machine does disturbs both alike. */
 static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
 {
     size_t count = a->bytes / 4;
     float *send = malloc(a->bytes);
     float *recv = a->in_place ? send : malloc(a->bytes);
-    static timing raw, ours;
+    static timing raw, ours[PCCL_ALGORITHM_COUNT];
     node n;
-    world w = {.size = a->ranks};
+    world w;
     uint64_t op = 1;
+    world_init(&w, a->ranks);
+    if (getenv("EAGER_BYTES"))
+        tested_eager_bytes_max = (uint32_t)atoi(getenv("EAGER_BYTES"));
     node_open(&n, 0);
     for (int i = 0; i < a->connections; i++) {
         pccl_engine_link_add(n.engine, link_to_next(&w, rank), s->to_next[rank][i]);
         pccl_engine_link_add(n.engine, link_to_prev(&w, rank), s->from_prev[rank][i]);
+        for (uint32_t other = 0; other < a->ranks; other++)
+            if (are_across(a->ranks, rank, other))
+                pccl_engine_link_add(n.engine, link_number(rank, other), s->across[rank][other][i]);
     }
     memset(send, 0, a->bytes);
     memset(recv, 0, a->bytes);
@@ -161,25 +183,24 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
         raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, recv, count);
         timing_end(&raw, i);
         raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, agreement, WORLD_RANKS_MAX);
-        timing_begin(&ours, i);
-        engine_all_reduce(&n, &w, rank, op, a, send, recv);
-        timing_end(&ours, i);
-        /* In place of the verdict: nobody ends an op that others still need. */
-        raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, agreement, WORLD_RANKS_MAX);
-        for (int k = 0; k < a->concurrent; k++)
-            pccl_engine_end(n.engine, op + (uint64_t)k, 1);
-        op += (uint64_t)a->concurrent;
+        for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
+            timing_begin(&ours[algorithm], i);
+            engine_all_reduce(&n, &w, rank, op, a, algorithm, send, recv);
+            timing_end(&ours[algorithm], i);
+            /* In place of the verdict: nobody ends an op that others still need. */
+            raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, agreement, WORLD_RANKS_MAX);
+            for (int k = 0; k < a->concurrent; k++)
+                pccl_engine_end(n.engine, op + (uint64_t)k, 1);
+            op += (uint64_t)a->concurrent;
+        }
     }
     if (rank == 0) {
-        double raw_s = median(raw.wall_s, a->repeats);
-        double ours_s = median(ours.wall_s, a->repeats);
-        double raw_cpu_s = raw.cpu_s / a->repeats;
-        double ours_cpu_s = ours.cpu_s / a->repeats;
-        printf("%u ranks, %zu bytes, %d connections, %s, %d ops: raw %.3f ms (best %.3f, cpu %.3f), "
-               "engine %.3f ms (best %.3f, cpu %.3f), ratio %.2f (best %.2f, cpu %.2f)\n",
-               a->ranks, a->bytes, a->connections, a->in_place ? "in place" : "out of place", a->concurrent,
-               raw_s * 1e3, raw.wall_s[0] * 1e3, raw_cpu_s * 1e3, ours_s * 1e3, ours.wall_s[0] * 1e3,
-               ours_cpu_s * 1e3, ours_s / raw_s, ours.wall_s[0] / raw.wall_s[0], ours_cpu_s / raw_cpu_s);
+        printf("%u ranks, %9zu bytes, %d connections, %s, %d ops, quantization %d:", a->ranks, a->bytes,
+               a->connections, a->in_place ? "in place" : "out of place", a->concurrent, a->quantization);
+        timing_print("raw", &raw, a);
+        timing_print("ring", &ours[PCCL_RING], a);
+        timing_print("direct", &ours[PCCL_DIRECT], a);
+        printf("\n");
         fflush(stdout);
     }
     _exit(0);
@@ -190,11 +211,59 @@ static int argument(int argc, char **argv, int at, int otherwise)
     return argc > at ? atoi(argv[at]) : otherwise;
 }
 
+static void pair_for_speed(int fds[2])
+{
+    int one = 1;
+    pair_tcp(fds);
+    for (int end = 0; end < 2; end++)
+        setsockopt(fds[end], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
+static void close_pair(int *a, int *b)
+{
+    close(*a);
+    close(*b);
+}
+
+static void run(const arguments *a)
+{
+    static sockets s;
+    for (uint32_t rank = 0; rank < a->ranks; rank++) {
+        uint32_t next = (rank + 1) % a->ranks;
+        for (int i = 0; i <= a->connections; i++) {
+            int fds[2];
+            pair_for_speed(fds);
+            *(i < a->connections ? &s.to_next[rank][i] : &s.raw_next[rank]) = fds[0];
+            *(i < a->connections ? &s.from_prev[next][i] : &s.raw_prev[next]) = fds[1];
+        }
+        for (uint32_t other = 0; other < rank; other++)
+            for (int i = 0; i < a->connections && are_across(a->ranks, rank, other); i++) {
+                int fds[2];
+                pair_for_speed(fds);
+                s.across[rank][other][i] = fds[0];
+                s.across[other][rank][i] = fds[1];
+            }
+    }
+    for (uint32_t rank = 0; rank < a->ranks; rank++)
+        if (fork() == 0)
+            run_rank(&s, rank, a);
+    while (wait(NULL) > 0)
+        continue;
+    for (uint32_t rank = 0; rank < a->ranks; rank++) {
+        close_pair(&s.raw_next[rank], &s.raw_prev[rank]);
+        for (int i = 0; i < a->connections; i++) {
+            close_pair(&s.to_next[rank][i], &s.from_prev[rank][i]);
+            for (uint32_t other = 0; other < rank; other++)
+                if (are_across(a->ranks, rank, other))
+                    close_pair(&s.across[rank][other][i], &s.across[other][rank][i]);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     arguments a;
-    sockets s;
-    int one = 1;
+    memset(&a, 0, sizeof a);
     a.ranks = (uint32_t)argument(argc, argv, 1, 2);
     a.bytes = (size_t)argument(argc, argv, 2, 64 << 20);
     a.repeats = argument(argc, argv, 3, 15);
@@ -205,21 +274,16 @@ int main(int argc, char **argv)
     if (a.ranks < 2 || a.ranks > WORLD_RANKS_MAX || a.repeats > REPEATS_MAX ||
         a.connections > CONNECTIONS_MAX)
         stop_test("arguments");
-    for (uint32_t rank = 0; rank < a.ranks; rank++) {
-        uint32_t next = (rank + 1) % a.ranks;
-        for (int i = 0; i <= a.connections; i++) {
-            int fds[2];
-            pair_tcp(fds);
-            for (int end = 0; end < 2; end++)
-                setsockopt(fds[end], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-            *(i < a.connections ? &s.to_next[rank][i] : &s.raw_next[rank]) = fds[0];
-            *(i < a.connections ? &s.from_prev[next][i] : &s.raw_prev[next]) = fds[1];
-        }
+    if (argc > 1) {
+        run(&a);
+        return 0;
     }
-    for (uint32_t rank = 0; rank < a.ranks; rank++)
-        if (fork() == 0)
-            run_rank(&s, rank, &a);
-    while (wait(NULL) > 0)
-        continue;
+    static const size_t sizes[] = {4 << 10, 64 << 10, 1 << 20, 64 << 20};
+    for (a.ranks = 2; a.ranks <= 4; a.ranks += 2)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            a.bytes = sizes[i];
+            a.repeats = sizes[i] > 1 << 20 ? 7 : 201;
+            run(&a);
+        }
     return 0;
 }

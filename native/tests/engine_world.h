@@ -1,5 +1,5 @@
-/* engine_world.h: several engines in one process, joined to a ring, and waiting for what they tell. Shared by
- * test_engine.c and bench_engine.c. */
+/* engine_world.h: several engines in one process, each linked with each other, and waiting for what they
+ * tell. Shared by the engine's tests and benchmark. */
 #ifndef PCCL_ENGINE_WORLD_H
 #define PCCL_ENGINE_WORLD_H
 
@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     uint32_t size;
     node nodes[WORLD_RANKS_MAX];
+    uint64_t rank_links[WORLD_RANKS_MAX][WORLD_RANKS_MAX];
 } world;
 
 static inline int64_t now_ms(void)
@@ -67,6 +68,9 @@ static inline void pair_tcp(int fds[2])
     close(listener);
 }
 
+/* Of the engines made from here on; UINT32_MAX: the default. */
+static uint32_t tested_eager_bytes_max = UINT32_MAX;
+
 static inline void node_open(node *n, int force_poll)
 {
     pccl_engine_options options;
@@ -74,6 +78,8 @@ static inline void node_open(node *n, int force_poll)
     memset(n, 0, sizeof *n);
     pccl_engine_options_default(&options);
     options.force_poll = (uint32_t)force_poll;
+    if (tested_eager_bytes_max != UINT32_MAX)
+        options.eager_bytes_max = tested_eager_bytes_max;
     n->engine = pccl_engine_create(&options, error, sizeof error);
     if (n->engine == NULL)
         stop_test(error);
@@ -102,27 +108,36 @@ static inline uint64_t link_to_prev(const world *w, uint32_t rank)
     return link_number(rank, (rank + w->size - 1) % w->size);
 }
 
-static inline void world_open(world *w, uint32_t size, unsigned connections, int is_tcp, int force_poll)
+static inline void world_init(world *w, uint32_t size)
 {
     memset(w, 0, sizeof *w);
     w->size = size;
+    for (uint32_t a = 0; a < size; a++)
+        for (uint32_t b = 0; b < size; b++)
+            w->rank_links[a][b] = a == b ? 0 : link_number(a, b);
+}
+
+static inline void world_link(world *w, uint32_t a, uint32_t b, int is_tcp)
+{
+    int fds[2];
+    if (is_tcp)
+        pair_tcp(fds);
+    else
+        pair_unix(fds);
+    if (pccl_engine_link_add(w->nodes[a].engine, link_number(a, b), fds[0]) != 0 ||
+        pccl_engine_link_add(w->nodes[b].engine, link_number(a, b), fds[1]) != 0)
+        stop_test("link_add");
+}
+
+static inline void world_open(world *w, uint32_t size, unsigned connections, int is_tcp, int force_poll)
+{
+    world_init(w, size);
     for (uint32_t rank = 0; rank < size; rank++)
         node_open(&w->nodes[rank], force_poll);
-    for (uint32_t rank = 0; rank < size; rank++) {
-        uint32_t next = (rank + 1) % size;
-        if (size == 1 || (size == 2 && rank == 1))
-            continue;
-        for (unsigned i = 0; i < connections; i++) {
-            int fds[2];
-            if (is_tcp)
-                pair_tcp(fds);
-            else
-                pair_unix(fds);
-            if (pccl_engine_link_add(w->nodes[rank].engine, link_number(rank, next), fds[0]) != 0 ||
-                pccl_engine_link_add(w->nodes[next].engine, link_number(rank, next), fds[1]) != 0)
-                stop_test("link_add");
-        }
-    }
+    for (uint32_t a = 0; a < size; a++)
+        for (uint32_t b = a + 1; b < size; b++)
+            for (unsigned i = 0; i < connections; i++)
+                world_link(w, a, b, is_tcp);
 }
 
 static inline void world_close(world *w)
@@ -199,8 +214,12 @@ static inline pccl_op_request request_for(
     request.rank = rank;
     request.link_prev = link_to_prev(w, rank);
     request.link_next = link_to_next(w, rank);
+    request.rank_links = w->rank_links[rank];
     return request;
 }
+
+/* Of the shapes made from here on. */
+static uint8_t tested_algorithm = PCCL_RING;
 
 static inline pccl_op_shape plain_shape(
     uint64_t count, uint32_t dtype, uint32_t reduce_op, uint32_t segment_bytes, uint32_t world_size)
@@ -212,6 +231,7 @@ static inline pccl_op_shape plain_shape(
     shape.reduce_op = (uint8_t)reduce_op;
     shape.segment_bytes = segment_bytes;
     shape.world_size = world_size;
+    shape.algorithm = tested_algorithm;
     return shape;
 }
 

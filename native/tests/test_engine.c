@@ -1,198 +1,11 @@
-/* Whole engines, joined to rings in one process, beside a model that folds the ranks' inputs in ring order.
- */
+/* Whole engines in one process, beside a model that folds the ranks' inputs in the algorithm's order. Most
+ * tests are run with both algorithms. */
+#include "base.h"
 #include "check.h"
-#include "engine_world.h"
+#include "trial.h"
 
 #include <errno.h>
 #include <sys/wait.h>
-
-/* Sanitizers slow everything down by an order of magnitude. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { THOROUGHNESS = 1 };
-#else
-enum { THOROUGHNESS = 4 };
-#endif
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_u64(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static uint32_t random_below(uint32_t bound) { return (uint32_t)(random_u64() >> 33) % bound; }
-
-/* Finite floats of similar size: exponent is the one random part that is bounded. */
-static void fill_random(void *values, uint32_t dtype, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint64_t bits = random_u64();
-        uint32_t spread = random_below(8);
-        switch (dtype) {
-        case PCCL_FLOAT16:
-            ((uint16_t *)values)[i] = (uint16_t)((bits & 0x83ff) | (10 + spread) << 10);
-            break;
-        case PCCL_BFLOAT16:
-            ((uint16_t *)values)[i] = (uint16_t)((bits & 0x807f) | (120 + spread) << 7);
-            break;
-        case PCCL_FLOAT32:
-            ((uint32_t *)values)[i] = (uint32_t)((bits & 0x807fffff) | (120 + spread) << 23);
-            break;
-        case PCCL_FLOAT64:
-            ((uint64_t *)values)[i] = (bits & 0x800fffffffffffffu) | (uint64_t)(1016 + spread) << 52;
-            break;
-        default:
-            memcpy((uint8_t *)values + i * pccl_dtype_bytes(dtype), &bits, pccl_dtype_bytes(dtype));
-        }
-    }
-}
-
-/* One op on all ranks. */
-typedef struct {
-    uint64_t number;
-    uint32_t group;
-    uint64_t epoch;
-    pccl_op_shape shape;
-    int in_place;
-    size_t bytes;
-    uint8_t *inputs[WORLD_RANKS_MAX];
-    uint8_t *send[WORLD_RANKS_MAX];
-    uint8_t *recv[WORLD_RANKS_MAX];
-} trial;
-
-static uint64_t next_number = 1;
-
-static uint8_t *allocate(size_t bytes)
-{
-    uint8_t *buffer = malloc(bytes == 0 ? 1 : bytes);
-    if (buffer == NULL)
-        stop_test("memory");
-    return buffer;
-}
-
-static void trial_open(trial *t, const pccl_op_shape *shape, int in_place)
-{
-    memset(t, 0, sizeof *t);
-    t->number = next_number++;
-    t->epoch = 1;
-    t->shape = *shape;
-    t->in_place = in_place;
-    t->bytes = (size_t)shape->count * pccl_dtype_bytes(shape->dtype);
-    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
-        t->inputs[rank] = allocate(t->bytes);
-        t->send[rank] = allocate(t->bytes);
-        t->recv[rank] = in_place ? t->send[rank] : allocate(t->bytes);
-        fill_random(t->inputs[rank], shape->dtype, (size_t)shape->count);
-        memset(t->recv[rank], 0xee, t->bytes);
-        memcpy(t->send[rank], t->inputs[rank], t->bytes);
-    }
-}
-
-static void trial_close(trial *t)
-{
-    for (uint32_t rank = 0; rank < t->shape.world_size; rank++) {
-        free(t->inputs[rank]);
-        free(t->send[rank]);
-        if (!t->in_place)
-            free(t->recv[rank]);
-    }
-}
-
-static pccl_op_request trial_request(const trial *t, const world *w, uint32_t rank)
-{
-    pccl_op_request request = request_for(w, rank, t->number, &t->shape);
-    request.key.group = t->group;
-    request.key.epoch = t->epoch;
-    request.send = t->send[rank];
-    request.recv = t->recv[rank];
-    return request;
-}
-
-static void trial_submit(const trial *t, world *w, uint32_t rank)
-{
-    pccl_op_request request = trial_request(t, w, rank);
-    CHECK(pccl_engine_submit(w->nodes[rank].engine, &request) == 0);
-}
-
-static void trial_submit_all(const trial *t, world *w)
-{
-    uint32_t first = random_below(w->size);
-    for (uint32_t i = 0; i < w->size; i++)
-        trial_submit(t, w, (first + i) % w->size);
-}
-
-static void trial_await_done(const trial *t, world *w)
-{
-    for (uint32_t rank = 0; rank < w->size; rank++)
-        node_wait(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number);
-}
-
-static pccl_event trial_end(const trial *t, world *w, uint32_t rank, int commit)
-{
-    CHECK(pccl_engine_end(w->nodes[rank].engine, t->number, commit) == 0);
-    return node_wait(&w->nodes[rank], PCCL_EVENT_OP_ENDED, t->number);
-}
-
-static void trial_end_all(const trial *t, world *w, int commit)
-{
-    for (uint32_t rank = 0; rank < w->size; rank++)
-        CHECK(pccl_engine_end(w->nodes[rank].engine, t->number, commit) == 0);
-    for (uint32_t rank = 0; rank < w->size; rank++)
-        CHECK(node_wait(&w->nodes[rank], PCCL_EVENT_OP_ENDED, t->number).system_error == 0);
-}
-
-static uint8_t *trial_expected(const trial *t)
-{
-    const pccl_op_shape *shape = &t->shape;
-    uint32_t world_size = shape->world_size;
-    size_t element_bytes = pccl_dtype_bytes(shape->dtype);
-    uint8_t *expected = allocate(t->bytes);
-    size_t at = 0;
-    for (uint32_t chunk = 0; chunk < world_size; chunk++) {
-        size_t elements = (size_t)(shape->count / world_size) + (chunk < shape->count % world_size);
-        memcpy(expected + at, t->inputs[chunk] + at, elements * element_bytes);
-        for (uint32_t i = 1; i < world_size; i++)
-            pccl_kernel_reduce(shape->dtype, shape->reduce_op, expected + at,
-                               t->inputs[(chunk + i) % world_size] + at, expected + at, elements);
-        if (shape->reduce_op == PCCL_AVG && world_size > 1)
-            pccl_kernel_average(shape->dtype, expected + at, elements, world_size);
-        at += elements * element_bytes;
-    }
-    return expected;
-}
-
-static void trial_check_results(const trial *t)
-{
-    uint8_t *expected = trial_expected(t);
-    for (uint32_t rank = 0; rank < t->shape.world_size; rank++) {
-        CHECK_MSG(memcmp(t->recv[rank], expected, t->bytes) == 0,
-                  "rank %u of %u, %llu elements of type %u, op %u, segments of %u, in place %d", rank,
-                  t->shape.world_size, (unsigned long long)t->shape.count, t->shape.dtype, t->shape.reduce_op,
-                  t->shape.segment_bytes, t->in_place);
-        if (!t->in_place)
-            CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
-    }
-    free(expected);
-}
-
-static void trial_check_inputs_kept(const trial *t, uint32_t rank)
-{
-    CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
-}
-
-static void trial_run(world *w, const pccl_op_shape *shape, int in_place)
-{
-    trial t;
-    trial_open(&t, shape, in_place);
-    trial_submit_all(&t, w);
-    trial_await_done(&t, w);
-    trial_end_all(&t, w, 1);
-    trial_check_results(&t);
-    trial_close(&t);
-}
 
 static void for_all_worlds(void (*body)(world *w, uint32_t size))
 {
@@ -353,7 +166,7 @@ static pccl_op_shape quantized_shape(
     pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, op, 1000, world_size);
     shape.quantization = (uint8_t)quantization;
     shape.quantized_dtype = (uint8_t)quantized_dtype;
-    shape.quantization_block = 64;
+    shape.quantization_block = quantization == PCCL_QUANT_CAST ? 0 : 64;
     return shape;
 }
 
@@ -375,8 +188,9 @@ static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
         double error = (double)((float *)t.recv[0])[i] - (double)expected[i];
         worst = error > worst ? error : -error > worst ? -error : worst;
     }
+    const int is_coarse = shape->quantized_dtype == PCCL_CODE_UINT4 || shape->quantized_dtype == PCCL_CODE_INT4;
     CHECK_MSG(
-        worst < 0.2, "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
+        worst < (is_coarse ? 2 : 0.2), "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
     for (uint32_t rank = 1; rank < shape->world_size; rank++)
         CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
     free((void *)(uintptr_t)expected);
@@ -385,17 +199,98 @@ static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
 
 static void quantized_results_are_identical(void)
 {
-    static const uint32_t dtypes[] = {PCCL_UINT8, PCCL_INT8, PCCL_UINT16, PCCL_INT16};
+    static const struct {
+        uint32_t quantization, dtype;
+    } kinds[] = {
+        {PCCL_QUANT_MIN_MAX, PCCL_UINT8},
+        {PCCL_QUANT_MIN_MAX, PCCL_INT16},
+        {PCCL_QUANT_MIN_MAX, PCCL_CODE_UINT4},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT16},
+        {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_CODE_INT4},
+        {PCCL_QUANT_CAST, PCCL_FLOAT16},
+        {PCCL_QUANT_CAST, PCCL_BFLOAT16},
+    };
     for (uint32_t size = 1; size <= 5; size++) {
         world w;
         world_open(&w, size, 2, 1, 0);
-        for (uint32_t quantization = 1; quantization < PCCL_QUANT_COUNT; quantization++)
-            for (int d = 0; d < 4; d++)
-                for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
-                    for (uint64_t count = 3; count < 5000; count = count * 12 + 5) {
-                        pccl_op_shape shape = quantized_shape(count, op, quantization, dtypes[d], size);
-                        check_quantized(&w, &shape, d % 2);
-                    }
+        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+            for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
+                for (uint64_t count = 3; count < 5000; count = count * 12 + 5) {
+                    pccl_op_shape shape =
+                        quantized_shape(count, op, kinds[k].quantization, kinds[k].dtype, size);
+                    check_quantized(&w, &shape, k % 2);
+                }
+        world_close(&w);
+    }
+}
+
+/* Shares of all others wait for that of the first rank, and the result is as if they had not. */
+static void shares_wait_for_their_turn(void)
+{
+    for (uint32_t size = 3; size <= 5; size++)
+        for (int is_quantized = 0; is_quantized < 2; is_quantized++)
+            for (int in_place = 0; in_place < 2; in_place++) {
+                world w;
+                trial first, second;
+                world_open(&w, size, 2, 1, 0);
+                pccl_op_shape shape = plain_shape(50000, PCCL_FLOAT32, PCCL_AVG, 4000, size);
+                if (is_quantized)
+                    shape = quantized_shape(50000, PCCL_AVG, PCCL_QUANT_MIN_MAX, PCCL_UINT8, size);
+                trial_open(&first, &shape, in_place);
+                uint64_t share_bytes = pccl_quantized_bytes(&shape, 50000 / size) - 1000;
+                for (uint32_t rank = size - 1; rank > 0; rank--)
+                    trial_submit(&first, &w, rank);
+                for (uint32_t rank = 1; rank < size; rank++)
+                    wait_for_payload(&w.nodes[rank], (size - 2) * share_bytes);
+                trial_submit(&first, &w, 0);
+                trial_await_done(&first, &w);
+                trial_end_all(&first, &w, 1);
+                if (!is_quantized)
+                    trial_check_results(&first);
+                trial_open(&second, &shape, 1 - in_place);
+                second.number = first.number; /* which stochastic rounding depends on */
+                for (uint32_t rank = 0; rank < size; rank++)
+                    memcpy(second.send[rank], first.inputs[rank], first.bytes);
+                trial_submit_all(&second, &w);
+                trial_await_done(&second, &w);
+                trial_end_all(&second, &w, 1);
+                for (uint32_t rank = 0; rank < size; rank++)
+                    CHECK(memcmp(second.recv[rank], first.recv[0], first.bytes) == 0);
+                trial_close(&first);
+                trial_close(&second);
+                world_close(&w);
+            }
+}
+
+/* All ranks but the owner add the error of rounding one input, and then comes that of the result, whose range
+ * is as many times as large. Half of the ranks round by chance, so that an error is up to a step. */
+static void direct_quantization_is_rounded_twice(void)
+{
+    for (uint32_t size = 2; size <= 6; size++) {
+        enum { COUNT = 3000 };
+        world w;
+        trial t;
+        world_open(&w, size, 1, 1, 0);
+        pccl_op_shape shape = quantized_shape(COUNT, PCCL_SUM, PCCL_QUANT_MIN_MAX, PCCL_UINT8, size);
+        trial_open(&t, &shape, 0);
+        for (uint32_t rank = 0; rank < size; rank++)
+            for (int i = 0; i < COUNT; i++)
+                ((float *)t.send[rank])[i] = (float)random_below(2001) / 1000.0f - 1.0f;
+        trial_submit_all(&t, &w);
+        trial_await_done(&t, &w);
+        trial_end_all(&t, &w, 1);
+        double worst = 0;
+        for (int i = 0; i < COUNT; i++) {
+            double sum = 0;
+            for (uint32_t rank = 0; rank < size; rank++)
+                sum += (double)((float *)t.send[rank])[i];
+            double error = (double)((float *)t.recv[0])[i] - sum;
+            worst = error > worst ? error : -error > worst ? -error : worst;
+        }
+        double step = 2.0 / 255;
+        CHECK_MSG(worst <= (size - 1) * step + size * step + 1e-4, "%u ranks: off by %f", size, worst);
+        trial_close(&t);
         world_close(&w);
     }
 }
@@ -434,18 +329,6 @@ static void mismatch_is_told_to_both(void)
     }
     trial_close(&t);
     world_close(&w);
-}
-
-static void wait_for_payload(node *n, uint64_t bytes)
-{
-    int64_t deadline_ms = now_ms() + WAIT_MS;
-    pccl_engine_stats stats;
-    do {
-        pccl_engine_get_stats(n->engine, &stats);
-        if (now_ms() > deadline_ms)
-            stop_test("payload did not come");
-        poll(NULL, 0, 1);
-    } while (stats.rx_payload_bytes < bytes);
 }
 
 static void abort_half_way(int in_place, const pccl_op_shape *shape)
@@ -752,8 +635,11 @@ static void invalid_requests_are_refused(void)
     REFUSED(bad.recv = NULL);
     REFUSED(bad.recv = buffer + 99);
     REFUSED(bad.send = buffer + 99);
-    REFUSED(bad.reserved = 1);
+    REFUSED(bad.rounding = PCCL_ROUNDING_COUNT);
     REFUSED(bad.key.reserved = 1);
+    REFUSED(bad.shape.reserved[3] = 1);
+    REFUSED(bad.shape.algorithm = PCCL_ALGORITHM_COUNT);
+    REFUSED((bad.shape.algorithm = PCCL_DIRECT, bad.rank_links = NULL));
     REFUSED((bad.shape.quantization = PCCL_QUANT_MIN_MAX, bad.shape.quantized_dtype = PCCL_UINT8,
              bad.shape.quantization_block = 64, bad.shape.dtype = PCCL_INT32));
 #undef REFUSED
@@ -806,6 +692,8 @@ static void forked_child_lets_go(void)
     node_close(&n);
     struct pollfd pfd = {.fd = fds[1], .events = POLLIN};
     CHECK(poll(&pfd, 1, WAIT_MS) == 1);
+    while (read(fds[1], &byte, 1) > 0)
+        continue; /* the engine's greeting */
     CHECK(read(fds[1], &byte, 1) == 0);
     close(fds[1]);
     close(hold[1]);
@@ -840,7 +728,7 @@ static void idle_engines_sleep(void)
     world_close(&w);
 }
 
-int main(void)
+static void with_both_algorithms(void)
 {
     RUN(all_dtypes_and_ops);
     RUN(all_counts);
@@ -857,12 +745,24 @@ int main(void)
     RUN(freeze_stops_a_group);
     RUN(freeze_in_flight);
     RUN(lost_link_is_told_once);
-    RUN(lost_link_stays_lost);
     RUN(links_may_come_late);
     RUN(destroy_restores_open_ops);
+    RUN(idle_engines_sleep);
+}
+
+int main(void)
+{
+    for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
+        tested_algorithm = (uint8_t)algorithm;
+        with_both_algorithms();
+    }
+    tested_algorithm = PCCL_DIRECT;
+    RUN(shares_wait_for_their_turn);
+    RUN(direct_quantization_is_rounded_twice);
+    tested_algorithm = PCCL_RING;
+    RUN(lost_link_stays_lost);
     RUN(invalid_requests_are_refused);
     RUN(bad_descriptors_are_refused);
     RUN(forked_child_lets_go);
-    RUN(idle_engines_sleep);
     return check_summary();
 }

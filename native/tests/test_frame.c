@@ -1,4 +1,5 @@
 #include "check.h"
+#include "crc32c.h"
 #include "frame.h"
 
 #include <string.h>
@@ -27,7 +28,8 @@ static pccl_frame ready_frame(void)
     frame.shape.quantized_dtype = PCCL_INT16;
     frame.shape.quantization_block = 0x51525354;
     frame.shape.segment_bytes = 0x61626364;
-    frame.shape.world_size = 0x71727374;
+    frame.shape.world_size = 0x727374;
+    frame.shape.algorithm = PCCL_DIRECT;
     return frame;
 }
 
@@ -37,9 +39,47 @@ static pccl_frame segment_frame(void)
     frame.type = PCCL_FRAME_SEGMENT;
     memset(&frame.shape, 0, sizeof frame.shape);
     frame.payload_bytes = 0xfedcba98;
+    frame.payload_crc = 0x35363738;
     frame.chunk = 0x01020304;
     frame.segment = 0x11121314;
     frame.hop = 0x21222324;
+    return frame;
+}
+
+static pccl_frame eager_frame(void)
+{
+    pccl_frame frame = ready_frame();
+    frame.type = PCCL_FRAME_EAGER;
+    frame.payload_bytes = 0x1234;
+    frame.payload_crc = 0x35363738;
+    return frame;
+}
+
+static pccl_frame credit_frame(void)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_CREDIT;
+    frame.received_frames = 0x71727374;
+    frame.eager_bytes = UINT64_C(0x0102030405060708);
+    return frame;
+}
+
+static pccl_frame connection_frame(enum pccl_frame_type type)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = type;
+    frame.received_frames = 0x71727374;
+    if (type == PCCL_FRAME_ACK) {
+        frame.received_bytes = UINT64_C(0x0102030405060708);
+        return frame;
+    }
+    frame.connection = 0x11121314;
+    if (type == PCCL_FRAME_LOST) {
+        frame.peer_connection = 0x21222324;
+        frame.frames = 0x31323334;
+    }
     return frame;
 }
 
@@ -56,9 +96,29 @@ static void what_is_encoded_is_decoded(void)
     in = segment_frame();
     pccl_frame_encode(&in, header);
     CHECK(pccl_frame_decode(header, &out) == NULL);
-    CHECK(out.type == in.type && out.payload_bytes == in.payload_bytes);
+    CHECK(out.type == in.type && out.payload_bytes == in.payload_bytes && out.payload_crc == in.payload_crc);
     CHECK(pccl_op_key_equal(&out.key, &in.key));
     CHECK(out.chunk == in.chunk && out.segment == in.segment && out.hop == in.hop);
+
+    in = eager_frame();
+    pccl_frame_encode(&in, header);
+    CHECK(pccl_frame_decode(header, &out) == NULL);
+    CHECK(out.type == in.type && out.payload_bytes == in.payload_bytes && out.payload_crc == in.payload_crc);
+    CHECK(pccl_op_key_equal(&out.key, &in.key) && pccl_op_shape_equal(&out.shape, &in.shape));
+
+    in = credit_frame();
+    pccl_frame_encode(&in, header);
+    CHECK(pccl_frame_decode(header, &out) == NULL);
+    CHECK(out.type == in.type && out.eager_bytes == in.eager_bytes && out.received_frames == in.received_frames);
+
+    for (int type = PCCL_FRAME_HELLO; type <= PCCL_FRAME_LOST; type++) {
+        in = connection_frame((enum pccl_frame_type)type);
+        pccl_frame_encode(&in, header);
+        CHECK(pccl_frame_decode(header, &out) == NULL);
+        CHECK(out.type == in.type && out.received_frames == in.received_frames);
+        CHECK(out.received_bytes == in.received_bytes && out.connection == in.connection);
+        CHECK(out.peer_connection == in.peer_connection && out.frames == in.frames);
+    }
 }
 
 static void the_layout_is_as_documented(void)
@@ -66,20 +126,43 @@ static void the_layout_is_as_documented(void)
     uint8_t header[PCCL_FRAME_BYTES];
     pccl_frame frame = segment_frame();
     pccl_frame_encode(&frame, header);
-    CHECK(memcmp(header, "PC\x01\x02\0\0\0\0\x98\xba\xdc\xfe\0\0\0\0", 16) == 0);
+    CHECK(memcmp(header, "PC\x02\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
     CHECK(memcmp(header + 16, "\x08\x07\x06\x05\x04\x03\x02\x01", 8) == 0);
-    CHECK(memcmp(header + 40, "\x34\x33\x32\x31\0\0\0\0", 8) == 0);
+    CHECK(memcmp(header + 40, "\x34\x33\x32\x31", 4) == 0);
+    CHECK(pccl_get_u32(header + 44) == pccl_crc32c(pccl_crc32c(0, header, 44), header + 48, 24));
     CHECK(memcmp(header + 48, "\x04\x03\x02\x01\x14\x13\x12\x11\x24\x23\x22\x21", 12) == 0);
+}
+
+static void a_flipped_bit_does_not_verify(void)
+{
+    uint8_t header[PCCL_FRAME_BYTES];
+    pccl_frame frame = segment_frame();
+    pccl_frame_encode(&frame, header);
+    CHECK(pccl_frame_verify(header) == NULL);
+    for (int bit = 0; bit < 8 * PCCL_FRAME_BYTES; bit++) {
+        header[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        CHECK_MSG(pccl_frame_verify(header) != NULL, "bit %d", bit);
+        header[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
 }
 
 /* Every field that has only one allowed value, or few. */
 static void what_is_malformed_is_refused(void)
 {
-    static const int strict[] = {0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 15, 44, 45, 46, 47};
+    static const int strict[] = {3};
     uint8_t header[PCCL_FRAME_BYTES];
     pccl_frame out;
-    for (int kind = 0; kind < 2; kind++) {
-        pccl_frame frame = kind == 0 ? ready_frame() : segment_frame();
+    for (int kind = 0; kind < 4; kind++) {
+        pccl_frame frame = kind == 0   ? ready_frame()
+                           : kind == 1 ? segment_frame()
+                           : kind == 2 ? eager_frame()
+                                       : credit_frame();
+        for (int at = 0; at < 3; at++) {
+            pccl_frame_encode(&frame, header);
+            header[at] ^= 0x40;
+            pccl_frame_seal(header);
+            CHECK_MSG(pccl_frame_verify(header) != NULL, "byte %d", at);
+        }
         for (size_t i = 0; i < PCCL_COUNT_OF(strict); i++) {
             pccl_frame_encode(&frame, header);
             header[strict[i]] ^= 0x40;
@@ -92,9 +175,35 @@ static void what_is_malformed_is_refused(void)
         header[at] = 200;
         CHECK(pccl_frame_decode(header, &out) != NULL);
     }
+    for (int at = 8; at < 16; at++) {
+        pccl_frame_encode(&ready, header);
+        header[at] = 1;
+        CHECK(pccl_frame_decode(header, &out) != NULL);
+    }
     pccl_frame_encode(&ready, header);
-    header[8] = 1;
+    header[71] = PCCL_ALGORITHM_COUNT;
     CHECK(pccl_frame_decode(header, &out) != NULL);
+    pccl_frame credit = credit_frame();
+    for (int at = 8; at < PCCL_FRAME_BYTES; at++) {
+        pccl_frame_encode(&credit, header);
+        header[at] = 1;
+        CHECK((pccl_frame_decode(header, &out) == NULL) == (at >= 44 && at < 56));
+    }
+    static const int body_ends[] = {52, 56, 60};
+    for (int type = PCCL_FRAME_HELLO; type <= PCCL_FRAME_LOST; type++)
+        for (int at = 8; at < PCCL_FRAME_BYTES; at++) {
+            pccl_frame frame = connection_frame((enum pccl_frame_type)type);
+            pccl_frame_encode(&frame, header);
+            header[at] = 1;
+            int is_free = at >= 44 && at < body_ends[type - PCCL_FRAME_HELLO];
+            CHECK((pccl_frame_decode(header, &out) == NULL) == is_free);
+        }
+    for (int at = 48; at < 56; at += 4) {
+        pccl_frame lost = connection_frame(PCCL_FRAME_LOST);
+        pccl_frame_encode(&lost, header);
+        memset(header + at, 0, 4);
+        CHECK(pccl_frame_decode(header, &out) != NULL);
+    }
     pccl_frame segment = segment_frame();
     for (int at = 60; at < PCCL_FRAME_BYTES; at++) {
         pccl_frame_encode(&segment, header);
@@ -113,11 +222,16 @@ static void accepted_noise_round_trips(void)
     for (int i = 0; i < 200000; i++) {
         uint8_t header[PCCL_FRAME_BYTES];
         uint8_t again[PCCL_FRAME_BYTES];
-        pccl_frame frame = i & 1 ? ready_frame() : segment_frame();
+        pccl_frame frame = i % 7 == 0   ? ready_frame()
+                           : i % 7 == 1 ? segment_frame()
+                           : i % 7 == 2 ? eager_frame()
+                           : i % 7 == 3 ? credit_frame()
+                                        : connection_frame((enum pccl_frame_type)(PCCL_FRAME_HELLO + i % 7 - 4));
         pccl_frame_encode(&frame, header);
         for (int k = random_byte() % 4; k >= 0; k--)
             header[random_byte() % PCCL_FRAME_BYTES] = (uint8_t)(random_byte() & random_byte());
-        if (pccl_frame_decode(header, &frame) != NULL)
+        pccl_frame_seal(header);
+        if (pccl_frame_verify(header) != NULL || pccl_frame_decode(header, &frame) != NULL)
             continue;
         accepted++;
         pccl_frame_encode(&frame, again);
@@ -145,6 +259,7 @@ int main(void)
 {
     RUN(what_is_encoded_is_decoded);
     RUN(the_layout_is_as_documented);
+    RUN(a_flipped_bit_does_not_verify);
     RUN(what_is_malformed_is_refused);
     RUN(accepted_noise_round_trips);
     RUN(every_shape_field_counts);

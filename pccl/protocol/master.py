@@ -13,6 +13,10 @@ Groups are flushed and re-formed one by one: a loss in one group neither stops n
 a group's ring is its epoch, the view in which it last changed. Ops are named by it, so a frame or message of an older
 ring can never be taken for one of the present.
 
+Links. A group's ring needs the links between neighbours; a pair of neighbours that cannot connect must be separated. A
+small group also makes the links between all other pairs; if they all stand it is a mesh, and ops may take the direct
+algorithm (`Install.is_meshed`). One that does not stand costs nothing but that.
+
 A further loss during a change starts the stages it needs again; view numbers only grow. A pair that reports that it
 cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
 peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
@@ -136,12 +140,20 @@ class _Group:
     awaiting_flush: set[int] = field(default_factory=set)
     commits: list[OpRef] = field(default_factory=list)
     """Verdicts of the last flush, to be told with the next Prepare."""
+    missing: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that have no link and need none: the group is no mesh."""
+    unreliable: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that are no neighbours and whose link broke again and again: as if it were missing."""
     changed: bool = False
     """The ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
     """Incumbents: peers of the last sync that are still here."""
     revision: int | None = None
     sync: _Sync | None = None
+
+    @property
+    def is_meshed(self) -> bool:
+        return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing and not self.unreliable
 
 
 @dataclass
@@ -334,6 +346,7 @@ class Master:
         self._stop(group)
         group.awaiting_flush.discard(peer)
         group.ring.remove(peer)
+        group.unreliable = {pair for pair in group.unreliable if peer not in pair}
 
     def _stop(self, group: _Group) -> None:
         """Starts the flush of a group whose ring must change."""
@@ -409,6 +422,7 @@ class Master:
                 group.epoch = self.view
             if not group.running:
                 affected.update(group.ring)
+                group.missing.clear()
         relink = sorted(self._relink)
         for pair in relink:
             self._made_in[pair] = self.view
@@ -452,7 +466,7 @@ class Master:
                 member.accepted = True
                 member.asked_at = None
                 self._admitting.discard(peer)
-                self._say(member.connection, m.Install(self.view))
+                self._say(member.connection, m.Install(self.view, group.is_meshed))
         self._lost.clear()
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")
@@ -481,11 +495,15 @@ class Master:
             return
         self._awaiting_ready.discard(member.peer)
         member.asked_at = None
-        pairs = topology.ring_pairs(self._groups[member.hello.group].ring)
-        for other, reason in message.failed:
+        group = self._groups[member.hello.group]
+        needed, all_pairs = topology.ring_pairs(group.ring), topology.linked_pairs(group.ring)
+        for other, reason in [*message.failed, *message.missing]:
             pair = topology.pair(member.peer, other)
-            if pair in pairs:
+            if pair in needed:
                 self._failed_pairs.setdefault(pair, reason)
+            elif pair in all_pairs and pair not in group.missing:
+                group.missing.add(pair)
+                self._log("info", f"group {group.number} goes without a link between peers {pair}: {reason}")
 
     def _on_link_lost(self, member: _Member, message: m.LinkLost) -> None:
         other = self._members.get(message.peer)
@@ -495,11 +513,13 @@ class Master:
         if pair in self._relink or message.made_in < self._made_in.get(pair, 0):
             return
         group = self._groups.get(member.hello.group)
-        if group is None or pair not in topology.ring_pairs(group.ring):
+        if group is None or pair not in topology.linked_pairs(group.ring) or pair in group.missing | group.unreliable:
             return
         self._log("warning", f"{member} lost its link to {other}: {message.reason}")
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
-        if self._relinks[pair] > RELINKS_MAX:
+        if self._relinks[pair] > RELINKS_MAX and pair not in topology.ring_pairs(group.ring):
+            group.unreliable.add(pair)
+        elif self._relinks[pair] > RELINKS_MAX:
             self._failed_pairs[pair] = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
             self._resolve_failed_pairs()
             return
@@ -519,7 +539,7 @@ class Master:
             return
         for peer in group.ring:
             self._say(self._members[peer].connection, m.OpsCommit(group.epoch, commits))
-        for pair in topology.ring_pairs(group.ring) if self._relinks else ():
+        for pair in topology.linked_pairs(group.ring) if self._relinks else ():
             self._relinks.pop(pair, None)
 
     def _on_op_failed(self, member: _Member, message: m.OpFailed) -> None:

@@ -131,10 +131,11 @@ class JointCancel(Message, frozen=True):
 
 
 class LinksReady(Message, frozen=True):
-    """The answer to `Prepare`: all needed links are up, but for those in `failed`."""
+    """The answer to `Prepare`: all links are up, but for the needed ones in `failed` and the others in `missing`."""
 
     view: int
     failed: list[tuple[int, str]] = []
+    missing: list[tuple[int, str]] = []
 
 
 class LinkLost(Message, frozen=True):
@@ -241,9 +242,10 @@ class Prepare(Message, frozen=True):
 
 
 class Install(Message, frozen=True):
-    """The prepared view is in force."""
+    """The prepared view is in force. `is_meshed`: in your group every pair has a link, so ops may go direct."""
 
     view: int
+    is_meshed: bool = False
 
 
 class OpsCommit(Message, frozen=True):

@@ -21,14 +21,14 @@ belong to it. The peer with the higher number (accepted later) dials. What the e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.topology import neighbours
+from pccl.protocol.topology import linked_peers, neighbours
 from pccl.types import Result
 
 STALL_AFTER_S = 2.0
@@ -46,6 +46,8 @@ class View:
     ring: tuple[int, ...]
     """This peer's group, in ring order."""
     group_sizes: dict[int, int]
+    is_meshed: bool = False
+    """Every pair of the group has a link."""
 
     @property
     def world_size(self) -> int:
@@ -72,8 +74,17 @@ class SubmitOp:
     sequence: int
     rank: int
     world_size: int
-    link_prev: int
-    link_next: int
+    links: tuple[int, ...]
+    """The link to each rank; 0 to oneself and to those without."""
+    is_meshed: bool
+
+    @property
+    def link_prev(self) -> int:
+        return self.links[self.rank - 1]
+
+    @property
+    def link_next(self) -> int:
+        return self.links[(self.rank + 1) % self.world_size]
 
 
 @dataclass(frozen=True)
@@ -379,7 +390,7 @@ class Peer:
                 self._drop_link(b if a == self.peer else a)
         for peer in [peer for peer in self._links if peer not in self._members]:
             self._drop_link(peer)
-        for peer in self._next_neighbours():
+        for peer in linked_peers(ring.peers, self.peer):
             if peer not in self._links:
                 self._make_link(peer, message.view, dial=self.peer > peer)
         self._answer_prepare()
@@ -415,6 +426,7 @@ class Peer:
             group=self.group,
             ring=tuple(prepared.ring.peers),
             group_sizes={ring.group: len(ring.peers) for ring in prepared.rings},
+            is_meshed=message.is_meshed,
         )
         self._effects.append(Installed(self.view, prepared.lost))
         if keeps:
@@ -518,8 +530,7 @@ class Peer:
         if found is None:
             return
         self._drop_link(found.peer)
-        ring = self._next.ring.peers if self._next is not None else self.view.ring if self.view is not None else ()
-        if found.peer in self._members and found.peer in self._ring_neighbours(list(ring)) and not self.is_over:
+        if found.peer in self._members and self._is_linked(found.peer) and not self.is_over:
             self._effects.append(ToMaster(m.LinkLost(found.made_in, found.peer, reason)))
             if not found.is_up:
                 self._link_failed(found.peer, reason)
@@ -541,7 +552,7 @@ class Peer:
         if found is None or found.is_up:
             return
         self._drop_link(found.peer)
-        if self._next is not None and found.made_in < self._next.view and found.peer in self._next_neighbours():
+        if self._next is not None and found.made_in < self._next.view and self._is_linked(found.peer):
             # It was begun under an earlier Prepare, and the other side may have begun anew since: once more.
             self._make_link(found.peer, self._next.view, dial=self.peer > found.peer)
         else:
@@ -609,7 +620,6 @@ class Peer:
             return
         op.ref = ref
         self._by_ref[ref] = op
-        before, after = neighbours(view.ring, self.peer)
         self._effects.append(
             SubmitOp(
                 op=op.op,
@@ -618,8 +628,8 @@ class Peer:
                 sequence=sequence,
                 rank=view.ring.index(self.peer),
                 world_size=view.world_size,
-                link_prev=self._link_number(before),
-                link_next=self._link_number(after),
+                links=tuple(self._link_number(peer) for peer in view.ring),
+                is_meshed=view.is_meshed,
             )
         )
 
@@ -664,14 +674,14 @@ class Peer:
 
     # Links.
 
-    def _next_neighbours(self) -> list[int]:
-        assert self._next is not None
-        return self._ring_neighbours(self._next.ring.peers)
-
-    def _ring_neighbours(self, ring: list[int]) -> list[int]:
-        if self.peer not in ring:
-            return []
-        return sorted(set(neighbours(ring, self.peer)) - {self.peer})
+    def _is_linked(self, peer: int) -> bool:
+        """Whether the prepared view, else the installed one, wants a link with this peer."""
+        ring: Sequence[int] = ()
+        if self._next is not None:
+            ring = self._next.ring.peers
+        elif self.view is not None:
+            ring = self.view.ring
+        return peer in linked_peers(ring, self.peer)
 
     def _make_link(self, peer: int, made_in: int, dial: bool) -> _Link:
         member = self._members[peer]
@@ -687,7 +697,7 @@ class Peer:
             self._effects.append(CloseLink(link.link))
 
     def _link_failed(self, peer: int, reason: str) -> None:
-        if self._next is not None and peer in self._next_neighbours():
+        if self._next is not None and self._is_linked(peer):
             self._next.failed[peer] = reason
             self._answer_prepare()
 
@@ -695,12 +705,15 @@ class Peer:
         prepared = self._next
         if prepared is None or prepared.answered or self._keeps_ring(prepared.ring):
             return
-        for peer in self._next_neighbours():
+        for peer in linked_peers(prepared.ring.peers, self.peer):
             link = self._links.get(peer)
             if peer not in prepared.failed and (link is None or not link.is_up):
                 return
         prepared.answered = True
-        self._effects.append(ToMaster(m.LinksReady(prepared.view, sorted(prepared.failed.items()))))
+        needed = neighbours(prepared.ring.peers, self.peer)
+        failed = [(peer, reason) for peer, reason in sorted(prepared.failed.items()) if peer in needed]
+        missing = [(peer, reason) for peer, reason in sorted(prepared.failed.items()) if peer not in needed]
+        self._effects.append(ToMaster(m.LinksReady(prepared.view, failed, missing)))
 
     # The end.
 

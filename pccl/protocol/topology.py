@@ -7,6 +7,8 @@ from itertools import combinations, permutations
 
 EXACT_COVER_PEERS_MAX = 14
 EXACT_RING_PEERS_MAX = 8
+MESH_PEERS_MAX = 16
+"""Groups up to this size make links between all pairs; in larger ones that would be too many connections."""
 
 
 def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
@@ -27,6 +29,19 @@ def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
     if len(ring) < 2:
         return set()
     return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
+
+
+def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
+    """The unordered pairs that make a link: all of a small group, the ring's neighbours of a large one."""
+    return set(combinations(sorted(ring), 2)) if len(ring) <= MESH_PEERS_MAX else ring_pairs(ring)
+
+
+def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
+    """Those with whom `peer` makes a link."""
+    if peer not in ring:
+        return []
+    others = ring if len(ring) <= MESH_PEERS_MAX else neighbours(ring, peer)
+    return sorted(set(others) - {peer})
 
 
 def pair(a: int, b: int) -> tuple[int, int]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pccl._native import ffi, lib
-from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
-ABI = 1
+ABI = 3
 EVENTS_MAX = 256
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
@@ -43,6 +44,7 @@ class OpSpec:
     reduce_op: ReduceOp
     quantization: QuantizationOptions | None
     buffers: Buffers
+    algorithm: ReduceAlgorithm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,15 @@ class LinkLost:
     reason: str
 
 
-EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The link goes on over its other connections."""
+
+    link: int
+    reason: str
+
+
+EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost | ConnectionLost
 
 
 class Engine:
@@ -126,10 +136,11 @@ class Engine:
         sequence: int,
         rank: int,
         world_size: int,
-        link_prev: int,
-        link_next: int,
+        links: Sequence[int],
+        is_meshed: bool,
     ) -> None:
-        """Only from one thread at a time."""
+        """`links` is the link to each rank, 0 where there is none; `is_meshed`: there is one to each. Only from one
+        thread at a time. ValueError for what the engine does not take."""
         request = self._request
         request.op = op
         request.key.epoch = epoch
@@ -143,18 +154,33 @@ class Engine:
         quantization = spec.quantization
         if quantization is None or quantization.algorithm is QuantizationAlgorithm.NONE:
             shape.quantization = shape.quantized_dtype = shape.quantization_block = 0
+            request.rounding = request.rounding_seed = 0
         else:
             shape.quantization = quantization.algorithm
-            shape.quantized_dtype = quantization.quantized_datatype
+            shape.quantized_dtype = code_type(quantization)
             shape.quantization_block = quantization.block_size
+            request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
+            request.rounding_seed = quantization.seed
         shape.segment_bytes = max(
             spec.dtype.itemsize,
             self._segment_bytes or lib.pccl_segment_bytes_default(spec.buffers.count, spec.dtype, world_size),
         )
         shape.world_size = world_size
+        algorithm = spec.algorithm
+        if algorithm is None:
+            algorithm = ReduceAlgorithm.RING
+            if is_meshed:
+                algorithm = ReduceAlgorithm(
+                    lib.pccl_algorithm_default(spec.buffers.count, spec.dtype, shape.quantization, world_size)
+                )
+        elif algorithm is ReduceAlgorithm.DIRECT and not is_meshed:
+            raise ValueError("algorithm DIRECT needs a link between every two peers of the group, which there is not")
+        shape.algorithm = algorithm
         request.rank = rank
-        request.link_prev = link_prev
-        request.link_next = link_next
+        request.link_prev = links[rank - 1]
+        request.link_next = links[(rank + 1) % world_size]
+        rank_links = ffi.new("uint64_t[]", links) if algorithm is ReduceAlgorithm.DIRECT else ffi.NULL
+        request.rank_links = rank_links
         request.send = ffi.cast("void *", spec.buffers.send)
         request.recv = ffi.cast("void *", spec.buffers.recv)
         self._check(lib.pccl_engine_submit(self._handle, request), "submit")
@@ -195,6 +221,15 @@ class Engine:
             raise ValueError(f"engine {call} refused its arguments (status {status})")
 
 
+FOUR_BITS = {DataType.UINT8: lib.PCCL_CODE_UINT4, DataType.INT8: lib.PCCL_CODE_INT4}
+
+
+def code_type(quantization: QuantizationOptions) -> int:
+    """What the engine calls the type of an element on the wire."""
+    datatype = quantization.quantized_datatype
+    return FOUR_BITS[datatype] if quantization.bits == 4 else datatype
+
+
 def _event(event: Any) -> EngineEvent:
     kind = event.kind
     if kind == lib.PCCL_EVENT_OP_DONE:
@@ -205,11 +240,14 @@ def _event(event: Any) -> EngineEvent:
         return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs))
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
-    assert kind == lib.PCCL_EVENT_LINK_LOST, kind
     reason = _text(event.detail)
     if event.system_error:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)
-    return LinkLost(event.id, reason or "closed by the other side")
+    reason = reason or "closed by the other side"
+    if kind == lib.PCCL_EVENT_CONNECTION_LOST:
+        return ConnectionLost(event.id, reason)
+    assert kind == lib.PCCL_EVENT_LINK_LOST, kind
+    return LinkLost(event.id, reason)
 
 
 def _describe(shape: Any) -> str:
@@ -223,11 +261,13 @@ def _describe(shape: Any) -> str:
 
     text = f"{name(ReduceOp, shape.reduce_op)} of {shape.count} x {name(DataType, shape.dtype)}"
     if shape.quantization:
-        text += (
-            f", {name(QuantizationAlgorithm, shape.quantization)} to {name(DataType, shape.quantized_dtype)} in "
-            f"blocks of {shape.quantization_block}"
-        )
-    return text + f" (world {shape.world_size}, segments of {shape.segment_bytes} bytes)"
+        four_bits = {code: f"4-bit {datatype.name}" for datatype, code in FOUR_BITS.items()}
+        code = four_bits.get(shape.quantized_dtype) or name(DataType, shape.quantized_dtype)
+        text += f", {name(QuantizationAlgorithm, shape.quantization)} to {code}"
+        if shape.quantization_block:
+            text += f" in blocks of {shape.quantization_block}"
+    algorithm = name(ReduceAlgorithm, shape.algorithm)
+    return text + f" ({algorithm}, world {shape.world_size}, segments of {shape.segment_bytes} bytes)"
 
 
 def _text(chars: Any) -> str:

@@ -381,8 +381,10 @@ class PeerSession:
                     self._machine.op_mismatch(event.op, self._mismatch_text(event))
                 elif isinstance(event, native.GroupFrozen):
                     self._machine.frozen(event.epoch)
-                else:
+                elif isinstance(event, native.LinkLost):
                     self._machine.link_lost(event.link, event.reason)
+                else:
+                    logger.warning("link %d goes on with a connection less: %s", event.link, event.reason)
             self._pump()
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
@@ -446,8 +448,8 @@ class PeerSession:
                 sequence=effect.sequence,
                 rank=effect.rank,
                 world_size=effect.world_size,
-                link_prev=effect.link_prev,
-                link_next=effect.link_next,
+                links=effect.links,
+                is_meshed=effect.is_meshed,
             )
         except ValueError as error:
             self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, str(error))

@@ -141,3 +141,36 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
     world.run()
     assert a.call(calls[0]) is Result.SUCCESS
     assert rings([a, c]) == {(1, 3)}
+
+
+def test_pair_without_a_link_costs_the_mesh_and_nobody_a_place(world: World) -> None:
+    world.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
+    nodes = world.join(0, 0)
+    nodes += [world.add()]
+    world.run()
+    assert nodes[0].view.is_meshed
+    world.unreachable = set()
+    world.admit_all()
+    fourth = world.add()
+    world.run()
+    ring = nodes[0].view.ring
+    world.unreachable = {frozenset((fourth.name, f"n{ring[1]}"))}
+    world.admit_all()
+    assert all(len(node.view.ring) == 4 for node in (*nodes, fourth))
+    assert not any(node.view.is_meshed for node in (*nodes, fourth))
+    assert world.reduce([*nodes, fourth]) == [Result.SUCCESS] * 4
+
+
+def test_link_between_no_neighbours_that_does_not_last_costs_the_mesh(world: World) -> None:
+    nodes = world.join(0, 0, 0, 0)
+    assert all(node.view.is_meshed for node in nodes)
+    ring = nodes[0].view.ring
+    a, b = world.node_of(ring[0]), world.node_of(ring[2])
+    for _ in range(RELINKS_MAX + 1):
+        world.break_link(a, b)
+        world.run()
+    assert world.master.accepted == [1, 2, 3, 4]
+    assert not any(node.view.is_meshed for node in nodes)
+    world.break_link(a, b)
+    world.run()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4

@@ -1,0 +1,241 @@
+#include "crc32c.h"
+
+#include "base.h"
+#include "simd.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define POLYNOMIAL 0x82f63b78u /* bits reflected: bit 31 is x^0 */
+
+/* What follows works on the register, which is the complement of the checksum. */
+typedef uint32_t register_function(uint32_t r, const uint8_t *at, size_t bytes);
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static uint32_t slices[8][256];
+static register_function *ways[PCCL_CRC32C_WAY_COUNT];
+static register_function *best;
+
+static uint32_t by_tables(uint32_t r, const uint8_t *at, size_t bytes)
+{
+    for (; bytes >= 8; at += 8, bytes -= 8) {
+        uint32_t low = pccl_get_u32(at) ^ r;
+        uint32_t high = pccl_get_u32(at + 4);
+        r = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^
+            slices[4][low >> 24] ^ slices[3][high & 255] ^ slices[2][high >> 8 & 255] ^
+            slices[1][high >> 16 & 255] ^ slices[0][high >> 24];
+    }
+    for (; bytes > 0; at++, bytes--)
+        r = r >> 8 ^ slices[0][(r ^ *at) & 255];
+    return r;
+}
+
+#if PCCL_SIMD_X86
+#define HAVE_INSTRUCTION 1
+#define TARGET_INSTRUCTION __attribute__((target("sse4.2")))
+#define INSTRUCTION_8(r, v) ((uint32_t)__builtin_ia32_crc32di((r), (v)))
+#define INSTRUCTION_1(r, v) __builtin_ia32_crc32qi((r), (v))
+#elif defined(__aarch64__) && defined(__GNUC__) && !defined(PCCL_NO_SIMD)
+#define HAVE_INSTRUCTION 1
+#if defined(__clang__)
+#define TARGET_INSTRUCTION __attribute__((target("crc")))
+#define INSTRUCTION_8(r, v) __builtin_arm_crc32cd((r), (v))
+#define INSTRUCTION_1(r, v) __builtin_arm_crc32cb((r), (v))
+#else
+#define TARGET_INSTRUCTION __attribute__((target("+crc")))
+#define INSTRUCTION_8(r, v) __builtin_aarch64_crc32cx((r), (v))
+#define INSTRUCTION_1(r, v) __builtin_aarch64_crc32cb((r), (v))
+#endif
+#else
+#define HAVE_INSTRUCTION 0
+#endif
+
+#if HAVE_INSTRUCTION
+enum { LONG_BYTES = 4096, SHORT_BYTES = 256, SHIFT_COUNT = 2 };
+
+static uint32_t shifts[SHIFT_COUNT][4][256]; /* by LONG_BYTES and SHORT_BYTES of zeros */
+
+/* a b mod P */
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+        if (a & bit)
+            product ^= b;
+        b = b & 1 ? b >> 1 ^ POLYNOMIAL : b >> 1;
+    }
+    return product;
+}
+
+/* x^n mod P */
+static uint32_t power(uint64_t n)
+{
+    uint32_t result = 1u << 31;
+    uint32_t square = 1u << 30;
+    for (; n != 0; n >>= 1) {
+        if (n & 1)
+            result = multiply(result, square);
+        square = multiply(square, square);
+    }
+    return result;
+}
+
+static uint32_t shift(const uint32_t table[4][256], uint32_t r)
+{
+    return table[0][r & 255] ^ table[1][r >> 8 & 255] ^ table[2][r >> 16 & 255] ^ table[3][r >> 24];
+}
+
+static inline uint64_t load_8(const uint8_t *at)
+{
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return value; /* the CPUs meant here are little-endian */
+}
+
+/* Three neighbouring pieces at once, then put together. */
+TARGET_INSTRUCTION
+static uint32_t three(uint32_t r, const uint8_t *at, size_t piece_bytes, const uint32_t table[4][256])
+{
+    uint32_t second = 0;
+    uint32_t third = 0;
+    for (const uint8_t *end = at + piece_bytes; at < end; at += 8) {
+        r = INSTRUCTION_8(r, load_8(at));
+        second = INSTRUCTION_8(second, load_8(at + piece_bytes));
+        third = INSTRUCTION_8(third, load_8(at + 2 * piece_bytes));
+    }
+    return shift(table, shift(table, r) ^ second) ^ third;
+}
+
+TARGET_INSTRUCTION
+static uint32_t by_instruction(uint32_t r, const uint8_t *at, size_t bytes)
+{
+    for (; bytes >= 3 * LONG_BYTES; at += 3 * LONG_BYTES, bytes -= 3 * LONG_BYTES)
+        r = three(r, at, LONG_BYTES, shifts[0]);
+    for (; bytes >= 3 * SHORT_BYTES; at += 3 * SHORT_BYTES, bytes -= 3 * SHORT_BYTES)
+        r = three(r, at, SHORT_BYTES, shifts[1]);
+    for (; bytes >= 8; at += 8, bytes -= 8)
+        r = INSTRUCTION_8(r, load_8(at));
+    for (; bytes > 0; at++, bytes--)
+        r = INSTRUCTION_1(r, *at);
+    return r;
+}
+#endif
+
+#if PCCL_SIMD_X86
+#include <immintrin.h>
+
+#define TARGET_FOLDING __attribute__((target("sse4.2,avx512f,avx512vl,vpclmulqdq")))
+
+enum { FOLD_BYTES = 256, FOLD_COUNT = 2 };
+
+static uint64_t fold_by[FOLD_COUNT][2]; /* 128 bits by FOLD_BYTES, and by 64 */
+
+/* Moving 128 bits X = low x^64 + high (the lower address has the higher powers) by d bits:
+ *
+ *     X x^d = low x^(d+64) + high x^d
+ *
+ * The product of two reflected 64-bit numbers, read as a reflected 128-bit one, has one x too many, and a
+ * 32-bit number in the lower half of 64 bits means x^32 times itself. So the factors are x^(d+31) and
+ * x^(d-33). */
+static void fold_factors(uint64_t factors[2], unsigned bits)
+{
+    factors[0] = power(bits + 31u);
+    factors[1] = power(bits - 33u);
+}
+
+TARGET_FOLDING
+static inline __m512i load_512(const uint8_t *at) { return _mm512_loadu_si512((const void *)at); }
+
+TARGET_FOLDING
+static inline __m512i factors_512(const uint64_t factors[2])
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)factors));
+}
+
+TARGET_FOLDING
+static inline __m512i fold_512(__m512i x, __m512i factors, __m512i onto)
+{
+    enum { XOR_OF_THREE = 0x96 };
+    __m512i low = _mm512_clmulepi64_epi128(x, factors, 0x00);
+    __m512i high = _mm512_clmulepi64_epi128(x, factors, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, onto, XOR_OF_THREE);
+}
+
+TARGET_FOLDING
+static uint32_t by_folding(uint32_t r, const uint8_t *at, size_t bytes)
+{
+    if (bytes < FOLD_BYTES)
+        return by_instruction(r, at, bytes);
+    __m512i x[4];
+    for (int i = 0; i < 4; i++)
+        x[i] = load_512(at + 64 * i);
+    x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)r)));
+    at += FOLD_BYTES;
+    bytes -= FOLD_BYTES;
+    __m512i factors = factors_512(fold_by[0]);
+    for (; bytes >= FOLD_BYTES; at += FOLD_BYTES, bytes -= FOLD_BYTES)
+        for (int i = 0; i < 4; i++)
+            x[i] = fold_512(x[i], factors, load_512(at + 64 * i));
+    factors = factors_512(fold_by[1]);
+    for (int i = 1; i < 4; i++)
+        x[i] = fold_512(x[i - 1], factors, x[i]);
+    /* 512 bits are left: a message like any other. */
+    uint64_t last[8];
+    _mm512_storeu_si512((void *)last, x[3]);
+    r = 0;
+    for (int i = 0; i < 8; i++)
+        r = INSTRUCTION_8(r, last[i]);
+    return by_instruction(r, at, bytes);
+}
+#endif
+
+static void prepare(void)
+{
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t r = i;
+        for (int bit = 0; bit < 8; bit++)
+            r = r & 1 ? r >> 1 ^ POLYNOMIAL : r >> 1;
+        slices[0][i] = r;
+    }
+    for (int k = 1; k < 8; k++)
+        for (int i = 0; i < 256; i++)
+            slices[k][i] = slices[k - 1][i] >> 8 ^ slices[0][slices[k - 1][i] & 255];
+    ways[PCCL_CRC32C_TABLES] = best = by_tables;
+
+#if HAVE_INSTRUCTION
+    static const uint32_t shift_bytes[SHIFT_COUNT] = {LONG_BYTES, SHORT_BYTES};
+    for (int s = 0; s < SHIFT_COUNT; s++) {
+        uint32_t factor = power(8u * shift_bytes[s]);
+        for (int k = 0; k < 4; k++)
+            for (uint32_t i = 0; i < 256; i++)
+                shifts[s][k][i] = multiply(i << 8 * k, factor);
+    }
+    if (pccl_simd_has(PCCL_SIMD_CRC32C))
+        ways[PCCL_CRC32C_INSTRUCTION] = best = by_instruction;
+#endif
+#if PCCL_SIMD_X86
+    static const unsigned fold_bits[FOLD_COUNT] = {8 * FOLD_BYTES, 8 * 64};
+    for (int i = 0; i < FOLD_COUNT; i++)
+        fold_factors(fold_by[i], fold_bits[i]);
+    if (pccl_simd_has(PCCL_SIMD_CRC32C) && pccl_simd_has(PCCL_SIMD_VPCLMULQDQ_512))
+        ways[PCCL_CRC32C_FOLDING] = best = by_folding;
+#endif
+}
+
+uint32_t pccl_crc32c(uint32_t crc, const void *data, size_t bytes)
+{
+    pthread_once(&once, prepare);
+    return ~best(~crc, data, bytes);
+}
+
+int pccl_crc32c_has(enum pccl_crc32c_way way)
+{
+    pthread_once(&once, prepare);
+    return ways[way] != NULL;
+}
+
+uint32_t pccl_crc32c_by(enum pccl_crc32c_way way, uint32_t crc, const void *data, size_t bytes)
+{
+    PCCL_ASSERT(pccl_crc32c_has(way));
+    return ~ways[way](~crc, data, bytes);
+}

@@ -1,0 +1,36 @@
+/* direct_plan.h: who sends which segment (tiling.h) to whom, and in which order shares are folded, where
+ * every rank is linked with every other. No I/O, no state.
+ *
+ * World W. Rank c owns chunk c, and a segment of it makes two kinds of hops:
+ *
+ *     hop 0 .. W-1   share: rank `hop` sends its elements to the owner, which folds all ranks' shares.
+ *     hop W          final: the owner sends the result to every other rank.
+ *
+ * Shares arrive in any order but are folded in the order of ranks, the owner's own at its place, so that a
+ * result depends on the inputs alone:
+ *
+ *     owner 0        ((own + 1) + 2) + 3        turns 1, 2, 3
+ *     owner 2        ((0 + 1) + own) + 3        turns 0, 1, 3
+ *
+ * The own share needs no turn: it is folded along with the one before it. A share whose turn has not come
+ * waits in a slot; the one with the first turn never has to.
+ *
+ * A rank serves the others starting from its successor, so that not all of them send to rank 0 first. */
+#ifndef PCCL_DIRECT_PLAN_H
+#define PCCL_DIRECT_PLAN_H
+
+#include "base.h"
+
+/* Whose share comes first, and after that of `rank`: W when all are folded. */
+uint32_t pccl_direct_first_turn(uint32_t owner);
+uint32_t pccl_direct_next_turn(uint32_t owner, uint32_t rank);
+
+/* Slots that the shares of one segment may need while they wait, and that of `rank`, whose turn is not the
+ * first. */
+uint32_t pccl_direct_slots(uint32_t world_size);
+uint32_t pccl_direct_slot(uint32_t owner, uint32_t rank);
+
+/* The i-th of the W - 1 ranks that this one serves. */
+uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i);
+
+#endif

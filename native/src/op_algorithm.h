@@ -1,0 +1,79 @@
+/* op_algorithm.h: between op.c and the algorithms, op_ring.c and op_direct.c. op.h says what the functions
+ * do. */
+#ifndef PCCL_OP_ALGORITHM_H
+#define PCCL_OP_ALGORITHM_H
+
+#include "op.h"
+
+enum pccl_op_segment_state {
+    PCCL_SEGMENT_PARTIAL_IN = 1, /* accepted, perhaps still on its way */
+    PCCL_SEGMENT_PARTIAL_SENT = 2,
+    PCCL_SEGMENT_FINAL_IN = 4,
+    PCCL_SEGMENT_SAVED = 8 /* its original is in backup */
+};
+
+typedef struct pccl_op_algorithm {
+    /* peers, tiling, wire and backup are there. 0 or PCCL_E_MEMORY; what was taken is for `close`. */
+    int (*open)(pccl_op *op);
+    void (*close)(pccl_op *op);
+    void (*stop)(pccl_op *op);
+
+    int (*has_sendable)(const pccl_op_peer *target);
+    const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
+
+    /* The chunk that goes to the target on the first hop. Where it has one segment, that is the first to be
+     * taken. */
+    uint32_t (*first_chunk)(const pccl_op_peer *target);
+
+    /* Of a frame from the source on the first hop. */
+    void (*first_hop)(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop);
+
+    /* What pccl_op_accept has filled in is index, range, payload_bytes and from. */
+    const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
+    void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
+                   size_t elements);
+    void (*retract)(pccl_op *op, const pccl_op_inbound *inbound);
+    int (*arrived)(pccl_op *op, const pccl_op_inbound *inbound);
+} pccl_op_algorithm;
+
+extern const pccl_op_algorithm pccl_op_ring_algorithm;
+extern const pccl_op_algorithm pccl_op_direct_algorithm;
+
+static inline int pccl_op_is_quantized(const pccl_op *op)
+{
+    return op->request.shape.quantization != PCCL_QUANT_NONE;
+}
+
+static inline int pccl_op_is_in_place(const pccl_op *op) { return op->request.send == op->request.recv; }
+
+static inline const uint8_t *pccl_op_send_at(const pccl_op *op, pccl_range range)
+{
+    return (const uint8_t *)op->request.send + range.first * op->element_bytes;
+}
+
+static inline uint8_t *pccl_op_recv_at(const pccl_op *op, pccl_range range)
+{
+    return (uint8_t *)op->request.recv + range.first * op->element_bytes;
+}
+
+static inline uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index)
+{
+    return op->wire + index * op->wire_slot_bytes;
+}
+
+/* Of so many elements as they travel. */
+uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements);
+
+/* The own elements, also once recv has overwritten them. */
+const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range);
+
+void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range);
+
+/* Both ways between elements and a segment's slot in `wire`. */
+void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements);
+void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range);
+
+/* One more segment is as it will stay. */
+void pccl_op_note_final(pccl_op *op);
+
+#endif

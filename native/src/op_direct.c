@@ -1,0 +1,320 @@
+/* op_direct.c: shares to their owners, results back (direct_plan.h). Every other rank is source and target;
+ * peers are in the order in which they are served.
+ *
+ *     share in     the first: folded with the own share as it comes, if that is next, or straight into recv.
+ *                  all others: stored in a slot of `waiting`, and folded once the ones before them are. Not as
+ *                  they come, for what recv has accumulated could not be told apart from half of a share
+ *                  that has to come again (pccl_op_retract).
+ *     final in     straight into recv
+ *     out          shares go out of send, finals out of recv
+ *
+ * To each target first the shares of its chunk go out, which others wait for, then the finals of the own
+ * chunk in the order in which they became final.
+ *
+ * recv accumulates, so the own share of an op in place is taken from `backup`.
+ *
+ * Quantized, shares are encoded into the slots of `wire` that later receive the finals. A share comes as a
+ * whole: the one with the first turn into the slot of the own segment in `wire`, all others into `waiting`.
+ * When all are folded the result is encoded into that slot of `wire`. */
+#include "op_algorithm.h"
+
+#include "direct_plan.h"
+#include "quant.h"
+
+#include <stdlib.h>
+
+enum direct_share_state {
+    SHARE_IN = 1, /* accepted, perhaps still on its way */
+    SHARE_WAITING = 2 /* all of it is in its slot */
+};
+
+enum { SLOT_ALIGNMENT_BYTES = 16 };
+
+static uint32_t direct_world(const pccl_op *op) { return op->request.shape.world_size; }
+
+static uint32_t direct_owner(const pccl_op *op) { return op->request.rank; }
+
+static uint32_t direct_own_segments(const pccl_op *op)
+{
+    return (uint32_t)pccl_tiling_chunk_segments(&op->tiling, op->request.rank);
+}
+
+/* Of the own chunk. */
+static uint32_t direct_segment(const pccl_op *op, uint32_t index)
+{
+    return index - (uint32_t)pccl_tiling_index(&op->tiling, op->request.rank, 0);
+}
+
+static uint8_t *direct_share(pccl_op *op, uint32_t segment, uint32_t rank)
+{
+    return &op->direct.shares[(size_t)segment * direct_world(op) + rank];
+}
+
+static uint8_t *direct_slot(const pccl_op *op, uint32_t segment, uint32_t rank)
+{
+    size_t slot = (size_t)segment * pccl_direct_slots(direct_world(op)) +
+                  pccl_direct_slot(op->request.rank, rank);
+    return op->direct.waiting + slot * op->direct.waiting_slot_bytes;
+}
+
+static int direct_open(pccl_op *op)
+{
+    pccl_op_direct *direct = &op->direct;
+    uint32_t own = direct_own_segments(op);
+    uint32_t world = direct_world(op);
+    if (own == 0)
+        return 0;
+    if (own > SIZE_MAX / 2 / world)
+        return PCCL_E_INVALID;
+    direct->turns = malloc(own * sizeof *direct->turns);
+    direct->finals = malloc(own * sizeof *direct->finals);
+    direct->shares = calloc(own, world);
+    if (direct->turns == NULL || direct->finals == NULL || direct->shares == NULL)
+        return PCCL_E_MEMORY;
+    for (uint32_t i = 0; i < own; i++)
+        direct->turns[i] = pccl_direct_first_turn(op->request.rank);
+    uint32_t slots = pccl_direct_slots(world);
+    if (slots == 0)
+        return 0;
+    uint64_t bytes = pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, op->request.rank, 0).count);
+    direct->waiting_slot_bytes =
+        (size_t)(pccl_div_up_u64(bytes, SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES);
+    if ((uint64_t)own * slots > SIZE_MAX / 2 / direct->waiting_slot_bytes)
+        return PCCL_E_INVALID;
+    direct->waiting_bytes = (size_t)own * slots * direct->waiting_slot_bytes;
+    direct->waiting = pccl_pool_take(op->pool, direct->waiting_bytes);
+    return direct->waiting == NULL ? PCCL_E_MEMORY : 0;
+}
+
+static void direct_close(pccl_op *op)
+{
+    pccl_pool_give(op->pool, op->direct.waiting, op->direct.waiting_bytes);
+    free(op->direct.turns);
+    free(op->direct.finals);
+    free(op->direct.shares);
+}
+
+static void direct_stop(pccl_op *op)
+{
+    op->direct.finals_count = 0;
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        pccl_op_peer *peer = &op->peers[i];
+        peer->shares_taken = (uint32_t)pccl_tiling_chunk_segments(&op->tiling, peer->rank);
+    }
+}
+
+static int direct_has_sendable(const pccl_op_peer *target)
+{
+    const pccl_op *op = target->op;
+    return target->shares_taken < pccl_tiling_chunk_segments(&op->tiling, target->rank) ||
+           target->finals_taken < op->direct.finals_count;
+}
+
+static uint32_t direct_first_chunk(const pccl_op_peer *target) { return target->rank; }
+
+static void direct_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
+{
+    *chunk = source->op->request.rank;
+    *hop = source->rank;
+}
+
+static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
+{
+    pccl_op *op = target->op;
+    int is_share = target->shares_taken < pccl_tiling_chunk_segments(&op->tiling, target->rank);
+    if (is_share) {
+        frame->chunk = target->rank;
+        frame->segment = target->shares_taken++;
+        frame->hop = op->request.rank;
+    } else {
+        PCCL_ASSERT(target->finals_taken < op->direct.finals_count);
+        frame->chunk = op->request.rank;
+        frame->segment = op->direct.finals[target->finals_taken++];
+        frame->hop = direct_world(op);
+    }
+    *index = (uint32_t)pccl_tiling_index(&op->tiling, frame->chunk, frame->segment);
+    pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
+    frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
+    if (pccl_op_is_quantized(op)) {
+        if (is_share)
+            pccl_op_encode(op, *index, range, pccl_op_send_at(op, range));
+        return pccl_op_wire_at(op, *index);
+    }
+    return is_share ? pccl_op_send_at(op, range) : pccl_op_recv_at(op, range);
+}
+
+static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t segment)
+{
+    uint32_t first = pccl_direct_first_turn(op->request.rank);
+    inbound->is_waiting = inbound->from != first;
+    if (inbound->is_waiting) {
+        inbound->store = direct_slot(op, segment, inbound->from);
+        return;
+    }
+    PCCL_ASSERT(op->direct.turns[segment] == inbound->from);
+    if (pccl_op_is_quantized(op)) {
+        inbound->store = pccl_op_wire_at(op, inbound->index);
+        return;
+    }
+    pccl_op_save(op, inbound->index, inbound->range);
+    /* Nothing to be folded with yet? */
+    int is_alone = inbound->from == first && op->request.rank > 1;
+    inbound->store = is_alone ? pccl_op_recv_at(op, inbound->range) : NULL;
+}
+
+static const char *direct_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
+{
+    pccl_op *op = source->op;
+    if (frame->chunk == op->request.rank ? frame->hop != source->rank
+                                         : frame->hop != direct_world(op) || frame->chunk != source->rank)
+        return "a hop that does not end here";
+    if (frame->chunk == op->request.rank) {
+        uint8_t *share = direct_share(op, frame->segment, source->rank);
+        if (*share & SHARE_IN)
+            return "the same segment twice";
+        *share |= SHARE_IN;
+        direct_accept_share(op, inbound, frame->segment);
+        return NULL;
+    }
+    uint8_t *state = &op->segments[inbound->index].state;
+    if (*state & PCCL_SEGMENT_FINAL_IN)
+        return "the same segment twice";
+    if ((*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
+        return "a result before its parts";
+    *state |= PCCL_SEGMENT_FINAL_IN;
+    inbound->is_final = 1;
+    if (pccl_op_is_quantized(op)) {
+        inbound->store = pccl_op_wire_at(op, inbound->index);
+    } else {
+        pccl_op_save(op, inbound->index, inbound->range);
+        inbound->store = pccl_op_recv_at(op, inbound->range);
+    }
+    return NULL;
+}
+
+/* What follows the share of `from` on some of its elements: the own share, if that comes next, and averaging
+ * after the last. */
+static void direct_fold_own(pccl_op *op, uint32_t from, uint8_t *recv, const uint8_t *own, size_t elements)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    if (from + 1 == direct_owner(op))
+        pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, recv, own, elements);
+    if (shape->reduce_op == PCCL_AVG && pccl_direct_next_turn(direct_owner(op), from) == shape->world_size)
+        pccl_kernel_average(shape->dtype, recv, elements, shape->world_size);
+}
+
+/* Elements of a share in its turn. */
+static void direct_fold(pccl_op *op, uint32_t index, pccl_range range, uint32_t from, size_t first,
+                        const uint8_t *payload, size_t elements)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    size_t offset_bytes = first * op->element_bytes;
+    uint8_t *recv = pccl_op_recv_at(op, range) + offset_bytes;
+    const uint8_t *own = pccl_op_own_at(op, index, range) + offset_bytes;
+    if (from == pccl_direct_first_turn(direct_owner(op))) {
+        int is_own_first = direct_owner(op) == 0;
+        PCCL_ASSERT(is_own_first || from + 1 == direct_owner(op));
+        pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, is_own_first ? own : payload,
+                           is_own_first ? payload : own, elements);
+        if (shape->reduce_op == PCCL_AVG && shape->world_size == 2)
+            pccl_kernel_average(shape->dtype, recv, elements, shape->world_size);
+        return;
+    }
+    pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, recv, payload, elements);
+    direct_fold_own(op, from, recv, own, elements);
+}
+
+static void direct_reduce(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
+{
+    direct_fold(op, inbound->index, inbound->range, inbound->from, first, payload, elements);
+}
+
+/* A whole quantized share in its turn. */
+static void direct_fold_quantized(
+    pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    uint8_t *recv = pccl_op_recv_at(op, range);
+    pccl_op_save(op, index, range);
+    const uint8_t *own = pccl_op_own_at(op, index, range);
+    if (from != pccl_direct_first_turn(direct_owner(op)))
+        pccl_quant_dequantize_reduce(shape, recv, recv, payload, range.count);
+    else if (direct_owner(op) == 0)
+        pccl_quant_dequantize_reduce(shape, recv, own, payload, range.count);
+    else
+        pccl_kernel_dequantize(shape, payload, range.count, recv);
+    direct_fold_own(op, from, recv, own, range.count);
+}
+
+static void direct_fold_whole(
+    pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
+{
+    if (pccl_op_is_quantized(op))
+        direct_fold_quantized(op, index, range, from, payload);
+    else
+        direct_fold(op, index, range, from, 0, payload, range.count);
+}
+
+/* All shares are in. */
+static void direct_finish(pccl_op *op, uint32_t index, pccl_range range, uint32_t segment)
+{
+    if (pccl_op_is_quantized(op)) {
+        pccl_op_encode(op, index, range, pccl_op_recv_at(op, range));
+        pccl_op_decode(op, index, range);
+    }
+    op->direct.finals[op->direct.finals_count++] = segment;
+    pccl_op_note_final(op);
+}
+
+static void direct_retract(pccl_op *op, const pccl_op_inbound *inbound)
+{
+    if (inbound->is_final)
+        op->segments[inbound->index].state &= (uint8_t)~PCCL_SEGMENT_FINAL_IN;
+    else
+        *direct_share(op, direct_segment(op, inbound->index), inbound->from) &= (uint8_t)~SHARE_IN;
+}
+
+static int direct_arrived(pccl_op *op, const pccl_op_inbound *inbound)
+{
+    if (inbound->is_final) {
+        if (pccl_op_is_quantized(op)) {
+            pccl_op_save(op, inbound->index, inbound->range);
+            pccl_op_decode(op, inbound->index, inbound->range);
+        }
+        pccl_op_note_final(op);
+        return 0;
+    }
+    uint32_t segment = direct_segment(op, inbound->index);
+    uint32_t turn = op->direct.turns[segment];
+    if (inbound->is_waiting) {
+        *direct_share(op, segment, inbound->from) |= SHARE_WAITING;
+    } else {
+        if (pccl_op_is_quantized(op))
+            direct_fold_whole(op, inbound->index, inbound->range, inbound->from, inbound->store);
+        turn = pccl_direct_next_turn(direct_owner(op), turn);
+    }
+    while (turn < direct_world(op) && *direct_share(op, segment, turn) & SHARE_WAITING) {
+        direct_fold_whole(op, inbound->index, inbound->range, turn, direct_slot(op, segment, turn));
+        turn = pccl_direct_next_turn(direct_owner(op), turn);
+    }
+    op->direct.turns[segment] = turn;
+    if (turn != direct_world(op))
+        return 0;
+    direct_finish(op, inbound->index, inbound->range, segment);
+    return 1;
+}
+
+const pccl_op_algorithm pccl_op_direct_algorithm = {
+    .open = direct_open,
+    .close = direct_close,
+    .stop = direct_stop,
+    .has_sendable = direct_has_sendable,
+    .take_sendable = direct_take_sendable,
+    .first_chunk = direct_first_chunk,
+    .first_hop = direct_first_hop,
+    .accept = direct_accept,
+    .reduce = direct_reduce,
+    .retract = direct_retract,
+    .arrived = direct_arrived,
+};

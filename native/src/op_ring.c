@@ -1,0 +1,183 @@
+/* op_ring.c: the ring (ring_plan.h). peers[0] is rank - 1, the source; peers[1] is rank + 1, the target.
+ *
+ *     partial in   own elements (op) payload -> recv
+ *     out          hop 0 goes out of send, all others out of recv
+ *
+ * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the rank's own
+ * chunk are sendable from the start; another one is when it has arrived and has a further hop to make.
+ *
+ * Quantized, payload is received into the segment's slot and sent from it; a partial is decoded and reduced
+ * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
+#include "op_algorithm.h"
+
+#include "quant.h"
+#include "ring_plan.h"
+
+#define NO_SEGMENT UINT32_MAX
+
+static pccl_ring_hops ring_hops(const pccl_op *op, uint32_t chunk)
+{
+    return pccl_ring_hops_of(op->request.shape.world_size, op->request.rank, chunk);
+}
+
+static void ring_push(pccl_op *op, uint32_t index)
+{
+    pccl_op_ring *ring = &op->ring;
+    op->segments[index].next = NO_SEGMENT;
+    if (ring->sendable_first == NO_SEGMENT)
+        ring->sendable_first = index;
+    else
+        op->segments[ring->sendable_last].next = index;
+    ring->sendable_last = index;
+}
+
+static int ring_open(pccl_op *op)
+{
+    uint32_t rank = op->request.rank;
+    op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT;
+    uint64_t own = pccl_tiling_chunk_segments(&op->tiling, rank);
+    for (uint64_t i = 0; i < own; i++)
+        ring_push(op, (uint32_t)pccl_tiling_index(&op->tiling, rank, i));
+    return 0;
+}
+
+static void ring_close(pccl_op *op) { (void)op; }
+
+static void ring_stop(pccl_op *op) { op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT; }
+
+static int ring_has_sendable(const pccl_op_peer *target)
+{
+    return target->op->ring.sendable_first != NO_SEGMENT;
+}
+
+static uint32_t ring_first_chunk(const pccl_op_peer *target) { return target->op->request.rank; }
+
+static void ring_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
+{
+    *chunk = source->rank;
+    *hop = 0;
+}
+
+static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
+{
+    pccl_op *op = target->op;
+    *index = op->ring.sendable_first;
+    PCCL_ASSERT(*index != NO_SEGMENT);
+    op->ring.sendable_first = op->segments[*index].next;
+
+    pccl_tiling_locate(&op->tiling, *index, &frame->chunk, &frame->segment);
+    pccl_ring_hops hops = ring_hops(op, frame->chunk);
+    pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
+    int is_final = hops.send_partial == PCCL_NO_HOP || op->segments[*index].state & PCCL_SEGMENT_FINAL_IN;
+    frame->hop = is_final ? hops.send_final : hops.send_partial;
+    frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
+    PCCL_ASSERT(frame->hop != PCCL_NO_HOP);
+
+    if (pccl_op_is_quantized(op)) {
+        if (frame->hop == 0)
+            pccl_op_encode(op, *index, range, pccl_op_send_at(op, range));
+        return pccl_op_wire_at(op, *index);
+    }
+    return frame->hop == 0 ? pccl_op_send_at(op, range) : pccl_op_recv_at(op, range);
+}
+
+static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
+{
+    pccl_op *op = source->op;
+    pccl_ring_hops hops = ring_hops(op, frame->chunk);
+    if (frame->hop == PCCL_NO_HOP || (frame->hop != hops.receive_partial && frame->hop != hops.receive_final))
+        return "a hop that does not end here";
+    inbound->is_final = frame->hop == hops.receive_final;
+    uint8_t *state = &op->segments[inbound->index].state;
+    uint8_t bit = inbound->is_final ? PCCL_SEGMENT_FINAL_IN : PCCL_SEGMENT_PARTIAL_IN;
+    if (*state & bit)
+        return "the same segment twice";
+    if (inbound->is_final && (*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
+        return "a result before its parts";
+    *state |= bit;
+
+    if (pccl_op_is_quantized(op)) {
+        inbound->store = pccl_op_wire_at(op, inbound->index);
+    } else {
+        pccl_op_save(op, inbound->index, inbound->range);
+        inbound->store = inbound->is_final ? pccl_op_recv_at(op, inbound->range) : NULL;
+    }
+    return NULL;
+}
+
+/* Only the owner of a chunk has nothing partial to send of it. */
+static int ring_is_owner(const pccl_ring_hops *hops) { return hops->send_partial == PCCL_NO_HOP; }
+
+static pccl_ring_hops ring_hops_of_segment(const pccl_op *op, uint32_t index)
+{
+    uint32_t chunk;
+    uint32_t segment;
+    pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
+    return ring_hops(op, chunk);
+}
+
+static void ring_reduce(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    size_t offset_bytes = first * op->element_bytes;
+    uint8_t *destination = pccl_op_recv_at(op, inbound->range) + offset_bytes;
+    /* Not `send`: in place, a frame that was retracted may have been reduced into it. */
+    const uint8_t *own = pccl_op_own_at(op, inbound->index, inbound->range) + offset_bytes;
+    pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
+    if (shape->reduce_op == PCCL_AVG) {
+        pccl_ring_hops hops = ring_hops_of_segment(op, inbound->index);
+        if (ring_is_owner(&hops))
+            pccl_kernel_average(shape->dtype, destination, elements, shape->world_size);
+    }
+}
+
+static void ring_retract(pccl_op *op, const pccl_op_inbound *inbound)
+{
+    uint8_t bit = inbound->is_final ? PCCL_SEGMENT_FINAL_IN : PCCL_SEGMENT_PARTIAL_IN;
+    op->segments[inbound->index].state &= (uint8_t)~bit;
+}
+
+static void ring_decode(pccl_op *op, const pccl_op_inbound *inbound, int is_owner)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    uint8_t *recv = pccl_op_recv_at(op, inbound->range);
+    pccl_op_save(op, inbound->index, inbound->range);
+    if (!inbound->is_final) {
+        pccl_quant_dequantize_reduce(shape, recv, pccl_op_send_at(op, inbound->range),
+                                     pccl_op_wire_at(op, inbound->index), inbound->range.count);
+        if (is_owner && shape->reduce_op == PCCL_AVG)
+            pccl_kernel_average(shape->dtype, recv, inbound->range.count, shape->world_size);
+        pccl_op_encode(op, inbound->index, inbound->range, recv);
+    }
+    if (inbound->is_final || is_owner)
+        pccl_op_decode(op, inbound->index, inbound->range);
+}
+
+static int ring_arrived(pccl_op *op, const pccl_op_inbound *inbound)
+{
+    pccl_ring_hops hops = ring_hops_of_segment(op, inbound->index);
+    int is_owner = ring_is_owner(&hops);
+    if (pccl_op_is_quantized(op))
+        ring_decode(op, inbound, is_owner);
+    if (inbound->is_final || is_owner)
+        pccl_op_note_final(op);
+    if ((inbound->is_final || is_owner ? hops.send_final : hops.send_partial) == PCCL_NO_HOP)
+        return 0;
+    ring_push(op, inbound->index);
+    return 1;
+}
+
+const pccl_op_algorithm pccl_op_ring_algorithm = {
+    .open = ring_open,
+    .close = ring_close,
+    .stop = ring_stop,
+    .has_sendable = ring_has_sendable,
+    .take_sendable = ring_take_sendable,
+    .first_chunk = ring_first_chunk,
+    .first_hop = ring_first_hop,
+    .accept = ring_accept,
+    .reduce = ring_reduce,
+    .retract = ring_retract,
+    .arrived = ring_arrived,
+};

@@ -1,0 +1,85 @@
+#include "tiling.h"
+
+#include "pccl_native.h"
+
+void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elements, uint32_t world_size)
+{
+    PCCL_ASSERT(world_size >= 2 && world_size <= PCCL_WORLD_MAX && segment_elements > 0);
+    tiling->count = count;
+    tiling->world_size = world_size;
+    tiling->segment_elements = segment_elements;
+    tiling->long_chunks = (uint32_t)(count % world_size);
+    tiling->chunk_elements = count / world_size;
+    tiling->short_segments = pccl_div_up_u64(tiling->chunk_elements, segment_elements);
+    tiling->long_segments = pccl_div_up_u64(tiling->chunk_elements + 1, segment_elements);
+}
+
+uint64_t pccl_tiling_segments(const pccl_tiling *tiling)
+{
+    return pccl_tiling_index(tiling, tiling->world_size, 0);
+}
+
+uint64_t pccl_tiling_chunk_segments(const pccl_tiling *tiling, uint32_t chunk)
+{
+    return chunk < tiling->long_chunks ? tiling->long_segments : tiling->short_segments;
+}
+
+uint64_t pccl_tiling_index(const pccl_tiling *tiling, uint32_t chunk, uint64_t segment)
+{
+    if (chunk <= tiling->long_chunks)
+        return chunk * tiling->long_segments + segment;
+    return tiling->long_chunks * tiling->long_segments +
+           (chunk - tiling->long_chunks) * tiling->short_segments + segment;
+}
+
+void pccl_tiling_locate(const pccl_tiling *tiling, uint64_t index, uint32_t *chunk, uint32_t *segment)
+{
+    uint64_t in_long = tiling->long_chunks * tiling->long_segments;
+    PCCL_ASSERT(index < pccl_tiling_segments(tiling));
+    if (index < in_long) {
+        *chunk = (uint32_t)(index / tiling->long_segments);
+        *segment = (uint32_t)(index % tiling->long_segments);
+    } else {
+        *chunk = tiling->long_chunks + (uint32_t)((index - in_long) / tiling->short_segments);
+        *segment = (uint32_t)((index - in_long) % tiling->short_segments);
+    }
+}
+
+pccl_range pccl_tiling_range(const pccl_tiling *tiling, uint32_t chunk, uint64_t segment)
+{
+    uint64_t longer = chunk < tiling->long_chunks;
+    uint64_t chunk_first = chunk * tiling->chunk_elements + (longer ? chunk : tiling->long_chunks);
+    uint64_t offset = segment * tiling->segment_elements;
+    PCCL_ASSERT(chunk < tiling->world_size && segment < pccl_tiling_chunk_segments(tiling, chunk));
+    pccl_range range;
+    range.first = chunk_first + offset;
+    range.count = (uint32_t)pccl_min_u64(tiling->segment_elements, tiling->chunk_elements + longer - offset);
+    return range;
+}
+
+uint32_t pccl_tiling_longest_segment(const pccl_tiling *tiling)
+{
+    uint64_t longest_chunk = tiling->chunk_elements + (tiling->long_chunks > 0);
+    return (uint32_t)pccl_min_u64(tiling->segment_elements, longest_chunk);
+}
+
+/* Measured on loopback, 64 MiB float32 between two ranks: segments of 64 KiB cost a quarter more than those
+ * of 256 KiB, these a tenth more than those of 512 KiB, and larger ones gain nothing. Against large ones
+ * speaks that a chunk needs several segments for each connection that is to carry some, or the ring's links
+ * wait for each other in turn, and a direct op's owners for the first rank's share. Both algorithms have the
+ * same chunks, and the same suits them. */
+uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size)
+{
+    enum { SEGMENT_BYTES_MIN = 32 << 10, SEGMENT_BYTES_MAX = 512 << 10, SEGMENTS_PER_CHUNK = 16 };
+    uint32_t element_bytes = pccl_dtype_bytes(dtype);
+    if (element_bytes == 0 || world_size == 0)
+        return SEGMENT_BYTES_MIN;
+    uint64_t chunk_elements = pccl_div_up_u64(count, world_size);
+    uint64_t chunk_bytes = UINT64_MAX;
+    if (chunk_elements <= UINT64_MAX / element_bytes)
+        chunk_bytes = chunk_elements * element_bytes;
+    uint64_t bytes = SEGMENT_BYTES_MIN;
+    while (bytes < SEGMENT_BYTES_MAX && bytes * SEGMENTS_PER_CHUNK < chunk_bytes)
+        bytes *= 2;
+    return (uint32_t)bytes;
+}

@@ -1,0 +1,69 @@
+/* The arithmetic beside counting. */
+#include "check.h"
+#include "tiling.h"
+
+#include "pccl_native.h"
+
+enum { COUNT_MAX = 70 };
+
+static void segments_tile_the_elements(void)
+{
+    for (uint32_t world = 2; world <= 7; world++)
+        for (uint64_t count = 0; count <= COUNT_MAX; count++)
+            for (uint32_t segment_elements = 1; segment_elements <= 9; segment_elements++) {
+                pccl_tiling tiling;
+                pccl_tiling_init(&tiling, count, segment_elements, world);
+                uint64_t next_element = 0;
+                uint64_t next_index = 0;
+                uint32_t longest = 0;
+                for (uint32_t chunk = 0; chunk < world; chunk++) {
+                    uint64_t chunk_begin = next_element;
+                    for (uint64_t segment = 0; segment < pccl_tiling_chunk_segments(&tiling, chunk); segment++) {
+                        uint32_t found_chunk;
+                        uint32_t found_segment;
+                        pccl_range range = pccl_tiling_range(&tiling, chunk, segment);
+                        CHECK(range.first == next_element);
+                        CHECK(range.count > 0 && range.count <= segment_elements);
+                        CHECK(pccl_tiling_index(&tiling, chunk, segment) == next_index);
+                        pccl_tiling_locate(&tiling, next_index, &found_chunk, &found_segment);
+                        CHECK(found_chunk == chunk && found_segment == segment);
+                        next_element += range.count;
+                        next_index++;
+                        longest = range.count > longest ? range.count : longest;
+                    }
+                    CHECK(next_element - chunk_begin == count / world + (chunk < count % world));
+                }
+                CHECK(next_element == count);
+                CHECK(next_index == pccl_tiling_segments(&tiling));
+                CHECK(count == 0 || longest == pccl_tiling_longest_segment(&tiling));
+            }
+}
+
+static void large_counts_do_not_wrap(void)
+{
+    pccl_tiling tiling;
+    uint64_t count = (UINT64_C(1) << 40) + 3;
+    pccl_tiling_init(&tiling, count, 65536, 5);
+    uint64_t last = pccl_tiling_chunk_segments(&tiling, 4) - 1;
+    pccl_range range = pccl_tiling_range(&tiling, 4, last);
+    CHECK(range.first + range.count == count);
+}
+
+static void default_segments_are_in_bounds(void)
+{
+    static const uint64_t counts[] = {0, 1, 1000, 1 << 16, 1 << 20, 1 << 24, UINT64_C(1) << 40, UINT64_MAX};
+    for (size_t i = 0; i < PCCL_COUNT_OF(counts); i++)
+        for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
+            for (uint32_t world = 0; world < 6; world++) {
+                uint32_t bytes = pccl_segment_bytes_default(counts[i], dtype, world);
+                CHECK(bytes >= 4096 && bytes <= 1 << 20 && bytes % 8 == 0);
+            }
+}
+
+int main(void)
+{
+    RUN(segments_tile_the_elements);
+    RUN(large_counts_do_not_wrap);
+    RUN(default_segments_are_in_bounds);
+    return check_summary();
+}
