@@ -281,7 +281,7 @@ def test_an_answer_counts_once_and_only_to_its_question() -> None:
     assert prepare.commits == [], "the first answer stands"
     rig.hear(1, m.LinksReady(3), m.LinksReady(3, [(2, "refused")]))
     rig.hear(2, m.LinksReady(3))
-    assert rig.told(1) == [m.Install(3)]
+    assert rig.told(1) == [m.Install(3, True)]
 
 
 def test_done_in_a_ring_that_is_not_in_force_yet_does_not_count() -> None:

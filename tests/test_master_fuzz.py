@@ -112,7 +112,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
         (1, lambda: m.JointCancel(draw(numbers))),
         (4, call),
         (2, failure),
-        (4, lambda: m.LinksReady(about(m.Prepare, "view"), draw(failed))),
+        (4, lambda: m.LinksReady(about(m.Prepare, "view"), draw(failed), draw(failed))),
         (2, lambda: m.LinkLost(liars.master.view + draw(off), draw(peers), "?")),
         (4, lambda: m.OpsDone(liars.epoch(connection) + draw(off), draw(ops))),
         (2, lambda: m.OpsStalled(liars.epoch(connection) + draw(off), draw(ops))),

@@ -551,6 +551,7 @@ def _nothing(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("before", "lie"),
     [
+        (_nothing, m.Welcome(3, "run", 1, 0)),
         (_nothing, m.Flush(9, 2)),
         (_frozen, m.Flush(10, 1)),
         (_nothing, prepare([1, 2], 1)),

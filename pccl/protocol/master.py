@@ -513,11 +513,14 @@ class Master:
         if pair in self._relink or message.made_in < self._made_in.get(pair, 0):
             return
         group = self._groups.get(member.hello.group)
-        if group is None or pair not in topology.linked_pairs(group.ring) or pair in group.missing | group.unreliable:
+        if group is None or pair not in topology.linked_pairs(group.ring):
+            return
+        is_needed = pair in topology.ring_pairs(group.ring)
+        if not is_needed and pair in group.missing | group.unreliable:
             return
         self._log("warning", f"{member} lost its link to {other}: {message.reason}")
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
-        if self._relinks[pair] > RELINKS_MAX and pair not in topology.ring_pairs(group.ring):
+        if self._relinks[pair] > RELINKS_MAX and not is_needed:
             group.unreliable.add(pair)
         elif self._relinks[pair] > RELINKS_MAX:
             self._failed_pairs[pair] = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"

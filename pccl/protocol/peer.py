@@ -357,6 +357,8 @@ class Peer:
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
     def _on_welcome(self, message: m.Welcome) -> None:
+        if self.peer:
+            raise ProtocolError("a second Welcome")
         self.peer = message.peer
         self.run = message.run
 

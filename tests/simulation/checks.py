@@ -4,7 +4,8 @@
 
     an op with two verdicts, one committed that a peer of the run lacks, one aborted that all survivors of a flush hold
     an op that a flush has ended and that returns before the next view is in force
-    an epoch with two rings, a view that is not newer than the last, or one in force before its links were up
+    an epoch with two rings, or one that is a mesh to some peers only
+    a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
     a sync after which contents differ, or whose revision went back while somebody of the last one was there
 
@@ -29,6 +30,8 @@ class Checks:
         self._nodes = nodes
         self._rings: dict[tuple[int, int], tuple[int, ...]] = {}
         """By group and epoch."""
+        self.meshed: dict[tuple[int, int], bool] = {}
+        """By group and epoch, whether all pairs have a link."""
         self._sizes: dict[int, dict[int, int]] = {}
         """Per view the sizes of its groups."""
         self._flushes: dict[int, tuple[int, int]] = {}
@@ -107,6 +110,7 @@ class Checks:
         assert view.peer == node.number
         assert self._rings[view.group, view.epoch] == view.ring
         assert self._sizes.setdefault(view.view, view.group_sizes) == view.group_sizes
+        assert self.meshed.setdefault((view.group, view.epoch), view.is_meshed) == view.is_meshed
         before = node.views[-1] if node.views else None
         assert before is None or view.view > before.view
         if before is None or view.epoch != before.epoch:
@@ -168,12 +172,13 @@ class Checks:
         self._calls_at_rest(accepted)
 
     def _links_at_rest(self, node: Node, ring: list[Node], is_linked: Callable[[Node, int, Node, int], bool]) -> None:
-        after = ring[(ring.index(node) + 1) % len(ring)]
-        if after is not node:
-            ours = [number for number, link in node.links.items() if link.effect.member.peer == after.number]
-            theirs = [number for number, link in after.links.items() if link.effect.member.peer == node.number]
-            assert len(ours) == len(theirs) == 1
-            assert is_linked(node, ours[0], after, theirs[0]), f"no link between {node} and {after}"
+        others = ring if node.view.is_meshed else [ring[(ring.index(node) + 1) % len(ring)]]
+        for other in others:
+            if other is not node:
+                ours = [number for number, link in node.links.items() if link.effect.member.peer == other.number]
+                theirs = [number for number, link in other.links.items() if link.effect.member.peer == node.number]
+                assert len(ours) == len(theirs) == 1
+                assert is_linked(node, ours[0], other, theirs[0]), f"no link between {node} and {other}"
 
     def _ops_at_rest(self, node: Node, ring: list[Node]) -> None:
         waits_exclusively = any(node.kinds[call] in m.Kind.EXCLUSIVE for call in node.open_calls)

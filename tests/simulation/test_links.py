@@ -161,6 +161,24 @@ def test_pair_without_a_link_costs_the_mesh_and_nobody_a_place(world: World) -> 
     assert world.reduce([*nodes, fourth]) == [Result.SUCCESS] * 4
 
 
+def test_link_that_did_not_last_is_watched_again_once_it_is_needed(world: World) -> None:
+    nodes = world.join(0, 0, 0, 0)
+    a, b, c, d = (world.node_of(peer) for peer in nodes[0].view.ring)
+    for _ in range(RELINKS_MAX + 1):
+        world.break_link(a, c)
+        world.run()
+    assert not a.view.is_meshed
+    world.kill(b)
+    world.run()
+    world.reduce([a, c, d])  # a and c are neighbours now
+    op = world.launch(a, TAG)
+    world.run()
+    world.break_link(a, c)
+    world.run()
+    assert a.result(op) is Result.RANK_CONNECTION_LOST
+    assert world.reduce([a, c, d]) == [Result.SUCCESS] * 3
+
+
 def test_link_between_no_neighbours_that_does_not_last_costs_the_mesh(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
     assert all(node.view.is_meshed for node in nodes)

@@ -45,6 +45,8 @@ class Schedule:
         """How rare faults are."""
         self.uses = self.some_of(self.USES)
         self.faults = self.some_of(self.FAULTS)
+        self.weak: tuple[Node, Node] | None = None
+        """A pair whose link breaks again and again."""
         self.done: list[str] = []
 
     def some_of(self, actions: dict[Action, float]) -> dict[Action, float]:
@@ -180,8 +182,10 @@ class Schedule:
                 self.world.thaw(node)
 
     def break_link(self) -> None:
-        if (node := self.one()) and len(node.view.ring) > 1:
-            self.world.break_link(node, self.rng.choice([n for n in self.world.ring_nodes(node) if n is not node]))
+        if (node := self.one()) and len(node.view.ring) > 1 and self.rng.random() < 0.5:
+            self.weak = node, self.rng.choice([n for n in self.world.ring_nodes(node) if n is not node])
+        if self.weak:
+            self.world.break_link(*self.weak)
 
     def part(self) -> None:
         if len(self.world.alive) > 1:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from itertools import combinations
 
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
@@ -419,6 +420,7 @@ class World:
         assert (effect.epoch, effect.world_size) == (view.epoch, view.world_size)
         assert view.ring[effect.rank] == node.number
         assert node.in_call not in m.Kind.EXCLUSIVE
+        assert effect.is_meshed == view.is_meshed
         key = node.next_use(effect.op)
         assert key == (node.group, effect.epoch, effect.tag, effect.sequence)
         node.keys[effect.op] = key
@@ -438,9 +440,14 @@ class World:
         return a.launched[a.submitted[key].op][1] != b.launched[b.submitted[key].op][1]
 
     def _can_finish(self, ring: list[Node], key: Key) -> bool:
-        return all(key in node.submitted for node in ring) and all(
-            self.is_linked(a, a.submitted[key].link_next, b, b.submitted[key].link_prev) and not self._differ(a, b, key)
-            for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)
+        """Every rank is there, with equal arguments, and linked to all to whom it may have to send."""
+        if not all(key in node.submitted for node in ring):
+            return False
+        is_meshed = self.checks.meshed[key[:2]]
+        return all(
+            self.is_linked(a, a.submitted[key].links[j], b, b.submitted[key].links[i]) and not self._differ(a, b, key)
+            for (i, a), (j, b) in combinations(enumerate(ring), 2)
+            if is_meshed or j - i in (1, len(ring) - 1)
         )
 
     def _finish(self, node: Node, ring: list[Node], key: Key) -> None:
