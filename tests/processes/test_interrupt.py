@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
+from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
 
@@ -30,7 +31,7 @@ def test_connect_that_waits_to_be_admitted(run: Run, start: Start, master: Maste
     (accepted,) = run(1)
     (newcomer,) = start(1)
     interrupt(newcomer, "connect", master=master.address)
-    assert accepted.do("are_peers_pending") is False, "it has withdrawn"
+    until(lambda: not accepted.do("are_peers_pending"), "it has withdrawn")
     newcomer.begin("connect", master=master.address)
     accepted.do("gather", world=2)
     assert newcomer.answer().error == ""
