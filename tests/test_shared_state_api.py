@@ -319,3 +319,13 @@ def test_one_sync_at_a_time(crew: Crew) -> None:
     until(lambda: any(call.is_over for call in calls), "one of them is refused")
     crew[1].sync_shared_state(holders[1].state)
     assert sorted(results([call.outcome() for call in calls])) == [Result.SUCCESS, Result.INVALID_USAGE]
+
+
+def test_a_state_of_too_many_tensors_is_refused_and_the_run_goes_on(crew: Crew) -> None:
+    crew.join(1)
+    tiny = np.zeros(1, np.uint8)
+    state = SharedState([TensorInfo.from_numpy(tiny, f"{i}{'x' * 60_000}") for i in range(300)])
+    with pytest.raises(PCCLError, match="too many to list") as caught:
+        crew[0].sync_shared_state(state)
+    assert caught.value.result is Result.INVALID_ARGUMENT
+    assert sync(crew, [Holder(1, 1)])[0].revision == 1

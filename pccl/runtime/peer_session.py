@@ -27,7 +27,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
 from pccl.runtime import addresses, links
 from pccl.runtime import engine as native
 from pccl.runtime.latch import Latch
@@ -242,8 +242,14 @@ class PeerSession:
         self._require_alive()
         if self._syncing is not None:
             raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
-        syncing = self._syncing = _Syncing(transfer)
         offer = m.SyncOffer(strategy, revision, transfer.own.root, [tensor.offer() for tensor in transfer.tensors])
+        try:
+            encode(m.JointCall(0, m.Kind.SYNC, offer))
+        except ValueError as error:
+            raise SessionError(
+                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list, join some: {error}"
+            ) from None
+        syncing = self._syncing = _Syncing(transfer)
         try:
             return await self.joint(m.Kind.SYNC, offer)
         finally:
