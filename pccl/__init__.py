@@ -1,7 +1,7 @@
 """pccl: fault-tolerant peer-to-peer collective communication.
 
 Groups of machines on different sites train one model over ordinary internet links while members come and go. Start with
-`Communicator`; `examples/` shows the usual loops, `docs` of each module say how it works and why.
+`Communicator`; `examples/` shows the usual loops, each module's docstring says how it works and why.
 """
 
 from pccl.async_communicator import AsyncCommunicator

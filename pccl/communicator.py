@@ -186,6 +186,9 @@ class Communicator:
         undefined. `algorithm` is chosen by size, world and quantization where it is None, and must be the same on all
         peers.
 
+        A peer that calls only after a loss has been settled reduces with whoever is left, so those who were told
+        RANK_CONNECTION_LOST should call again: then all meet.
+
         RANK_CONNECTION_LOST: a peer was lost, try again; TOO_FEW_PEERS: alone in the group; INVALID_ARGUMENT: a wrong
         argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already. When `timeout`
         passes the op is aborted on all peers.

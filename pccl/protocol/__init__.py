@@ -5,5 +5,5 @@ values; neither touches a socket, a clock, a thread or a random generator. `pccl
 drive them in memory.
 
 Reading order: `messages` (what is said), `codec` (how it looks on the wire), `master` and the parts it is made of
-(`topology`, `ledger`, `joint`, `election`), then `peer`.
+(`topology`, `ledger`, `election`), then `peer`.
 """

@@ -18,7 +18,6 @@ from pccl.types import Result
 
 PROTOCOL_VERSION = 1
 
-U64_MAX = 2**64 - 1
 FAILURES = frozenset(Result) - {Result.SUCCESS}
 """The codes that may say why something failed."""
 
