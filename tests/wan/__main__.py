@@ -148,22 +148,27 @@ def _master(lab: Lab) -> Iterator[str]:
 
 
 def _run_everywhere(lab: Lab, master: str, command: list[str]) -> int:
-    """The first exit code that is not zero; it ends the others too."""
-    others_stdout = None
-    if command[0] == "bench":
-        arguments = ("--master", master, "--peers", str(len(lab.hosts)), *command[1:])
-        command = module_command("pccl", "bench", *arguments)
-        others_stdout = subprocess.DEVNULL  # the same figures
-    processes = [_start(host, master, command, others_stdout if host.number else None) for host in lab.hosts]
+    """The first exit code, or signal, that is not zero; it ends the others too."""
+    processes = [_start(host, master, *_here(host, lab, master, command)) for host in lab.hosts]
     ended = threading.Semaphore(0)
     for process in processes:
         threading.Thread(target=_wait, args=(process, ended.release), daemon=True).start()
     for _ in processes:
         ended.acquire()
-        failed = next((process.returncode for process in processes if process.returncode), 0)
-        if failed:
-            return failed
+        for host, process in zip(lab.hosts, processes, strict=True):
+            if process.returncode:
+                print(f"host {host.number} ended with {process.returncode}", file=sys.stderr)
+                return abs(process.returncode)
     return 0
+
+
+def _here(host: Host, lab: Lab, master: str, command: list[str]) -> tuple[list[str], int | None]:
+    """What a host runs, and where it prints to."""
+    if command[0] != "bench":
+        return command, None
+    command = module_command("pccl", *command, "--master", master, "--peers", str(len(lab.hosts)))
+    # All hosts have the same figures; one report is enough.
+    return (command, None) if host.number == 0 else ([*command, "--json", os.devnull], subprocess.DEVNULL)
 
 
 def _start(host: Host, master: str, command: list[str], stdout: int | None) -> subprocess.Popen[Any]:
