@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from pccl import security
 from pccl.errors import PCCLError
 from pccl.protocol.messages import Kind
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
@@ -75,6 +76,7 @@ class AsyncCommunicator:
         advertise: str | None = None,
         listen: str | None = None,
         name: str | None = None,
+        token: str | None = None,
         segment_bytes: int = 0,
     ) -> None:
         def check(is_fine: bool, message: str) -> None:
@@ -110,6 +112,7 @@ class AsyncCommunicator:
             listen_host=listen_host,
             listen_port=listen_port,
             name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
+            token=security.token(token, "Communicator"),
             segment_bytes=segment_bytes,
         )
         self._session: PeerSession | None = None

@@ -50,7 +50,8 @@ class Communicator:
     Keyword arguments: `timeout` in seconds bounds every blocking call of this communicator (None: wait), each call can
     override it. `listen` ("host:port") is where the one peer-to-peer port is opened (default: all interfaces, any free
     port), `advertise` ("host[:port]") what other peers are told to dial, for hosts behind NAT. `name` appears in
-    logs.
+    logs. `token` is the run's shared secret, which the master and all peers must know or all be without (default:
+    PCCL_TOKEN in the environment; "": none).
 
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
@@ -68,6 +69,7 @@ class Communicator:
         advertise: str | None = None,
         listen: str | None = None,
         name: str | None = None,
+        token: str | None = None,
         segment_bytes: int = 0,
     ) -> None:
         self._inner = AsyncCommunicator(
@@ -78,6 +80,7 @@ class Communicator:
             advertise=advertise,
             listen=listen,
             name=name,
+            token=token,
             segment_bytes=segment_bytes,
         )
         portal.on_fork(self._inner)

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import trio
 
+from pccl import security
 from pccl.errors import PCCLError
 from pccl.runtime import addresses, portal
 from pccl.runtime.latch import Latch
@@ -22,13 +23,17 @@ class MasterNode:
 
     `run()` listens and returns at once, `interrupt()` stops it, `wait()` waits until it has stopped. As a context
     manager it does all three. Thread-safe.
+
+    `token` is the run's shared secret: peers that do not know it are refused, and so are those that have one while the
+    master has none (default: PCCL_TOKEN in the environment; "": none).
     """
 
-    def __init__(self, listen_address: str = f"0.0.0.0:{addresses.DEFAULT_PORT}") -> None:
+    def __init__(self, listen_address: str = f"0.0.0.0:{addresses.DEFAULT_PORT}", *, token: str | None = None) -> None:
         try:
             self._host, self._port = addresses.parse(listen_address)
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
+        self._token = security.token(token, "MasterNode")
         self._service: _Service | None = None
 
     def run(self) -> None:
@@ -39,7 +44,7 @@ class MasterNode:
             listener = addresses.listen(self._host, self._port)
         except OSError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
-        self._service = service = _Service(listener)
+        self._service = service = _Service(listener, self._token)
         portal.on_fork(service)
         portal.on_exit(service)
         portal.current().start(service.serve)
@@ -74,10 +79,10 @@ class MasterNode:
 class _Service:
     """What runs in the portal. Does not refer to its MasterNode, so that one can be collected."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, token: str) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
-        self._server = MasterServer(listener)
+        self._server = MasterServer(listener, token=token)
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+
+from pccl import Communicator, PCCLError
 
 TIMEOUT_S = 60.0
 READY = "pccl master listening on "
@@ -21,11 +24,11 @@ def _pccl(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def _master(listen: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _master(listen: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running master and the address that it prints."""
     with ExitStack() as resources:
         process = subprocess.Popen(
-            _pccl("master", "--listen", listen), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            _pccl("master", "--listen", listen, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         resources.enter_context(process)
         resources.callback(process.kill)
@@ -46,6 +49,31 @@ def test_serves_until_a_signal(number: signal.Signals) -> None:
     assert process.returncode == 0, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
+
+
+def test_a_token_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    with _master("127.0.0.1:0", "--token-file", str(path)) as (_, address):
+        with Communicator(address, token="secret", timeout=TIMEOUT_S) as peer:
+            assert peer.world_size == 1
+        with pytest.raises(PCCLError, match="another token"):
+            Communicator(address, token="guess", timeout=TIMEOUT_S).connect()
+
+
+def test_a_bad_token_file_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    for path in (empty, tmp_path / "absent"):
+        done = subprocess.run(
+            _pccl("master", "--listen", "127.0.0.1:0", "--token-file", str(path)),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        assert done.returncode == 1
+        assert str(path) in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("listen", ["localhost:0", "0.0.0.0:0", "[::1]:0"])

@@ -23,7 +23,7 @@ from pccl.protocol.codec import (
 )
 
 EVERYTHING: Any = (
-    m.FromPeer | m.FromMaster | m.PeerOpening | m.PeerAnswer | m.StateRequest | m.StateAnswer  # type: ignore[operator]
+    m.FromPeer | m.FromMaster | m.Credential | m.PeerOpening | m.PeerAnswer | m.StateRequest | m.StateAnswer  # type: ignore[operator]
 )
 ALL_TYPES = [kind for kind in get_args(EVERYTHING) if isinstance(kind, type)]
 

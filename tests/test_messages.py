@@ -40,6 +40,8 @@ WIRE = {
     "JointResult": "call code reason= value=",
     "SyncPlan": "sync revision root donors fetch_content fetch_loose",
     "Probe": "probe peers",
+    "Challenge": "auth run",
+    "Proof": "auth",
     "LinkHello": "protocol run sender receiver made_in index count auth=",
     "StateHello": "protocol run sender receiver sync auth=",
     "PingHello": "protocol run sender receiver auth=",
@@ -49,7 +51,10 @@ WIRE = {
     "Digests": "tensor block_bytes digests",
     "BlockRequest": "tensor first count",
 }
-CHANNELS: list[Any] = [m.FromPeer, m.FromMaster, m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer]
+CHANNELS: list[Any] = [
+    *(m.FromPeer, m.FromMaster, m.Credential),
+    *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
+]
 
 
 def _layout(kind: type[msgspec.Struct]) -> str:

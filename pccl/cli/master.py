@@ -30,6 +30,11 @@ def add_parser(subparsers: Subparsers) -> None:
         default=DEFAULT_LISTEN,
         help="a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)",
     )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -45,9 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        node = MasterNode(listen_address=arguments.listen)
+        token = token_in(arguments.token_file) if arguments.token_file else None
+        node = MasterNode(listen_address=arguments.listen, token=token)
         node.run()
-    except (PCCLError, ValueError) as error:
+    except (PCCLError, ValueError, OSError) as error:
         print(f"pccl master: {error}", file=sys.stderr)
         return 1
 
@@ -65,3 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"pccl master: did not stop within {STOP_TIMEOUT_S:g} s", file=sys.stderr)
         return 1
     return 0
+
+
+def token_in(path: str) -> str:
+    """The text of a file without the white space around it. OSError or ValueError, which name the file."""
+    with open(path, encoding="utf-8") as file:
+        token = file.read().strip()
+    if not token:
+        raise ValueError(f"{path} is empty; it must hold the run's token")
+    return token

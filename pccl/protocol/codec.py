@@ -64,7 +64,8 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
 class Decoder(Generic[M]):
     """Reassembles messages of one union type from a byte stream cut anywhere.
 
-    The first message may be bounded more tightly than the rest. After an error the decoder must not be fed again.
+    What `feed` yields first may be bounded more tightly than the rest. After an error the decoder must not be fed
+    again.
     """
 
     def __init__(self, expected: Any, opening_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
@@ -75,15 +76,28 @@ class Decoder(Generic[M]):
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
         """Yields every message that `data` completes, in order."""
         self._buffer += data
-        while len(self._buffer) >= LENGTH_BYTES:
-            length = frame_length(bytes(self._buffer[:LENGTH_BYTES]), self._limit_bytes)
-            end = LENGTH_BYTES + length
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[LENGTH_BYTES:end])
-            del self._buffer[:end]
-            self._limit_bytes = MESSAGE_BYTES_MAX
+        while (body := self.next_body()) is not None:
+            self.trust()
             yield decode_body(body, self._expected)
+
+    def feed_raw(self, data: bytes | bytearray | memoryview) -> None:
+        """For `next_body`."""
+        self._buffer += data
+
+    def next_body(self) -> bytes | None:
+        """Takes the body of one message as it is, under the present bound. None if it is not complete."""
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        end = LENGTH_BYTES + frame_length(bytes(self._buffer[:LENGTH_BYTES]), self._limit_bytes)
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[LENGTH_BYTES:end])
+        del self._buffer[:end]
+        return body
+
+    def trust(self) -> None:
+        """From here on messages may have MESSAGE_BYTES_MAX."""
+        self._limit_bytes = MESSAGE_BYTES_MAX
 
     @property
     def buffered_bytes(self) -> int:

@@ -4,8 +4,10 @@ Every message is a msgspec struct that travels as a msgpack array `[name, field,
 the end with a default: an older reader ignores it, a newer one fills it in. `PROTOCOL_VERSION` changes only when that
 is not enough.
 
-Reserved room: `Hello.auth` and `Welcome.auth` (challenge-response), `Hello.testimony` and `Welcome.term` (a successor
-of a dead master), `Beat` (silence), `Prepare.relink` (a link between two live peers that must be made anew).
+`auth` of an opening is the dialer's nonce, empty without a token; `auth` says what follows from it.
+
+Reserved room: `Welcome.auth` and `Accepted.auth`, `Hello.testimony` and `Welcome.term` (a successor of a dead
+master), `Beat` (silence), `Prepare.relink` (a link between two live peers that must be made anew).
 """
 
 from __future__ import annotations
@@ -306,6 +308,22 @@ FromPeer = (
 FromMaster = Welcome | Goodbye | Flush | Prepare | Install | OpsCommit | OpAbort | JointResult | SyncPlan | Probe | Beat
 
 
+# On every connection between its opening and the answer to that, if both sides have a token: see `auth`.
+
+
+class Challenge(Message, frozen=True):
+    """The acceptor's nonce, and the run whose key it wants to be convinced with."""
+
+    auth: bytes
+    run: str
+
+
+class Proof(Message, frozen=True):
+    """First the dialer's, then the acceptor's."""
+
+    auth: bytes
+
+
 # Peer to peer, before a connection is handed to the engine or to a state transfer.
 
 
@@ -375,5 +393,8 @@ class BlockRequest(Message, frozen=True):
 
 PeerOpening = LinkHello | StateHello | PingHello
 PeerAnswer = Accepted | Rejected
+Credential = Challenge | Proof
+Opening = Hello | PeerOpening
+"""All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

@@ -2,7 +2,7 @@
 
 Every connection to a peer's one listening port opens with a message that says what it is for (`LinkHello`,
 `StateHello`, `PingHello`) and is answered by `Accepted` or `Rejected`. A stranger is held to a small message and a
-short time.
+short time, and proves that it knows the token where there is one (`protocol.auth`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime import addresses
-from pccl.runtime.wire import ConnectionLost, receive_exactly, receive_message, send_message
+from pccl.runtime import addresses, handshake
+from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly
 
 LINK_TIMEOUT_S = 10.0
 """How long making a link may take."""
@@ -29,7 +29,7 @@ class LinkError(Exception):
     """A connection to another peer could not be made; the text names the addresses and what failed."""
 
 
-async def dial(member: m.Member, master_host: str, opening: m.PeerOpening) -> trio.socket.SocketType:
+async def dial(member: m.Member, master_host: str, opening: m.PeerOpening, token: str) -> trio.socket.SocketType:
     """A connection to `member` that has accepted `opening`. LinkError."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
@@ -41,8 +41,7 @@ async def dial(member: m.Member, master_host: str, opening: m.PeerOpening) -> tr
             continue
         sock = stream.socket
         try:
-            await send_message(sock, opening)
-            answer = await receive_message(sock, m.PeerAnswer)
+            answer = await handshake.dial(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
         except (ConnectionLost, ProtocolError) as error:
             failures.append(f"{where}: {error}")
         except BaseException:
@@ -73,6 +72,7 @@ async def dial_link(
     master_host: str,
     hello: Callable[[int], m.LinkHello],
     connections: int,
+    token: str,
     take: Callable[[trio.socket.SocketType], None],
 ) -> None:
     """All connections of a link, at once. `take` gets each as it stands. LinkError names the first failure."""
@@ -81,7 +81,7 @@ async def dial_link(
     async def one(index: int) -> None:
         nonlocal failure
         try:
-            take(await dial(member, master_host, hello(index)))
+            take(await dial(member, master_host, hello(index), token))
         except LinkError as error:
             failure = failure or error
             nursery.cancel_scope.cancel()

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import trio
 
 from pccl.protocol import messages as m
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError
+from pccl.protocol.auth import AuthError
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
-from pccl.runtime import addresses
+from pccl.runtime import addresses, handshake
 from pccl.runtime.wire import ConnectionLost, ControlConnection
 from pccl.types import Result
 
@@ -30,10 +31,12 @@ class _Client:
 
 
 class MasterServer:
-    """One run on one listening socket. `serve` returns when it is cancelled."""
+    """One run on one listening socket. `serve` returns when it is cancelled. With a `token`, only those who know it
+    are let in."""
 
-    def __init__(self, listener: socket.socket, options: MasterOptions | None = None) -> None:
+    def __init__(self, listener: socket.socket, options: MasterOptions | None = None, token: str = "") -> None:
         self._listener = listener
+        self._token = token
         self._machine = Master(secrets.token_hex(8), options)
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
@@ -86,7 +89,7 @@ class MasterServer:
                 self._carry_out(self._machine.connected(number, host, trio.current_time()))
                 reason = "closed by the master"
                 with client.reading:
-                    reason = await self._read(number, connection)
+                    reason = await self._read(number, connection, addresses.join(host, sockaddr[1]))
                 if self._clients.pop(number, None) is not None:
                     logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
                     self._carry_out(self._machine.disconnected(number, reason, trio.current_time()))
@@ -96,18 +99,32 @@ class MasterServer:
             self._clients.pop(number, None)
             connection.close()
 
-    async def _read(self, number: int, connection: ControlConnection[m.FromPeer]) -> str:
+    async def _read(self, number: int, connection: ControlConnection[m.FromPeer], where: str) -> str:
         """Feeds the machine until the connection ends; returns how it did."""
+        messages: list[m.FromPeer] | None = None
         while True:
             try:
-                messages = await connection.receive()
+                messages = [await self._hear(connection)] if messages is None else await connection.receive()
             except ConnectionLost as error:
+                return str(error)
+            except AuthError as error:
+                logger.warning("%s refused: %s", where, error)
+                connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"refused by the master: {error}")])
                 return str(error)
             except ProtocolError as error:
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error))])
                 return str(error)
             for message in messages:
                 self._carry_out(self._machine.received(number, message, trio.current_time()))
+
+    async def _hear(self, connection: ControlConnection[m.FromPeer]) -> m.FromPeer:
+        """The first message of a stranger, once it has proved itself."""
+        body = await connection.receive_body()
+        opening: m.FromPeer = decode_body(body, m.FromPeer)
+        if isinstance(opening, m.Hello):
+            await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
+            connection.trust()
+        return opening
 
     def _carry_out(self, effects: list[Effect]) -> None:
         outgoing: dict[int, list[m.Message]] = {}

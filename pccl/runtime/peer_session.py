@@ -27,12 +27,13 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
-from pccl.runtime import addresses, links
+from pccl.protocol.auth import AuthError
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, encode
+from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
 from pccl.runtime.latch import Latch
 from pccl.runtime.state_transfer import Transfer, TransferError
-from pccl.runtime.wire import ConnectionLost, ControlConnection, receive_message, send_message
+from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, send_message
 from pccl.types import Result
 from pccl.version import __version__
 
@@ -134,6 +135,8 @@ class SessionOptions:
     listen_host: str = ""
     listen_port: int = 0
     name: str = ""
+    token: str = field(default="", repr=False)
+    """The run's shared secret; empty: none."""
     segment_bytes: int = 0
     force_poll: bool = False
 
@@ -311,11 +314,10 @@ class PeerSession:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._connection.run_sender)
-            nursery.start_soon(self._read_master)
+            nursery.start_soon(self._read_master, hello)
             nursery.start_soon(self._read_engine)
             nursery.start_soon(self._accept)
             nursery.start_soon(self._watch_clock)
-            self._connection.send([hello])
             await self._ended.wait()
             with trio.move_on_after(ENGINE_DRAIN_S):
                 await self._drained.wait()
@@ -354,15 +356,23 @@ class PeerSession:
 
     # Sources of events.
 
-    async def _read_master(self) -> None:
+    async def _read_master(self, hello: m.Hello) -> None:
         with trio.move_on_after(WELCOME_TIMEOUT_S) as scope:
+            messages: list[m.FromMaster] | None = None
             while not self._machine.is_over:
                 try:
-                    messages = await self._connection.receive()
+                    if messages is None:
+                        token = self._options.token
+                        messages = [await handshake.dial(self._connection, token, None, hello, m.FromMaster)]
+                        self._connection.trust()
+                    else:
+                        messages = await self._connection.receive()
                     for message in messages:
                         self._machine.received(message)
                 except ConnectionLost as error:
                     self._machine.master_lost(f"lost the master: {error}")
+                except AuthError as error:
+                    self._machine.master_lost(f"the master was not accepted: {error}")
                 except ProtocolError as error:
                     self._machine.master_lost(f"the master does not speak as a pccl master does: {error}")
                 scope.deadline = float("inf")
@@ -513,6 +523,7 @@ class PeerSession:
 
     async def _dial_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
         machine = self._machine
+        token = self._options.token
 
         def hello(index: int) -> m.LinkHello:
             return m.LinkHello(
@@ -530,7 +541,7 @@ class PeerSession:
 
         with scope:
             try:
-                await links.dial_link(effect.member, self._master_host, hello, effect.connections, take)
+                await links.dial_link(effect.member, self._master_host, hello, effect.connections, token, take)
             except links.LinkError as error:
                 logger.warning("no link to %s", error)
                 machine.link_failed(effect.link, str(error))
@@ -576,18 +587,31 @@ class PeerSession:
             try:
                 with trio.fail_after(links.OPENING_TIMEOUT_S):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    opening: m.PeerOpening = await receive_message(sock, m.PeerOpening)
-                    serve = await self._welcome(sock, opening)
+                    serve = await self._welcome(sock, await self._hear(SocketChannel(sock)))
             finally:
                 self._strangers -= 1
             if serve is not None:
                 await serve()
+        except AuthError as error:
+            logger.warning("connection from %s refused: %s", where, error)
         except (ConnectionLost, ProtocolError, OSError) as error:
             logger.info("connection from %s: %s", where, error)
         except trio.TooSlowError:
             logger.info("connection from %s: nothing to be understood within the time", where)
         finally:
             sock.close()
+
+    async def _hear(self, channel: SocketChannel) -> m.PeerOpening:
+        """What a stranger wants, once it has proved itself."""
+        body = await channel.receive_body()
+        opening: m.PeerOpening = decode_body(body, m.PeerOpening)
+        try:
+            machine = self._machine
+            await handshake.accept(channel, self._options.token, machine.run, f"peer {machine.peer}", opening, body)
+        except AuthError as error:
+            await channel.send_frame(encode(m.Rejected(str(error))))
+            raise
+        return opening
 
     async def _welcome(
         self, sock: trio.socket.SocketType, opening: m.PeerOpening
@@ -651,7 +675,7 @@ class PeerSession:
         async def connect(donor: m.Member) -> trio.socket.SocketType:
             hello = m.StateHello(m.PROTOCOL_VERSION, machine.run, machine.peer, donor.peer, plan.sync)
             with trio.move_on_after(links.LINK_TIMEOUT_S):
-                return await links.dial(donor, self._master_host, hello)
+                return await links.dial(donor, self._master_host, hello, self._options.token)
             raise links.LinkError(f"peer {donor.peer}: no answer within {links.LINK_TIMEOUT_S:g} s")
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
@@ -680,7 +704,7 @@ class PeerSession:
             hello = m.PingHello(m.PROTOCOL_VERSION, machine.run, machine.peer, member.peer)
             with trio.move_on_after(links.LINK_TIMEOUT_S):
                 try:
-                    sock = await links.dial(member, self._master_host, hello)
+                    sock = await links.dial(member, self._master_host, hello, self._options.token)
                     try:
                         found.append((member.peer, await links.measure(sock)))
                     finally:

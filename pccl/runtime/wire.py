@@ -42,9 +42,11 @@ class ControlConnection(Generic[M]):
 
     def send(self, messages: list[Message]) -> None:
         """Never waits and never raises: a broken connection is found by `receive`."""
+        self._send(b"".join(encode(message) for message in messages))
+
+    def _send(self, data: bytes) -> None:
         if self._closing:
             return
-        data = b"".join(encode(message) for message in messages)
         if not self._backlog:
             try:
                 data = data[self._sock.send(data) :]
@@ -90,6 +92,12 @@ class ControlConnection(Generic[M]):
 
     async def receive(self) -> list[M]:
         """The next messages, at least one. ConnectionLost or ProtocolError end the connection."""
+        data = b""
+        while not (messages := list(self._decoder.feed(data))):
+            data = await self._receive_some()
+        return messages
+
+    async def _receive_some(self) -> bytes:
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
             try:
@@ -100,9 +108,21 @@ class ControlConnection(Generic[M]):
                 raise ConnectionLost(error.strerror or str(error)) from None
             if not data:
                 raise ConnectionLost("the connection was closed by the other side")
-            messages = list(self._decoder.feed(data))
-            if messages:
-                return messages
+            return data
+
+    # What a handshake needs. Messages stay under the opening's bound until `trust`.
+
+    async def send_frame(self, frame: bytes) -> None:
+        self._send(frame)
+
+    async def receive_body(self) -> bytes:
+        while (body := self._decoder.next_body()) is None:
+            self._decoder.feed_raw(await self._receive_some())
+        return body
+
+    def trust(self) -> None:
+        """The other side is known: its messages may be large."""
+        self._decoder.trust()
 
     @property
     def remote_address(self) -> Any:
@@ -126,8 +146,25 @@ class ControlConnection(Generic[M]):
         self._sock.close()
 
 
+class SocketChannel:
+    """A handshake over a trio socket."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._sock = sock
+
+    async def send_frame(self, frame: bytes) -> None:
+        await _send_all(self._sock, frame)
+
+    async def receive_body(self) -> bytes:
+        return bytes(await _receive_body(self._sock, OPENING_BYTES_MAX))
+
+
 async def send_message(sock: trio.socket.SocketType, message: Message) -> None:
-    data = memoryview(encode(message))
+    await _send_all(sock, encode(message))
+
+
+async def _send_all(sock: trio.socket.SocketType, frame: bytes) -> None:
+    data = memoryview(frame)
     try:
         while data:
             data = data[await sock.send(data) :]
@@ -137,9 +174,12 @@ async def send_message(sock: trio.socket.SocketType, message: Message) -> None:
 
 async def receive_message(sock: trio.socket.SocketType, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
     """Exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
+    return decode_body(await _receive_body(sock, limit_bytes), expected)
+
+
+async def _receive_body(sock: trio.socket.SocketType, limit_bytes: int) -> bytearray | memoryview:
     head = await receive_exactly(sock, bytearray(LENGTH_BYTES))
-    body = await receive_exactly(sock, bytearray(frame_length(bytes(head), limit_bytes)))
-    return decode_body(body, expected)
+    return await receive_exactly(sock, bytearray(frame_length(bytes(head), limit_bytes)))
 
 
 async def receive_exactly(sock: trio.socket.SocketType, buffer: bytearray | memoryview) -> bytearray | memoryview:

@@ -1,0 +1,234 @@
+"""Strangers at the master's port and at a peer's: who has no token, another one, or somebody else's words."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState
+from pccl.protocol import messages as m
+from pccl.protocol.codec import LENGTH_BYTES, decode_body, encode
+from tests.crew import WAIT_S, Crew
+
+TOKEN = "a token of these tests"
+
+
+@pytest.fixture
+def guarded() -> Iterator[MasterNode]:
+    """A master that asks for a token."""
+    with MasterNode("127.0.0.1:0", token=TOKEN) as node:
+        yield node
+
+
+@contextmanager
+def members(node: MasterNode, count: int) -> Iterator[Crew]:
+    crew = Crew(node.address, token=TOKEN)
+    crew.join(count)
+    try:
+        yield crew
+    finally:
+        crew.close_all()
+
+
+def dialled(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    sock = socket.create_connection((host, int(port)), WAIT_S)
+    sock.settimeout(WAIT_S)
+    return sock
+
+
+def peer_port(peer: Communicator) -> str:
+    session = peer._inner._session
+    assert session is not None
+    return f"127.0.0.1:{session._listener.getsockname()[1]}"
+
+
+def read_frame(sock: socket.socket) -> bytes:
+    """One frame, or what there was of it before the connection ended."""
+    data = b""
+    while len(data) < LENGTH_BYTES or len(data) < LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big"):
+        wanted = LENGTH_BYTES if len(data) < LENGTH_BYTES else LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+        some = sock.recv(wanted - len(data))
+        if not some:
+            break
+        data += some
+    return data
+
+
+def read_message(sock: socket.socket) -> m.Message:
+    message: m.Message = decode_body(
+        read_frame(sock)[LENGTH_BYTES:], m.FromMaster | m.PeerAnswer | m.Challenge | m.Proof
+    )
+    return message
+
+
+class Recorder:
+    """Passes one connection on to `address` and keeps the frames that went each way."""
+
+    def __init__(self, address: str) -> None:
+        self._target = address
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.forth: list[bytes] = []
+        self.back: list[bytes] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._listener, self._listener.accept()[0] as near, dialled(self._target) as far:
+            back = threading.Thread(target=self._pump, args=(far, near, self.back), daemon=True)
+            back.start()
+            self._pump(near, far, self.forth)
+            back.join(WAIT_S)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None:
+        try:
+            while frame := read_frame(source):
+                kept.append(frame)
+                sink.sendall(frame)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def join(self) -> None:
+        self._thread.join(WAIT_S)
+
+
+def refusal(address: str, token: str | None) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        Communicator(address, token=token, timeout=WAIT_S).connect(n_attempts=5)
+    assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+    return caught.value
+
+
+def test_a_run_with_a_token_does_all_that_a_run_does(guarded: MasterNode) -> None:
+    """Links, state transfers and measurements each have a handshake of their own."""
+    with members(guarded, 3) as crew:
+        values = [np.full(1000, i + 1, np.float32) for i in range(3)]
+        crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
+        assert all((value == 6).all() for value in values)
+        crew.each(lambda peer, i: peer.optimize_topology())
+        weights = [np.full(1000, i, np.float32) for i in range(3)]
+        states = [SharedState.from_numpy({"w": array}) for array in weights]
+        crew.each(lambda peer, i: peer.sync_shared_state(states[i]))
+        assert len({array.tobytes() for array in weights}) == 1
+
+
+def test_another_token_is_refused_at_once_and_logged(guarded: MasterNode, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "pccl.master"):
+        error = refusal(guarded.address, "another")
+    assert "another token than the master" in str(error)
+    assert guarded.address in str(error)
+    refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(refused) == 1, "no use in trying again"
+    assert refused[0].startswith("127.0.0.1:")
+
+
+def test_a_peer_without_a_token_is_refused(guarded: MasterNode) -> None:
+    assert "the master has a token and the dialing peer has none" in str(refusal(guarded.address, ""))
+
+
+def test_a_master_without_a_token_is_refused(master: MasterNode) -> None:
+    assert "the dialing peer has a token and the master has none" in str(refusal(master.address, TOKEN))
+
+
+def test_a_false_master_is_not_believed() -> None:
+    """It lets everybody in."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def welcome() -> None:
+            with listener.accept()[0] as sock:
+                read_frame(sock)
+                sock.sendall(encode(m.Welcome(1, "run", 1, 0)))
+                sock.recv(1)
+
+        threading.Thread(target=welcome, daemon=True).start()
+        error = refusal(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN)
+    assert "it has no token and this side has one" in str(error)
+
+
+def test_a_master_that_reflects_our_proof_is_not_believed(guarded: MasterNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def mirror() -> None:
+            with listener.accept()[0] as sock:
+                read_frame(sock)
+                sock.sendall(encode(m.Challenge(b"n" * 32, "run")))
+                sock.sendall(read_frame(sock))
+                sock.recv(1)
+
+        threading.Thread(target=mirror, daemon=True).start()
+        error = refusal(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN)
+    assert "does not know the token" in str(error)
+
+
+def test_a_replayed_join_is_refused(guarded: MasterNode, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(guarded.address)
+    with Communicator(recorder.address, token=TOKEN, timeout=WAIT_S):
+        recorded = recorder.forth[:2]
+    recorder.join()
+    assert [type(read(frame)) for frame in recorded] == [m.Hello, m.Proof]
+    with dialled(guarded.address) as sock, caplog.at_level(logging.WARNING, "pccl.master"):
+        sock.sendall(b"".join(recorded))
+        assert isinstance(read_message(sock), m.Challenge)
+        answer = read_message(sock)
+        assert isinstance(answer, m.Goodbye)
+        assert "another token" in answer.reason
+        assert sock.recv(1) == b""
+        assert any(f"127.0.0.1:{sock.getsockname()[1]} refused" in text for text in caplog.messages)
+
+
+def read(frame: bytes) -> m.Message:
+    message: m.Message = decode_body(frame[LENGTH_BYTES:], m.Opening | m.Proof | m.Challenge)  # type: ignore[operator]
+    return message
+
+
+@pytest.mark.parametrize("kind", ["link", "state", "ping"])
+def test_a_stranger_at_a_peers_port_is_refused(guarded: MasterNode, kind: str) -> None:
+    """It knows all that can be seen on the network, and still is nobody."""
+    with members(guarded, 2) as crew:
+        session = crew[0]._inner._session
+        assert session is not None
+        run, peer = session._machine.run, session._machine.peer
+        openings = {
+            "link": m.LinkHello(m.PROTOCOL_VERSION, run, peer + 1, peer, 2, 0, 4, b"n" * 32),
+            "state": m.StateHello(m.PROTOCOL_VERSION, run, peer + 1, peer, 1, b"n" * 32),
+            "ping": m.PingHello(m.PROTOCOL_VERSION, run, peer + 1, peer, b"n" * 32),
+        }
+        with dialled(peer_port(crew[0])) as sock:
+            sock.sendall(encode(openings[kind]))
+            assert isinstance(read_message(sock), m.Challenge)
+            sock.sendall(encode(m.Proof(b"p" * 32)))
+            answer = read_message(sock)
+            assert isinstance(answer, m.Rejected)
+            assert f"another token than peer {peer}" in answer.reason
+            assert sock.recv(1) == b""
+        values = [np.ones(10, np.float32) for _ in range(2)]
+        crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
+        assert (values[0] == 2).all()
+
+
+def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", f"{TOKEN}\n")
+    with MasterNode("127.0.0.1:0") as node, Communicator(node.address, timeout=WAIT_S):
+        refusal(node.address, "another")
+        refusal(node.address, "")
+
+
+def test_a_token_is_never_shown(guarded: MasterNode) -> None:
+    with Communicator(guarded.address, token=TOKEN, timeout=WAIT_S) as peer:
+        session = peer._inner._session
+        assert session is not None
+        assert TOKEN not in repr(session._options)
+
+
+def test_a_token_is_text() -> None:
+    for make in (lambda: Communicator("h", token=b"x"), lambda: MasterNode(token=5)):  # type: ignore[arg-type]
+        with pytest.raises(PCCLError, match="must be a str"):
+            make()
