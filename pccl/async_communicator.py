@@ -19,7 +19,8 @@ from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses
 from pccl.runtime.engine import OpSpec
 from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
-from pccl.runtime.state_transfer import Transfer, fingerprint
+from pccl.runtime.state_blocks import fingerprint
+from pccl.runtime.state_transfer import Transfer
 from pccl.shared_state import SharedState
 from pccl.types import (
     Attribute,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pccl.errors import PCCLError
 from pccl.operands import Operand, resolve
-from pccl.runtime.state_transfer import StateTensor
+from pccl.runtime.state_blocks import StateTensor
 from pccl.types import Result
 
 REVISION_MAX = 2**63 - 1

@@ -261,7 +261,7 @@ class PeerSession:
 
     async def close(self) -> None:
         """Leaves the run and waits until nothing of the session is left."""
-        if self.is_forgotten:
+        if self.is_forgotten or self.over.is_set():
             return
         self._machine.leave("")
         self._pump()
@@ -493,6 +493,8 @@ class PeerSession:
     def _installed(self, effect: ps.Installed) -> None:
         for peer, reason in effect.lost:
             logger.info("peer %d was lost: %s", peer, reason)
+            if self._syncing is not None:
+                self._syncing.transfer.lost(peer, reason)
         view = effect.view
         logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
         self.view = view

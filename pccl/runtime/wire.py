@@ -8,8 +8,9 @@ one message, so that what follows it on the socket is left for somebody else.
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -24,6 +25,13 @@ M = TypeVar("M")
 
 class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
     """The other side is gone; the text says how."""
+
+
+class ByteStream(Protocol):
+    """What a trio socket does, as far as it is needed here."""
+
+    def send(self, data: bytes | memoryview, /) -> Awaitable[int]: ...
+    def recv_into(self, buffer: bytearray | memoryview, /) -> Awaitable[int]: ...
 
 
 class ControlConnection(Generic[M]):
@@ -149,7 +157,7 @@ class ControlConnection(Generic[M]):
 class SocketChannel:
     """A handshake over a trio socket."""
 
-    def __init__(self, sock: trio.socket.SocketType) -> None:
+    def __init__(self, sock: ByteStream) -> None:
         self._sock = sock
 
     async def send_frame(self, frame: bytes) -> None:
@@ -159,11 +167,11 @@ class SocketChannel:
         return bytes(await _receive_body(self._sock, OPENING_BYTES_MAX))
 
 
-async def send_message(sock: trio.socket.SocketType, message: Message) -> None:
+async def send_message(sock: ByteStream, message: Message) -> None:
     await _send_all(sock, encode(message))
 
 
-async def _send_all(sock: trio.socket.SocketType, frame: bytes) -> None:
+async def _send_all(sock: ByteStream, frame: bytes) -> None:
     data = memoryview(frame)
     try:
         while data:
@@ -172,17 +180,17 @@ async def _send_all(sock: trio.socket.SocketType, frame: bytes) -> None:
         raise ConnectionLost(error.strerror or str(error)) from None
 
 
-async def receive_message(sock: trio.socket.SocketType, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
+async def receive_message(sock: ByteStream, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
     """Exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
     return decode_body(await _receive_body(sock, limit_bytes), expected)
 
 
-async def _receive_body(sock: trio.socket.SocketType, limit_bytes: int) -> bytearray | memoryview:
+async def _receive_body(sock: ByteStream, limit_bytes: int) -> bytearray | memoryview:
     head = await receive_exactly(sock, bytearray(LENGTH_BYTES))
     return await receive_exactly(sock, bytearray(frame_length(bytes(head), limit_bytes)))
 
 
-async def receive_exactly(sock: trio.socket.SocketType, buffer: bytearray | memoryview) -> bytearray | memoryview:
+async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> bytearray | memoryview:
     """Fills `buffer` and returns it. ConnectionLost if the other side closes before that."""
     view = memoryview(buffer)
     while view:

@@ -1,0 +1,128 @@
+"""A shared state as blocks and digests.
+
+Contents are compared and moved in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 of its blocks' BLAKE3 digests;
+the root that the master elects is the BLAKE3 of all tensors' digests together with their names, dtypes and shapes.
+Tensors whose content may differ between peers (loose ones) are not in the root.
+
+Hashing releases the GIL and uses every core this process may run on, with threads of its own: BLAKE3's built-in
+parallelism keeps a pool of threads for the whole process, which would hang a child that was forked after its first use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+
+from pccl.protocol import messages as m
+
+BLOCK_BYTES = 2**20
+DIGEST_BYTES = 32
+UNKNOWN = bytes(DIGEST_BYTES)
+"""In the place of a block's digest while nobody knows what the block holds."""
+SHARE_BYTES = 16 * 2**20
+"""What a hashing thread takes at a time."""
+THREADS_MAX = 32
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor of the shared state as plain memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    loose: bool
+    data: memoryview
+    """Its bytes, contiguous and writable."""
+
+    def offer(self) -> m.TensorOffer:
+        return m.TensorOffer(self.name, self.dtype, list(self.shape), self.loose)
+
+    @property
+    def block_count(self) -> int:
+        return -(-len(self.data) // BLOCK_BYTES)
+
+    def block(self, number: int) -> memoryview:
+        return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of a whole state at one moment."""
+
+    blocks: tuple[bytes, ...]
+    """Per tensor its block digests, one after the other."""
+    root: bytes
+
+
+def digest(data: bytes | bytearray | memoryview) -> bytes:
+    return blake3(data).digest()
+
+
+def digest_at(digests: bytes | bytearray, number: int) -> bytes:
+    return bytes(digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES])
+
+
+def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[int]:
+    """Numbers of the blocks whose digests differ, ascending. Both list the same number of blocks."""
+    assert len(mine) == len(theirs) and len(mine) % DIGEST_BYTES == 0  # noqa: PT018
+    words = [np.frombuffer(digests, np.uint64).reshape(-1, DIGEST_BYTES // 8) for digests in (mine, theirs)]
+    found: Sequence[int] = np.flatnonzero((words[0] != words[1]).any(axis=1)).astype(np.uint32).data
+    return found
+
+
+def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> bytes:
+    """Over everything that must be equal: all tensors but the loose ones, whose place in `blocks` may hold anything."""
+    whole = blake3()
+    for tensor, digests in zip(tensors, blocks, strict=True):
+        if tensor.loose:
+            continue
+        head = f"{tensor.name}\0{tensor.dtype}\0{tensor.shape}\0".encode()
+        whole.update(len(head).to_bytes(8, "big") + head + blake3(digests).digest())
+    return whole.digest()
+
+
+def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
+    """Reads every byte once; call it in a worker thread. The tensors must not change meanwhile."""
+    shares = list(_shares(tensors))
+    threads = min(len(shares), cores(), THREADS_MAX)
+    if threads > 1:
+        with ThreadPoolExecutor(threads, "pccl-hash") as pool:
+            hashed = list(pool.map(_hash_share, shares))
+    else:
+        hashed = [_hash_share(share) for share in shares]
+    digests = iter([each for share in hashed for each in share])
+    blocks = tuple(b"".join(next(digests) for _ in range(tensor.block_count)) for tensor in tensors)
+    return Fingerprint(blocks, root_digest(tensors, blocks))
+
+
+def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
+    """All blocks in order, in runs of about SHARE_BYTES."""
+    share: list[memoryview] = []
+    size = 0
+    for tensor in tensors:
+        for number in range(tensor.block_count):
+            block = tensor.block(number)
+            share.append(block)
+            size += len(block)
+            if size >= SHARE_BYTES:
+                yield share
+                share, size = [], 0
+    if share:
+        yield share
+
+
+def _hash_share(share: list[memoryview]) -> list[bytes]:
+    return [digest(block) for block in share]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

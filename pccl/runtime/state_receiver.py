@@ -1,0 +1,448 @@
+"""The receiver's side of a state transfer: fetches what differs from many donors at once.
+
+Theory of operation. A `_Fetch` brings some tensors to one goal, which is given by block digests:
+
+1. One donor at a time is asked for the block digests, which must hash to the root that the master elected, so a donor
+   can neither lie nor be mistaken about the goal. The others wait, connected, until one has told.
+2. Every donor is then asked for blocks over one or several lanes, as `state_schedule` says. A block is received
+   straight into its tensor, hashed in a worker thread, and landed if its digest is right. A second copy of a block that
+   is already being written is received into the lane's scratch block, and copied if it is verified first; whoever
+   was writing the block is first made to let go of it. So a block that has landed is never written again.
+3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
+   left out, and its blocks go to the others. Silent is who sends nothing for STALL_S while others move, or for
+   PATIENCE_S when there is nobody to compare with. A donor with several lanes may lose all but one.
+
+The fetch fails when no donor is left. Verified blocks stay, as they are right whoever sent them.
+
+Loose tensors are not in the root and may differ between donors: all of them come from one donor, whose word counts.
+They follow the rest, from the first donor that has not failed; if it fails, the next is asked, and only what differs
+between the two is fetched anew.
+
+Memory beside the tensors: the digests (32 bytes a block), and a scratch block for a lane that needs one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import chain, islice
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import MESSAGE_BYTES_MAX, ProtocolError
+from pccl.runtime import state_blocks
+from pccl.runtime.links import LinkError
+from pccl.runtime.state_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, StateTensor
+from pccl.runtime.state_schedule import Block, Lane, Schedule, blocks_of
+from pccl.runtime.wire import ConnectionLost, receive_message, send_message
+
+logger = logging.getLogger("pccl.state")
+
+STALL_S = 5.0
+PATIENCE_S = 60.0
+WATCH_S = 0.25
+IDLE_S = 0.1
+"""How often a lane with nothing to do looks for blocks that are late."""
+DONORS_MAX = 32
+"""In use at once; others take the place of those that fail."""
+LANES_MAX = 16
+"""Over all donors, but each has one."""
+LANES_PER_DONOR_MAX = 4
+BLOCKS_PER_LANE = 16
+"""A lane beyond a donor's first is opened only where it would have so much to do."""
+DIGEST_REQUESTS_AHEAD = 128
+"""Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
+INLINE_BYTES = 64 * 2**10
+"""A block so small is hashed sooner than a worker thread is woken."""
+
+Connect = Callable[[m.Member], Awaitable[trio.socket.SocketType]]
+
+
+class TransferError(Exception):
+    """No donor is left."""
+
+    def __init__(self, suspects: list[tuple[int, str]]) -> None:
+        self.suspects = suspects
+        super().__init__("; ".join(f"donor {peer}: {reason}" for peer, reason in suspects) or "no donor is left")
+
+
+class Receiver:
+    """One peer's tensors while they are brought to what a group has elected."""
+
+    def __init__(self, tensors: Sequence[StateTensor], own: Fingerprint) -> None:
+        self.tensors = tensors
+        self.held = [bytearray(digests) for digests in own.blocks]
+        """Per tensor the digests of what its blocks hold at this moment; UNKNOWN where a block is half-written."""
+        self.rx_bytes = 0
+        """Of blocks that have landed."""
+        self.overwritten: set[str] = set()
+        """Tensors of which at least one byte was replaced."""
+        self.suspects: dict[int, str] = {}
+        """Donors that failed, and how, in the order in which they did."""
+        self._fetching: _Fetch | None = None
+
+    async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect) -> None:
+        """Brings the tensors to the elected content; TransferError when no donor is left to ask."""
+        fixed = [index for index, tensor in enumerate(self.tensors) if not tensor.loose]
+        loose = [index for index, tensor in enumerate(self.tensors) if tensor.loose]
+        if plan.fetch_content and fixed:
+            await self._fetch(fixed, plan.root, donors, connect)
+        if plan.fetch_loose and loose:
+            for donor in donors:
+                if donor.peer in self.suspects:
+                    continue
+                try:
+                    await self._fetch(loose, None, [donor], connect)
+                except TransferError:
+                    continue
+                return
+            raise TransferError(list(self.suspects.items()))
+
+    async def _fetch(self, wanted: list[int], root: bytes | None, donors: Sequence[m.Member], connect: Connect) -> None:
+        fetching = self._fetching = _Fetch(self, wanted, root, donors, connect)
+        try:
+            await fetching.run()
+        finally:
+            self._fetching = None
+
+    def lost(self, peer: int, reason: str) -> None:
+        """A peer is known to be gone; if it is a donor, nobody waits for it any more."""
+        if self._fetching is not None:
+            self._fetching.lost(peer, reason)
+
+
+class _Donor:
+    def __init__(self, member: m.Member) -> None:
+        self.peer = member.peer
+        self.member = member
+        self.scope = trio.CancelScope()
+        self.connections: list[_Connection] = []
+
+
+class _Connection:
+    """A lane and its stream, which tells the lane what moves."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self.lane = Lane()
+        self.is_learning = False
+        self.silence = ""
+        """Why the watch has ended it."""
+        self._scope = trio.CancelScope()
+        self._sock = sock
+        self._scratch: bytearray | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.is_learning or bool(self.lane.queue)
+
+    async def unless_silent(self, use: Callable[[], Awaitable[None]]) -> None:
+        """Awaits `use()`, until the watch ends it: ConnectionLost."""
+        self._scope = trio.CancelScope()
+        with self._scope:
+            await use()
+        if self.silence:
+            raise ConnectionLost(self.silence)
+
+    def end(self, silence: str) -> None:
+        self.silence = silence
+        self._scope.cancel()
+
+    async def send(self, data: bytes | memoryview) -> int:
+        return await self._sock.send(data)
+
+    async def recv_into(self, buffer: bytearray | memoryview) -> int:
+        count = await self._sock.recv_into(buffer)
+        self.lane.moved(count, trio.current_time())
+        return count
+
+    async def receive(self, view: memoryview) -> int:
+        """At least one byte; how many it were. ConnectionLost."""
+        try:
+            count = await self.recv_into(view)
+        except OSError as error:
+            raise ConnectionLost(error.strerror or str(error)) from None
+        if count == 0:
+            raise ConnectionLost("the connection was closed by the other side")
+        return count
+
+    async def receive_scratch(self, size: int) -> memoryview:
+        """The next `size` bytes, at most a block, apart from any tensor."""
+        if self._scratch is None:
+            self._scratch = bytearray(state_blocks.BLOCK_BYTES)
+        whole = view = memoryview(self._scratch)[:size]
+        while view:
+            view = view[await self.receive(view) :]
+        return whole
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class _Writing:
+    """A block whose bytes are on their way into the tensor."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        """Cancelled to have the writer let go."""
+        self.ended = trio.Event()
+
+
+class _Fetch:
+    def __init__(
+        self,
+        receiver: Receiver,
+        wanted: list[int],
+        root: bytes | None,
+        donors: Sequence[m.Member],
+        connect: Connect,
+    ) -> None:
+        self._receiver = receiver
+        self._tensors = receiver.tensors
+        self._wanted = wanted
+        self._root = root
+        self._members = [member for member in donors if member.peer not in receiver.suspects]
+        self._connect = connect
+        self._donors: dict[int, _Donor] = {}
+        self._goal: dict[int, bytes] = {}
+        """Per wanted tensor the block digests to reach."""
+        self._schedule: Schedule | None = None
+        self._learning = trio.Lock()
+        self._writing: dict[Block, _Writing] = {}
+        self._returned = trio.Event()
+        """Replaced whenever it was set: a lane has left blocks to the others."""
+        self._hashing = trio.CapacityLimiter(state_blocks.cores())
+        self._scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        """TransferError if no donor is left."""
+        members = iter(self._members)
+        with self._scope:
+            async with trio.open_nursery() as watch:
+                watch.start_soon(self._watch)
+                async with trio.open_nursery() as users:
+                    for _ in range(min(len(self._members), DONORS_MAX)):
+                        users.start_soon(self._use_each, members)
+                watch.cancel_scope.cancel()
+        if not self._is_done:
+            raise TransferError(list(self._receiver.suspects.items()))
+
+    @property
+    def _is_done(self) -> bool:
+        return self._schedule is not None and self._schedule.is_done
+
+    def lost(self, peer: int, reason: str) -> None:
+        if any(member.peer == peer for member in self._members):
+            self._fail(peer, f"was lost: {reason}")
+
+    def _fail(self, peer: int, reason: str) -> None:
+        if peer in self._receiver.suspects:
+            return
+        logger.warning("donor %d failed: %s", peer, reason)
+        self._receiver.suspects[peer] = reason
+        if peer in self._donors:
+            self._donors[peer].scope.cancel()
+
+    # One donor.
+
+    async def _use_each(self, members: Iterator[m.Member]) -> None:
+        for member in members:
+            if member.peer not in self._receiver.suspects:
+                await self._use(member)
+
+    async def _use(self, member: m.Member) -> None:
+        """Fetches from a donor until everything has landed or it has failed."""
+        donor = self._donors[member.peer] = _Donor(member)
+        try:
+            with donor.scope:
+                connection = _Connection(await self._connect(member))
+                try:
+                    async with self._learning:
+                        if self._schedule is None:
+                            await self._learn(donor, connection)
+                except BaseException:
+                    connection.close()
+                    raise
+                async with trio.open_nursery() as lanes:
+                    lanes.start_soon(self._use_lane, donor, connection)
+                    for _ in range(1, self._lanes_per_donor()):
+                        lanes.start_soon(self._open_lane, donor)
+        except (LinkError, ConnectionLost, ProtocolError) as error:
+            self._fail(donor.peer, str(error))
+
+    def _lanes_per_donor(self) -> int:
+        assert self._schedule is not None
+        donors = len(self._members)
+        return min(LANES_PER_DONOR_MAX, LANES_MAX // donors, self._schedule.remaining // (BLOCKS_PER_LANE * donors))
+
+    async def _open_lane(self, donor: _Donor) -> None:
+        try:
+            connection = _Connection(await self._connect(donor.member))
+        except LinkError as error:
+            logger.info("a connection less to donor %d: %s", donor.peer, error)
+            return
+        await self._use_lane(donor, connection)
+
+    async def _use_lane(self, donor: _Donor, connection: _Connection) -> None:
+        """The donor fails with its last lane, or at once if what it sends is wrong."""
+        schedule = self._schedule
+        assert schedule is not None
+        donor.connections.append(connection)
+        schedule.enter(connection.lane)
+        try:
+            await connection.unless_silent(lambda: self._run_lane(connection, schedule))
+        except ConnectionLost as error:
+            if len(donor.connections) == 1:
+                self._fail(donor.peer, str(error))
+        except ProtocolError as error:
+            self._fail(donor.peer, str(error))
+        finally:
+            donor.connections.remove(connection)
+            connection.close()
+            if schedule.forsake(connection.lane):
+                self._returned.set()
+                self._returned = trio.Event()
+
+    async def _watch(self) -> None:
+        """Ends connections that have fallen silent. Only time in which we ran ourselves counts."""
+        last = trio.current_time()
+        while True:
+            await trio.sleep(WATCH_S)
+            now = trio.current_time()
+            elapsed_s, last = min(now - last, 2 * WATCH_S), now
+            waiting = [
+                connection
+                for donor in self._donors.values()
+                for connection in donor.connections
+                if connection.is_waiting
+            ]
+            for connection in waiting:
+                connection.lane.silent_s += elapsed_s
+            least_s = min((connection.lane.silent_s for connection in waiting), default=0.0)
+            are_others_idle = self._learning.statistics().tasks_waiting > 0
+            for connection in waiting:
+                # Who fell silent at about the same time as all others is not to blame: we may be cut off ourselves.
+                is_alone = are_others_idle or connection.lane.silent_s - least_s >= STALL_S / 2
+                limit_s = STALL_S if is_alone else PATIENCE_S
+                if connection.lane.silent_s >= limit_s:
+                    connection.end(f"sent nothing for {limit_s:g} s")
+
+    # Learning the goal.
+
+    async def _learn(self, donor: _Donor, connection: _Connection) -> None:
+        donor.connections.append(connection)
+        connection.is_learning = True
+        connection.lane.asked(trio.current_time())
+        goal: dict[int, bytes] = {}
+        try:
+            await connection.unless_silent(lambda: self._receive_digests(connection, goal))
+        finally:
+            connection.is_learning = False
+            donor.connections.remove(connection)
+        if self._root is not None:
+            root = state_blocks.root_digest(self._tensors, [goal.get(i, b"") for i in range(len(self._tensors))])
+            if root != self._root:
+                raise ProtocolError("its digests do not hash to what the group elected")
+        self._goal = goal
+        missing = {index: state_blocks.differing(self._receiver.held[index], goal[index]) for index in goal}
+        blocks = (blocks_of(index, len(self._tensors[index].data), missing[index]) for index in goal)
+        self._schedule = Schedule(chain.from_iterable(blocks), sum(map(len, missing.values())))
+        if self._is_done:
+            self._scope.cancel()
+
+    async def _receive_digests(self, connection: _Connection, goal: dict[int, bytes]) -> None:
+        ahead = iter(self._wanted)
+        for index in islice(ahead, DIGEST_REQUESTS_AHEAD):
+            await send_message(connection, m.DigestRequest(index))
+        for index in self._wanted:
+            answer: m.Digests = await receive_message(connection, m.Digests, MESSAGE_BYTES_MAX)
+            upcoming = next(ahead, None)
+            if upcoming is not None:
+                await send_message(connection, m.DigestRequest(upcoming))
+            tensor = self._tensors[index]
+            if (
+                answer.tensor != index
+                or answer.block_bytes != state_blocks.BLOCK_BYTES
+                or len(answer.digests) != tensor.block_count * DIGEST_BYTES
+            ):
+                raise ProtocolError(f"its digests of tensor {tensor.name!r} are malformed")
+            goal[index] = answer.digests
+
+    # Fetching blocks.
+
+    async def _run_lane(self, connection: _Connection, schedule: Schedule) -> None:
+        lane = connection.lane
+        while True:
+            while (block := schedule.draw(lane, trio.current_time())) is not None:
+                await send_message(connection, m.BlockRequest(block.tensor, block.number, 1))
+            if lane.queue:
+                await self._receive_block(connection, lane.queue[0])
+                schedule.delivered(lane)
+            else:
+                with trio.move_on_after(IDLE_S):
+                    await self._returned.wait()
+
+    async def _receive_block(self, connection: _Connection, block: Block) -> None:
+        """Reads the block from the connection, whatever may become of it. Wrong bytes are a ProtocolError."""
+        if block.is_landed or block in self._writing:
+            await self._receive_copy(connection, block)
+        else:
+            await self._receive_in_place(connection, block)
+
+    async def _receive_in_place(self, connection: _Connection, block: Block) -> None:
+        target = self._tensors[block.tensor].block(block.number)
+        rest = target
+        writing = self._writing[block] = _Writing()
+        try:
+            with writing.scope:
+                while rest:
+                    count = await connection.receive(rest)
+                    self._spoil(block)
+                    rest = rest[count:]
+            if not rest:
+                await self._verify(target, block)
+                self._land(block)
+        finally:
+            del self._writing[block]
+            writing.ended.set()
+        if rest:
+            await connection.receive_scratch(len(rest))
+
+    async def _receive_copy(self, connection: _Connection, block: Block) -> None:
+        copy = await connection.receive_scratch(block.size)
+        if block.is_landed:
+            return
+        await self._verify(copy, block)
+        with trio.CancelScope(shield=True):  # brief: the writer has been told to let go
+            while (writing := self._writing.get(block)) is not None:
+                writing.scope.cancel()
+                await writing.ended.wait()
+        if not block.is_landed:
+            self._spoil(block)
+            self._tensors[block.tensor].block(block.number)[:] = copy
+            self._land(block)
+
+    async def _verify(self, data: memoryview, block: Block) -> None:
+        if len(data) <= INLINE_BYTES:
+            found = state_blocks.digest(data)
+        else:
+            found = await trio.to_thread.run_sync(state_blocks.digest, data, limiter=self._hashing)
+        if found != state_blocks.digest_at(self._goal[block.tensor], block.number):
+            name = self._tensors[block.tensor].name
+            raise ProtocolError(f"block {block.number} of tensor {name!r} is not what its digest says")
+
+    def _spoil(self, block: Block) -> None:
+        self._receiver.overwritten.add(self._tensors[block.tensor].name)
+        self._hold(block, UNKNOWN)
+
+    def _land(self, block: Block) -> None:
+        assert self._schedule is not None
+        self._hold(block, state_blocks.digest_at(self._goal[block.tensor], block.number))
+        self._receiver.rx_bytes += block.size
+        self._schedule.land(block)
+        if self._is_done:
+            self._scope.cancel()
+
+    def _hold(self, block: Block, digest: bytes) -> None:
+        start = block.number * DIGEST_BYTES
+        self._receiver.held[block.tensor][start : start + DIGEST_BYTES] = digest

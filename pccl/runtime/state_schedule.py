@@ -1,0 +1,182 @@
+"""Which block of a state transfer is asked of which donor: no I/O here, and time comes in as an argument.
+
+Theory of operation. A *lane* is one connection to a donor, which answers requests in order. Blocks wait in one pool;
+each lane draws from it whenever it has asked for less than it will deliver within its *horizon*, so a faster lane
+simply draws more often, and all lanes run dry at about the same time. The horizon is half a second, or twice the lane's
+latency where that is more: enough to keep a long fat pipe full, as what is asked for but not sent yet costs nothing.
+
+When the pool is empty, an idle lane asks once more for a block that is *late*: one that the lanes which hold it will
+not have delivered, by their speed or by their silence, when this lane could have done so easily. A block can so be on
+its way in several lanes; the first verified copy lands, and later ones are read and dropped. At the end of a transfer
+nobody waits for a donor that is slow or has fallen silent.
+
+A lane that ends leaves its blocks to the others (`forsake`). `remaining` counts the blocks that have not landed; every
+one of them is in the pool or held by at least one lane.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pccl.runtime import state_blocks
+
+HORIZON_S = 0.5
+REQUESTS_MIN = 2
+"""Asked for at least, however slow the lane: the donor is never idle for a round trip."""
+REQUESTS_MAX = 256
+"""Asked for at most: so many requests fit the donor's receive buffer also while it does not read."""
+RATE_WINDOW_S = 0.1
+RESCUE_S = 0.5
+"""What a rescue must win at least."""
+
+
+@dataclass(eq=False)
+class Block:
+    """A block that is to land: number `number` of tensor `tensor`, `size` bytes."""
+
+    tensor: int
+    number: int
+    size: int
+    is_landed: bool = False
+    holders: list[Lane] = field(default_factory=list)
+    """Lanes that were asked for it and have not delivered it yet."""
+
+
+class Lane:
+    """What is known of one connection to a donor, and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Block] = deque()
+        """Asked for, in the order in which they will arrive."""
+        self.silent_s = 0.0
+        """How long nothing has come of what was asked for. The watch adds to it."""
+        self.latency_s = 0.0
+        """The shortest wait from a request to the first byte, when nothing else was under way."""
+        self._queued_bytes = 0
+        self._rate: float | None = None
+        self._asked_at: float | None = None
+        self._window_start = 0.0
+        self._window_bytes = 0
+
+    def asked(self, now: float) -> None:
+        """Something was asked for when nothing was under way."""
+        self._asked_at = self._window_start = now
+        self._window_bytes = 0
+        self.silent_s = 0.0
+
+    def moved(self, count: int, now: float) -> None:
+        """So many bytes have come."""
+        self.silent_s = 0.0
+        if self._asked_at is not None:
+            latency_s = now - self._asked_at
+            self.latency_s = min(self.latency_s or latency_s, latency_s)
+            self._asked_at = None
+        self._window_bytes += count
+        elapsed_s = now - self._window_start
+        if elapsed_s >= RATE_WINDOW_S:
+            rate = self._window_bytes / elapsed_s
+            self._rate = rate if self._rate is None else (self._rate + rate) / 2
+            self._window_start, self._window_bytes = now, 0
+
+    @property
+    def has_room(self) -> bool:
+        if len(self.queue) < REQUESTS_MIN:
+            return True
+        if len(self.queue) >= REQUESTS_MAX:
+            return False
+        horizon_s = max(HORIZON_S, 2 * self.latency_s)
+        return self._queued_bytes < (self._rate or 0) * horizon_s
+
+    def wait_s(self, size: int) -> float:
+        """How long `size` bytes will take, as far as is known; silence counts as if it went on for as long again."""
+        return max(self.silent_s, size / self._rate if self._rate else 0.0)
+
+    def _add(self, block: Block, now: float) -> None:
+        if not self.queue:
+            self.asked(now)
+        self.queue.append(block)
+        block.holders.append(self)
+        self._queued_bytes += block.size
+
+    def _remove_first(self) -> Block:
+        block = self.queue.popleft()
+        block.holders.remove(self)
+        self._queued_bytes -= block.size
+        return block
+
+
+class Schedule:
+    """`blocks` is drawn from lazily and holds `count` blocks."""
+
+    def __init__(self, blocks: Iterable[Block], count: int) -> None:
+        self.remaining = count
+        self._fresh: Iterator[Block] = iter(blocks)
+        self._returned: deque[Block] = deque()
+        self._lanes: list[Lane] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.remaining == 0
+
+    def enter(self, lane: Lane) -> None:
+        self._lanes.append(lane)
+
+    def draw(self, lane: Lane, now: float) -> Block | None:
+        """The next block to ask `lane` for, if any: it is in its queue then."""
+        if not lane.has_room:
+            return None
+        block = self._returned.popleft() if self._returned else next(self._fresh, None)
+        if block is None and not lane.queue:
+            block = self._late(lane)
+        if block is not None:
+            lane._add(block, now)
+        return block
+
+    def _late(self, idle: Lane) -> Block | None:
+        """The block to rescue: that which will take longest."""
+        found: Block | None = None
+        found_s = 0.0
+        waits: dict[Block, float] = {}
+        for lane in self._lanes:
+            ahead = 0
+            for block in lane.queue:
+                ahead += block.size
+                if not block.is_landed:
+                    waits[block] = min(waits.get(block, float("inf")), lane.wait_s(ahead))
+        for block, wait_s in waits.items():
+            mine_s = idle.latency_s + idle.wait_s(block.size)
+            if wait_s > max(found_s, 2 * mine_s + RESCUE_S):
+                found, found_s = block, wait_s
+        return found
+
+    def land(self, block: Block) -> None:
+        """A verified copy is where it belongs."""
+        assert not block.is_landed
+        assert self.remaining > 0
+        block.is_landed = True
+        self.remaining -= 1
+
+    def delivered(self, lane: Lane) -> None:
+        """The first block of the lane's queue has come, whatever became of it."""
+        self._give_back(lane._remove_first())
+
+    def forsake(self, lane: Lane) -> bool:
+        """The lane has ended. True if it has left blocks to the others."""
+        self._lanes.remove(lane)
+        before = len(self._returned)
+        while lane.queue:
+            self._give_back(lane._remove_first())
+        return len(self._returned) > before
+
+    def _give_back(self, block: Block) -> None:
+        if not block.is_landed and not block.holders:
+            self._returned.append(block)
+
+
+def blocks_of(tensor: int, size: int, numbers: Iterable[int]) -> Iterator[Block]:
+    """The numbered blocks of a tensor of `size` bytes."""
+    width = state_blocks.BLOCK_BYTES
+    for number in numbers:
+        yield Block(tensor, number, min(width, size - number * width))
