@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pccl.bench.kill import Survivor, survivor
-from pccl.bench.measure import timing
+from pccl.bench.measure import slowest, timing
 from pccl.bench.messages import Step
 from pccl.bench.raw_ring import RawRing, chunk_bounds, join_ring
-from pccl.bench.sizes import format_bytes, format_rate, format_seconds, parse_bytes
+from pccl.bench.sizes import (
+    format_bytes,
+    format_bytes_about,
+    format_megabytes_per_second,
+    format_seconds,
+    parse_bytes,
+)
 
 
 @contextmanager
@@ -97,7 +103,7 @@ def test_chunks_cover_the_array_evenly(count: int, world_size: int) -> None:
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     # Two iterations of two ranks: the slower rank counts.
-    result = timing([[1.0, 3.0], [2.0, 2.0]], 1000, 4)
+    result = timing(slowest([[1.0, 3.0], [2.0, 2.0]]), 1000, 4)
     assert result.median_s == 2.5
     assert result.p95_s == pytest.approx(2.95)
     assert result.algorithm_bytes_per_s == 400.0
@@ -131,5 +137,13 @@ def test_formatted_sizes_parse_back(count: int) -> None:
 
 
 def test_formats() -> None:
-    assert [format_seconds(value) for value in (2e-5, 0.0123, 4.5)] == ["20 us", "12.30 ms", "4.500 s"]
-    assert [format_rate(value) for value in (2.5e6, 3.14e9)] == ["2.5 MB/s", "3.14 GB/s"]
+    assert [format_seconds(value) for value in (2e-5, 0.0123, 0.12345, 4.5)] == [
+        *("20 us", "12.30 ms", "123.5 ms", "4.500 s")
+    ]
+    assert [format_megabytes_per_second(value) for value in (2.5e6, 99.96e6, 3.14e9)] == ["2.5", "100", "3140"]
+    assert [format_bytes_about(value) for value in (0, 1000, 10 << 10, 3 << 19)] == [
+        "0 B",
+        "1000 B",
+        "10 KiB",
+        "1.5 MiB",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import json
 import subprocess
 import sys
@@ -26,20 +28,87 @@ def _bench(report: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads(report.read_text())
 
 
-@pytest.mark.parametrize("quantization", ["none", "min-max", "zero-point-scale"])
-def test_cases(tmp_path: Path, quantization: str) -> None:
+TINY = ("--iterations", "3", "--warmup", "1")
+
+
+def test_cases(tmp_path: Path) -> None:
     table, report = _bench(
         tmp_path / "report.json",
-        *("--peers", "2,3", "--sizes", "4KiB,40KiB", "--tensors", "1,3", "--connections", "2"),
-        *("--iterations", "3", "--warmup", "1", "--quantize", quantization),
+        *("--peers", "2,3", "--sizes", "4KiB,40KiB", "--tensors", "1,3", "--connections", "2", *TINY),
     )
     cases = [(row["peers"], row["bytes"], row["tensors"]) for row in report["rows"]]
     assert cases == [(peers, size, tensors) for peers in (2, 3) for size in (4096, 40960) for tensors in (1, 3)]
     for row in report["rows"]:
         assert 0 < row["pccl"]["median_s"] <= row["pccl"]["p95_s"]
         assert row["per_cent_of_raw_ring"] == pytest.approx(100 * row["raw_ring"]["median_s"] / row["pccl"]["median_s"])
+        assert row["gloo"] is row["times_as_fast_as_gloo"] is row["memory"] is None
     assert "40 KiB" in table
+    assert "2 connections, in place" in table
     assert "…" not in table
+
+
+QUANTIZATIONS = [
+    *("min-max", "min-max:int16", "min-max:uint4:block=32", "min-max:int8:stochastic:seed=7"),
+    *("zero-point-scale:int8", "zero-point-scale:uint16", "zero-point-scale:int4", "cast:bfloat16", "cast:float16"),
+]
+
+
+def test_sweep(tmp_path: Path) -> None:
+    """Every result is checked against the bound of its quantization."""
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "3", "--sizes", "40KiB", "--algorithm", "ring,direct", "--connections", "1,2", *TINY),
+        *("--quantize", ",".join(["none", *QUANTIZATIONS])),
+    )
+    cases = [(row["connections"], row["quantization"], row["algorithm"]) for row in report["rows"]]
+    assert cases == list(itertools.product([1, 2], ["none", *QUANTIZATIONS], ["ring", "direct"]))
+    assert report["plan"]["quantizations"] == ["none", *QUANTIZATIONS]
+    assert "3 peers" in table
+    for text in ["conns", "algo", *QUANTIZATIONS]:
+        assert text in table
+
+
+def test_out_of_place_memory_and_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "plot.png"
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "2", "--sizes", "4KiB,4MiB", "--out-of-place", "--memory", "--plot", str(plot), *TINY),
+    )
+    assert "out of place" in table
+    assert "scratch" in table
+    for row in report["rows"]:
+        assert row["memory"]["held_bytes_max"] >= row["memory"]["scratch_bytes_max"] >= 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_against_gloo_of_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="compares with torch's Gloo")
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "2", "--sizes", "4KiB,40KiB", "--tensors", "1,3", "--against", "gloo", *TINY),
+    )
+    assert "Gloo/" in table
+    assert report["machine"]["torch"] == importlib.metadata.version("torch")
+    for row in report["rows"]:
+        ratio = row["gloo"]["median_s"] / row["pccl"]["median_s"]
+        assert row["times_as_fast_as_gloo"] == pytest.approx(ratio)
+        assert row["per_cent_of_raw_ring"] is not None
+
+
+def test_one_peer_per_host_against_gloo_of_torch(master: MasterNode, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="compares with torch's Gloo")
+
+    def host(number: int) -> tuple[str, dict[str, Any]]:
+        return _bench(
+            tmp_path / f"{number}.json",
+            *("--master", master.address, "--peers", "2", "--sizes", "4KiB", "--against", "gloo", *TINY),
+        )
+
+    (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
+    assert report["rows"] == other["rows"]
+    assert report["rows"][0]["times_as_fast_as_gloo"] > 0
+    assert "Gloo/" in table
 
 
 def test_kill(tmp_path: Path) -> None:
@@ -59,11 +128,12 @@ def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
         return _bench(
             tmp_path / f"{number}.json",
             *("--master", master.address, "--peers", "2", "--sizes", "4KiB,40KiB", "--tensors", "1,3"),
-            *("--iterations", "3", "--warmup", "1"),
+            *("--connections", "1,3", "--quantize", "none,cast:bfloat16", "--out-of-place", "--memory", *TINY),
         )
 
     (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
-    assert [(row["bytes"], row["tensors"]) for row in report["rows"]] == [(4096, 1), (4096, 3), (40960, 1), (40960, 3)]
+    cases = [(row["connections"], row["bytes"], row["tensors"], row["quantization"]) for row in report["rows"]]
+    assert cases == list(itertools.product([1, 3], [4096, 40960], [1, 3], ["none", "cast:bfloat16"]))
     assert report["rows"] == other["rows"]
     assert all(row["raw_ring"] is None for row in report["rows"])
     assert "40 KiB" in table
@@ -79,6 +149,12 @@ def test_hosts_that_measure_different_things(master: MasterNode) -> None:
     assert all(done.stderr.startswith("pccl bench: ") and "INVALID_ARGUMENT" in done.stderr for done in hosts)
 
 
+def test_kill_with_several_connections() -> None:
+    command = [sys.executable, "-P", "-m", "pccl", "bench", "--kill", "--connections", "1,2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (1, "pccl bench: with --kill give one number of --connections\n")
+
+
 @pytest.mark.parametrize("arguments", [("--peers", "2,3"), ("--peers", "3", "--kill")])
 def test_what_one_peer_cannot_measure(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", "127.0.0.1:1", *arguments]
@@ -88,14 +164,20 @@ def test_what_one_peer_cannot_measure(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--peers", "1,2"), ("--sizes", "huge"), ("--tensors", "0"), ("--dtype", "float7")]
+    "arguments",
+    [
+        *(("--peers", "1,2"), ("--sizes", "huge"), ("--tensors", "0"), ("--dtype", "float7"), ("--against", "nccl")),
+        *(("--connections", "1,-1"), ("--quantize", "none,min"), ("--algorithm", "ring,tree")),
+        ("--in-place", "--out-of-place"),
+    ],
 )
 def test_bad_arguments(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pccl", "bench", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert done.returncode == 2
-    assert f"argument {arguments[0]}: " in done.stderr
+    wrong = [word for word in arguments if word.startswith("--")][-1]
+    assert f"argument {wrong}: " in done.stderr
 
 
 def test_a_size_that_cannot_be_cut() -> None:

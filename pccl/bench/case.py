@@ -1,27 +1,37 @@
 """One case of a benchmark on one rank: iterations, timed and checked.
 
-What a rank contributes is a pattern of small integers plus an offset of its own, so the sum is known exactly in
-every type and depends on everybody's contribution.
+What a rank contributes is a pattern of small integers plus its own number, so the sum is known exactly in every type
+and depends on everybody's contribution.
+
+In each iteration every contender has its turn, on the same arrays; who begins changes from one to the next, so that
+nobody always inherits another's caches. Around the timed part of a turn lie what all contenders pay alike and nobody is
+charged for: filling the arrays, a barrier, and checking the result.
 """
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Attribute, Communicator, QuantizationAlgorithm, QuantizationOptions, ReduceOp
-from pccl.bench.messages import Case, Samples
-from pccl.bench.raw_ring import RawRing
+from pccl import Attribute, Communicator, ReduceAlgorithm, ReduceOp
+from pccl.bench.memory import Memory, MemoryWatch
+from pccl.bench.messages import PCCL, Case, Samples
+from pccl.bench.quantization import error_max, parse_quantization
 
 JOIN_POLL_S = 0.01
-ALGORITHMS = {
-    "min-max": QuantizationAlgorithm.MIN_MAX,
-    "zero-point-scale": QuantizationAlgorithm.ZERO_POINT_SCALE,
-}
+WATCHED_ITERATIONS = 3
+ALGORITHMS = {"auto": None, "ring": ReduceAlgorithm.RING, "direct": ReduceAlgorithm.DIRECT}
+
+Reduce = Callable[[], None]
+Ruler = Callable[[NDArray[Any], int], Reduce]
+"""Prepares the sum, in place, of an array that is cut into so many tensors: only what it returns is timed."""
 
 
 def join(communicator: Communicator, world_size: int) -> None:
@@ -34,65 +44,120 @@ def join(communicator: Communicator, world_size: int) -> None:
 
 
 class Rank:
-    """`offset` is this rank's, `offset_sum` that of all ranks. Without a raw ring only pccl is measured."""
+    """A rank and what it measures pccl against. `barrier` returns once all ranks have called it."""
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        world_size: int,
-        offset: int,
-        offset_sum: int,
-        barrier: Callable[[], None],
-        raw_ring: RawRing | None,
-    ) -> None:
-        self._communicator = communicator
+    def __init__(self, number: int, world_size: int, barrier: Callable[[], None], rulers: Mapping[str, Ruler]) -> None:
+        self._number = number
         self._world_size = world_size
-        self._offset = offset
-        self._offset_sum = offset_sum
         self._barrier = barrier
-        self._raw_ring = raw_ring
+        self._rulers = rulers
 
-    def run(self, case: Case) -> Samples:
+    def run(self, communicator: Communicator, case: Case) -> Samples:
+        work = _Work(case, self._number, self._world_size)
+        turns = {PCCL: partial(work.turn, self._barrier, work.reduce_with(communicator))}
+        for name, ruler in self._rulers.items():
+            turns[name] = partial(work.ruler_turn, self._barrier, ruler(work.recv, case.tensors))
+        names = list(turns)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        with _no_garbage_collection():
+            for iteration in range(case.warmup + case.iterations):
+                first = iteration % len(names)
+                for name in names[first:] + names[:first]:
+                    one_s = turns[name]()
+                    if iteration >= case.warmup:
+                        seconds[name].append(one_s)
+        return Samples(seconds, _watched(communicator, turns[PCCL]) if case.memory else None)
+
+
+class _Work:
+    """The arrays of a case and the right answer. `recv` is `send` where the reduce is in place."""
+
+    def __init__(self, case: Case, number: int, world_size: int) -> None:
         dtype = np.dtype(case.dtype)
         pattern = (np.arange(case.bytes // dtype.itemsize) % 13).astype(dtype)
-        values = np.empty_like(pattern)
-        expected = pattern * dtype.type(self._world_size) + dtype.type(self._offset_sum)
-        options = QuantizationOptions(algorithm=ALGORITHMS[case.quantization]) if case.quantization != "none" else None
-        tensors = np.array_split(values, case.tensors)
+        self._case = case
+        self._options = parse_quantization(case.quantization)
+        self._contribution = pattern + dtype.type(number)
+        self._expected = pattern
+        self._expected *= dtype.type(world_size)
+        self._expected += dtype.type(sum(range(world_size)))
+        self.send = np.empty_like(pattern)
+        self.recv = self.send if case.in_place else np.empty_like(pattern)
+        self._error_max: float | None = None
+        if self._options is not None:
+            largest, epsilon = float(self._expected.max()), float(np.finfo(dtype).eps)
+            self._error_max = error_max(self._options, world_size, largest, epsilon)
+            self._difference = np.empty_like(pattern)
 
-        def reduce_with_pccl() -> None:
+    def reduce_with(self, communicator: Communicator) -> Reduce:
+        sends = np.array_split(self.send, self._case.tensors)
+        recvs = np.array_split(self.recv, self._case.tensors)
+        algorithm = ALGORITHMS[self._case.algorithm]
+
+        def reduce() -> None:
             handles = [
-                self._communicator.all_reduce_async(tensor, op=ReduceOp.SUM, tag=tag, quantization_options=options)
-                for tag, tensor in enumerate(tensors)
+                communicator.all_reduce_async(
+                    send, recv, op=ReduceOp.SUM, tag=tag, quantization_options=self._options, algorithm=algorithm
+                )
+                for tag, (send, recv) in enumerate(zip(sends, recvs, strict=True))
             ]
             for handle in handles:
                 is_success, status, _ = handle.wait()
                 if not is_success:
                     raise RuntimeError(f"the reduce failed with {status.name}")
 
-        def timed(reduce: Callable[[], None], exact: bool) -> float:
-            np.add(pattern, dtype.type(self._offset), out=values)
-            self._barrier()
-            start_s = time.perf_counter()
-            reduce()
-            elapsed_s = time.perf_counter() - start_s
-            _check(values, expected, exact)
-            return elapsed_s
+        return reduce
 
-        pccl_s, raw_s = [], []
-        ring = self._raw_ring
-        for iteration in range(case.warmup + case.iterations):
-            one_pccl_s = timed(reduce_with_pccl, options is None)
-            one_raw_s = timed(lambda: ring.all_reduce_sum(values), True) if ring is not None else 0.0
-            if iteration >= case.warmup:
-                pccl_s.append(one_pccl_s)
-                raw_s.append(one_raw_s)
-        return Samples(pccl_s, raw_s if ring is not None else [])
+    def turn(self, barrier: Callable[[], None], reduce: Reduce) -> float:
+        """Seconds that pccl took."""
+        np.copyto(self.send, self._contribution)
+        if self.recv is not self.send:
+            self.recv.fill(0)
+        elapsed_s = _timed(barrier, reduce)
+        if self.recv is not self.send and not np.array_equal(self.send, self._contribution):
+            raise RuntimeError("the reduce has changed what it was given")
+        self._check(self._error_max)
+        return elapsed_s
+
+    def ruler_turn(self, barrier: Callable[[], None], reduce: Reduce) -> float:
+        """Seconds that a ruler took, which always works in place."""
+        np.copyto(self.recv, self._contribution)
+        elapsed_s = _timed(barrier, reduce)
+        self._check(None)
+        return elapsed_s
+
+    def _check(self, error_max: float | None) -> None:
+        """A benchmark of wrong results is worthless."""
+        if error_max is None:
+            if not np.array_equal(self.recv, self._expected):
+                wrong = np.count_nonzero(self.recv != self._expected)
+                raise RuntimeError(f"wrong result in {wrong} elements")
+            return
+        np.subtract(self.recv, self._expected, out=self._difference)
+        np.abs(self._difference, out=self._difference)
+        if not (error := float(self._difference.max())) <= error_max:  # NaN is not
+            raise RuntimeError(f"a quantized result is off by {error:g}, more than the {error_max:g} that it may be")
 
 
-def _check(values: NDArray[Any], expected: NDArray[Any], exact: bool) -> None:
-    """A benchmark of wrong results is worthless."""
-    if exact and not np.array_equal(values, expected):
-        raise RuntimeError(f"wrong result in {np.count_nonzero(values != expected)} elements")
-    if not exact and np.abs(values.astype(np.float64) - expected).max(initial=0.0) > 0.1 * expected.max(initial=0):
-        raise RuntimeError("a quantized result is off by more than a tenth of the range")
+def _timed(barrier: Callable[[], None], reduce: Reduce) -> float:
+    barrier()
+    start_s = time.perf_counter()
+    reduce()
+    return time.perf_counter() - start_s
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _watched(communicator: Communicator, turn: Callable[[], float]) -> Memory:
+    with MemoryWatch(lambda: communicator.stats) as watch:
+        for _ in range(WATCHED_ITERATIONS):
+            turn()
+    return watch.result()

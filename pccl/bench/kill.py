@@ -13,8 +13,9 @@ import time
 
 import msgspec
 
+from pccl.bench.errors import BenchError
 from pccl.bench.messages import COMMIT, Loop, Step, Steps
-from pccl.bench.peers import BenchError, LocalPeers
+from pccl.bench.peers import LocalPeers
 
 
 class KillPlan(msgspec.Struct, frozen=True):
@@ -43,7 +44,8 @@ class KillReport(msgspec.Struct, frozen=True):
 
 def measure_kill(plan: KillPlan) -> KillReport:
     victim = plan.peers - 1
-    with LocalPeers(plan.peers, connections=plan.connections) as peers:
+    with LocalPeers(plan.peers) as peers:
+        peers.connect(plan.connections)
         for rank in range(plan.peers):
             peers.send(rank, Loop(plan.bytes, plan.steps_after, announce_steps=rank == victim))
         steps = [peers.receive(victim, Step) for _ in range(plan.steps_before)]

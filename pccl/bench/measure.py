@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
-from pccl.bench.messages import Case, Samples
-from pccl.bench.peers import BenchError, LocalPeers
-
-
-class Plan(msgspec.Struct, frozen=True):
-    peers: list[int]
-    sizes_bytes: list[int]
-    tensors: list[int]
-    dtype: str
-    connections: int
-    quantization: str
-    iterations: int
-    warmup: int
+from pccl.bench.memory import Memory
+from pccl.bench.messages import GLOO, PCCL, RAW_RING, Case, Samples
+from pccl.bench.peers import LocalPeers
+from pccl.bench.plan import Plan, cases
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -32,48 +22,67 @@ class Timing(msgspec.Struct, frozen=True):
 
 class Row(msgspec.Struct, frozen=True):
     peers: int
+    connections: int
     bytes: int
     tensors: int
+    quantization: str
+    algorithm: str
     pccl: Timing
     raw_ring: Timing | None
+    gloo: Timing | None
     per_cent_of_raw_ring: float | None
+    times_as_fast_as_gloo: float | None
+    memory: Memory | None
+    """Of the rank that used most."""
 
 
 def measure(plan: Plan) -> Iterator[Row]:
     todo = cases(plan)
     for world_size in plan.peers:
-        with LocalPeers(world_size, connections=plan.connections) as peers:
-            for case in todo:
-                peers.send_all(case)
-                samples = peers.receive_all(Samples)
-                yield row(world_size, case, [rank.pccl_s for rank in samples], [rank.raw_s for rank in samples])
+        with LocalPeers(world_size, against_gloo=plan.against_gloo) as peers:
+            for connections in plan.connections:
+                peers.connect(connections)
+                for case in todo:
+                    peers.send_all(case)
+                    samples = peers.receive_all(Samples)
+                    slowest_s = {name: slowest([one.seconds[name] for one in samples]) for name in samples[0].seconds}
+                    yield row(world_size, connections, case, slowest_s, [one.memory for one in samples])
 
 
-def cases(plan: Plan) -> list[Case]:
-    """What is measured for each world size, in this order."""
-    item_bytes = np.dtype(plan.dtype).itemsize
-    for size_bytes in plan.sizes_bytes:
-        if size_bytes % item_bytes or size_bytes // item_bytes < max(plan.tensors):
-            raise BenchError(f"{size_bytes} bytes cannot be cut into {max(plan.tensors)} tensors of {plan.dtype}")
-    return [
-        Case(size_bytes, tensors, plan.dtype, plan.quantization, plan.warmup, plan.iterations)
-        for size_bytes in plan.sizes_bytes
-        for tensors in plan.tensors
-    ]
+def slowest(seconds_by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """An iteration lasts until its last rank is done."""
+    return [max(iteration) for iteration in zip(*seconds_by_rank, strict=True)]
 
 
-def row(world_size: int, case: Case, pccl_s: list[list[float]], raw_s: list[list[float]]) -> Row:
-    """From seconds by rank and iteration; there may be none of the raw ring."""
-    pccl = timing(pccl_s, case.bytes, world_size)
-    if not raw_s:
-        return Row(world_size, case.bytes, case.tensors, pccl, None, None)
-    raw_ring = timing(raw_s, case.bytes, world_size)
-    return Row(world_size, case.bytes, case.tensors, pccl, raw_ring, 100 * raw_ring.median_s / pccl.median_s)
+def row(
+    world_size: int,
+    connections: int,
+    case: Case,
+    slowest_s: Mapping[str, Sequence[float]],
+    memories: Sequence[Memory | None],
+) -> Row:
+    """From each contender's seconds by iteration, and what ranks have seen of their memory."""
+    timings = {name: timing(seconds, case.bytes, world_size) for name, seconds in slowest_s.items()}
+    pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
+    known = [memory for memory in memories if memory is not None]
+    return Row(
+        world_size,
+        connections,
+        case.bytes,
+        case.tensors,
+        case.quantization,
+        case.algorithm,
+        pccl,
+        raw_ring,
+        gloo,
+        100 * raw_ring.median_s / pccl.median_s if raw_ring else None,
+        gloo.median_s / pccl.median_s if gloo else None,
+        max(known, key=lambda memory: memory.scratch_bytes_max) if known else None,
+    )
 
 
-def timing(seconds_by_rank: list[list[float]], size_bytes: int, world_size: int) -> Timing:
-    slowest = [max(iteration) for iteration in zip(*seconds_by_rank, strict=True)]
-    median_s = statistics.median(slowest)
-    p95_s = statistics.quantiles(slowest, n=20, method="inclusive")[-1] if len(slowest) > 1 else median_s
+def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int) -> Timing:
+    median_s = statistics.median(slowest_s)
+    p95_s = statistics.quantiles(slowest_s, n=20, method="inclusive")[-1] if len(slowest_s) > 1 else median_s
     rate = size_bytes / median_s
     return Timing(median_s, p95_s, rate, rate * 2 * (world_size - 1) / world_size)

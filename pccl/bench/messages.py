@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from pccl.bench.memory import Memory
+
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
     """To a worker that has said Hello."""
 
     rank: int
-    master: str
     ring_ports: list[int]
+    gloo_store: str | None
+    """The file through which Gloo's ranks meet; None where Gloo is not measured."""
+
+
+class Connect(msgspec.Struct, tag=True, frozen=True):
+    """Leave the run, if in one, and join that of this master with so many connections a link."""
+
+    master: str
     connections: int
 
 
@@ -21,6 +30,9 @@ class Case(msgspec.Struct, tag=True, frozen=True):
     tensors: int
     dtype: str
     quantization: str
+    algorithm: str
+    in_place: bool
+    memory: bool
     warmup: int
     iterations: int
 
@@ -42,10 +54,11 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Samples(msgspec.Struct, tag=True, frozen=True):
-    """Answers a Case: seconds per iteration."""
+    """Answers a Case."""
 
-    pccl_s: list[float]
-    raw_s: list[float]
+    seconds: dict[str, list[float]]
+    """Of each contender, per iteration."""
+    memory: Memory | None
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
@@ -63,9 +76,11 @@ class Steps(msgspec.Struct, tag=True, frozen=True):
     steps: list[Step]
 
 
-Request = Setup | Case | Loop
+Request = Setup | Connect | Case | Loop
 Reply = Hello | Ready | Samples | Step | Steps
 
 COMMIT = "commit"
-QUANTIZATIONS = ("none", "min-max", "zero-point-scale")
+PCCL, RAW_RING, GLOO = "pccl", "raw_ring", "gloo"
+"""The contenders."""
+ALGORITHMS = ("auto", "ring", "direct")
 DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")

@@ -1,18 +1,24 @@
-"""The coordinator's side: a master and W workers on this machine, for as long as a `with` block lasts."""
+"""The coordinator's side: a master and W workers on this machine, for as long as a `with` block lasts.
+
+Workers are in no run before `connect`, which may be called again for another number of connections.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
+import tempfile
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 import msgspec
 
 from pccl import MasterNode
-from pccl.bench.messages import Hello, Ready, Reply, Request, Setup
+from pccl.bench.errors import BenchError
+from pccl.bench.messages import Connect, Hello, Ready, Reply, Request, Setup
 from pccl.launcher import Guard, module_command
 
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -20,14 +26,11 @@ SHUTDOWN_TIMEOUT_S = 5.0
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-class BenchError(Exception):
-    """No measurement. Where a worker failed its own words are on stderr."""
-
-
 class LocalPeers:
-    def __init__(self, world_size: int, *, connections: int = 0) -> None:
+    def __init__(self, world_size: int, *, against_gloo: bool = False) -> None:
         self._world_size = world_size
-        self._connections = connections
+        self._against_gloo = against_gloo
+        self._master = ""
         self._workers: list[subprocess.Popen[bytes]] = []
         self._resources = ExitStack()
 
@@ -38,6 +41,11 @@ class LocalPeers:
             node.run()
             resources.callback(node.wait, SHUTDOWN_TIMEOUT_S)
             resources.callback(node.interrupt)
+            self._master = node.address
+            gloo_store = None
+            if self._against_gloo:
+                folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="pccl-bench-"))
+                gloo_store = str(Path(folder) / "gloo")
             resources.push(self._shut_down)
             command = module_command("pccl.bench.worker")
             for _ in range(self._world_size):
@@ -46,7 +54,7 @@ class LocalPeers:
                 )
             ports = [hello.ring_port for hello in self.receive_all(Hello)]
             for rank in range(self._world_size):
-                self.send(rank, Setup(rank, node.address, ports, self._connections))
+                self.send(rank, Setup(rank, ports, gloo_store))
             self.receive_all(Ready)
             self._resources = resources.pop_all()
         return self
@@ -55,6 +63,11 @@ class LocalPeers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._resources.__exit__(kind, error, trace)
+
+    def connect(self, connections: int = 0) -> None:
+        """Returns once all workers are peers of one run, with so many connections a link (0: the library's choice)."""
+        self.send_all(Connect(self._master, connections))
+        self.receive_all(Ready)
 
     def send(self, rank: int, request: Request) -> None:
         stream = self._workers[rank].stdin

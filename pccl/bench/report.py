@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from pccl import __version__
+from pccl.bench.dimensions import constants, varying
 from pccl.bench.kill import KillReport
-from pccl.bench.measure import Plan, Row
+from pccl.bench.measure import Row, Timing
 from pccl.bench.messages import COMMIT
-from pccl.bench.sizes import format_bytes, format_rate, format_seconds
+from pccl.bench.plan import Plan
+from pccl.bench.sizes import format_bytes, format_bytes_about, format_megabytes_per_second, format_seconds
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -24,6 +29,9 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
     python: str
     pccl: str
+    numpy: str
+    torch: str | None
+    """None where it was not asked for."""
 
 
 class BenchReport(msgspec.Struct, frozen=True):
@@ -32,40 +40,81 @@ class BenchReport(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-def this_machine() -> Machine:
+def this_machine(*, with_torch: bool) -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(platform.platform(), platform.machine(), cores, platform.python_version(), __version__)
+    return Machine(
+        system=platform.platform(),
+        processor=platform.machine(),
+        cores=cores,
+        python=platform.python_version(),
+        pccl=__version__,
+        numpy=importlib.metadata.version("numpy"),
+        torch=importlib.metadata.version("torch") if with_torch else None,
+    )
 
 
 def write_json(path: Path, report: BenchReport | KillReport) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
-def rows_table(plan: Plan, rows: Iterable[Row]) -> Table:
-    quantization = "" if plan.quantization == "none" else f", {plan.quantization} quantized"
-    # Fits into 80 columns.
-    table = Table(
-        title=f"all-reduce of {plan.dtype}{quantization}, {plan.iterations} iterations",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-    )
-    for heading in ("peers", "size", "tensors", "median", "p95", "algbw", "busbw", "raw ring", "of raw"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        raw_ring = row.raw_ring and format_seconds(row.raw_ring.median_s)
-        table.add_row(
-            str(row.peers),
-            format_bytes(row.bytes),
-            str(row.tensors),
-            format_seconds(row.pccl.median_s),
-            format_seconds(row.pccl.p95_s),
-            format_rate(row.pccl.algorithm_bytes_per_s),
-            format_rate(row.pccl.bus_bytes_per_s),
-            raw_ring or "-",
-            f"{row.per_cent_of_raw_ring:.0f} %" if raw_ring else "-",
+class _Column(NamedTuple):
+    heading: str
+    cell: Callable[[Row], str]
+
+
+def _measured(plan: Plan, rows: Sequence[Row]) -> list[_Column]:
+    """What was measured, of what was asked for. All of it, the size and one more column fit into 80 characters."""
+    columns = [
+        _Column("median", lambda row: format_seconds(row.pccl.median_s)),
+        _Column("p95", lambda row: format_seconds(row.pccl.p95_s)),
+        _Column("algbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.algorithm_bytes_per_s)),
+        _Column("busbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.bus_bytes_per_s)),
+    ]
+    if any(row.raw_ring for row in rows):
+        columns += [
+            _Column("raw ring", lambda row: _median(row.raw_ring)),
+            _Column("% of\nraw", lambda row: _unless_none("{:.0f}", row.per_cent_of_raw_ring)),
+        ]
+    if plan.against_gloo:
+        columns += [
+            _Column("Gloo", lambda row: _median(row.gloo)),
+            _Column("Gloo/\npccl", lambda row: _unless_none("{:.2f}", row.times_as_fast_as_gloo)),
+        ]
+    if plan.memory:
+        columns.append(
+            _Column("scratch", lambda row: format_bytes_about(row.memory.scratch_bytes_max) if row.memory else "-")
         )
+    return columns
+
+
+def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
+    columns = [_Column(one.heading, one.cell_of) for one in varying(rows)]
+    columns += [_Column("size", lambda row: format_bytes(row.bytes)), *_measured(plan, rows)]
+    table = Table(title=title(plan, rows), box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for column in columns:
+        table.add_column(column.heading, justify="right", vertical="bottom", no_wrap=True)
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in columns))
     return table
+
+
+def title(plan: Plan, rows: Sequence[Row]) -> str:
+    place = "in place" if plan.in_place else "out of place"
+    return ", ".join([f"all-reduce of {plan.dtype}", *constants(rows), place, f"{plan.iterations} iterations"])
+
+
+def print_table(table: Table, console: Console) -> None:
+    """A table wider than the console keeps its lines: figures that are cut off are worse than long lines."""
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(table)
+
+
+def _median(timing: Timing | None) -> str:
+    return format_seconds(timing.median_s) if timing else "-"
+
+
+def _unless_none(template: str, value: float | None) -> str:
+    return "-" if value is None else template.format(value)
 
 
 def kill_table(report: KillReport) -> Table:

@@ -28,10 +28,20 @@ def format_bytes(count: int) -> str:
 def format_seconds(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
+    if seconds < 0.1:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 
-def format_rate(bytes_per_second: float) -> str:
-    if bytes_per_second < 1e9:
-        return f"{bytes_per_second / 1e6:.1f} MB/s"
-    return f"{bytes_per_second / 1e9:.2f} GB/s"
+def format_bytes_about(count: int) -> str:
+    """With two or three digits, where nobody needs them all."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.{1 if count < 10 * factor else 0}f} {unit}"
+    return f"{count} B"
+
+
+def format_megabytes_per_second(bytes_per_second: float) -> str:
+    """The bare number."""
+    rate = bytes_per_second / 1e6
+    return f"{rate:.0f}" if rate >= 99.95 else f"{rate:.1f}"

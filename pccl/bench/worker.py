@@ -5,13 +5,30 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from pccl import Attribute, Communicator, PCCLError, ReduceOp
-from pccl.bench.case import Rank, join
-from pccl.bench.messages import COMMIT, Case, Hello, Loop, Ready, Reply, Request, Setup, Step, Steps
+from pccl.bench.case import Rank, Ruler, join
+from pccl.bench.interfaces import loopback_interface
+from pccl.bench.messages import (
+    COMMIT,
+    GLOO,
+    RAW_RING,
+    Case,
+    Connect,
+    Hello,
+    Loop,
+    Ready,
+    Reply,
+    Request,
+    Setup,
+    Step,
+    Steps,
+)
 from pccl.bench.raw_ring import join_ring
 
 
@@ -20,21 +37,39 @@ def main() -> None:
     _reply(Hello(listener.getsockname()[1]))
     setup = _request()
     assert isinstance(setup, Setup)
-    ring = join_ring(setup.rank, setup.ring_ports, listener)
-    world_size = len(setup.ring_ports)
-    with Communicator(setup.master, p2p_connection_pool_size=setup.connections) as communicator:
-        join(communicator, world_size)
+    with ExitStack() as resources:
+        ring = join_ring(setup.rank, setup.ring_ports, listener)
+        resources.callback(ring.close)
+        world_size = len(setup.ring_ports)
+        rulers: dict[str, Ruler] = {RAW_RING: lambda values, _: partial(ring.all_reduce_sum, values)}
+        if setup.gloo_store is not None:
+            from pccl.bench.gloo import Gloo, file_store
+
+            gloo = Gloo(setup.rank, world_size, file_store(setup.gloo_store, world_size), loopback_interface())
+            resources.callback(gloo.close)
+            rulers[GLOO] = gloo.ruler
         _reply(Ready())
-        rank = Rank(communicator, world_size, setup.rank, sum(range(world_size)), ring.barrier, ring)
+        rank = Rank(setup.rank, world_size, ring.barrier, rulers)
+        in_run = resources.enter_context(ExitStack())
+        communicator: Communicator | None = None
         while (request := _request()) is not None:
             match request:
+                case Connect():
+                    in_run.close()
+                    ring.barrier()  # nobody joins before all have left: the run begins anew
+                    communicator = in_run.enter_context(
+                        Communicator(request.master, p2p_connection_pool_size=request.connections)
+                    )
+                    join(communicator, world_size)
+                    _reply(Ready())
                 case Case():
-                    _reply(rank.run(request))
+                    assert communicator is not None
+                    _reply(rank.run(communicator, request))
                 case Loop():
+                    assert communicator is not None
                     _reply(_run_loop(request, communicator))
                 case Setup():
                     raise ValueError("set up already")
-    ring.close()
 
 
 def _request() -> Request | None:

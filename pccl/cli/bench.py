@@ -1,4 +1,4 @@
-"""`pccl bench`: measures all-reduces between local processes beside a raw ring, or between hosts."""
+"""`pccl bench`: measures all-reduces between local processes beside a raw ring and Gloo, or between hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl.bench.messages import DTYPES, QUANTIZATIONS
+from pccl.bench.messages import ALGORITHMS, DTYPES
+from pccl.bench.quantization import parse_quantization
 from pccl.bench.sizes import parse_bytes
 from pccl.cli.arguments import natural, positive
 
@@ -19,11 +20,35 @@ Reduces tensors between processes of this machine and compares with a raw ring, 
 nothing but sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
 is bytes / time, bus bandwidth that times 2(W-1)/W, as in nccl-tests. With --master the peers are this host and others:
 start `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
+
+A LIST is separated by commas; all combinations are measured. What does not vary is told in the table's title.
+"""
+EPILOG = """\
+quantizations, with --quantize:
+  none
+  min-max[:TYPE]           blocks of codes between their least and greatest element
+  zero-point-scale[:TYPE]  blocks of codes whose range includes 0
+                           TYPE: uint8 (default), int8, uint16, int16, uint4, int4
+                           more: :block=N elements that share a scale
+  cast:bfloat16            16-bit floats; also cast:float16
+  any of them with         :stochastic rounding, and its :seed=N
+  for example              --quantize none,min-max,zero-point-scale:int4:block=128,cast:bfloat16
+
+in the table:
+  % of raw   of the raw ring's speed
+  Gloo/pccl  of their medians: how many times as fast as Gloo pccl is
+  scratch    most memory in use by one rank's ops beyond the user's arrays (--memory)
 """
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("bench", help="measure this machine", description=DESCRIPTION)
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure this machine",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--master",
         metavar="HOST:PORT",
@@ -46,17 +71,55 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: %(default)s)")
     parser.add_argument(
-        "--connections", type=natural, default=0, metavar="N", help="per link; 0 is the library's choice (default: 0)"
+        "--connections",
+        type=_naturals,
+        default=[0],
+        metavar="LIST",
+        help="per link; 0 is the library's choice (default: 0)",
     )
     parser.add_argument(
         "--quantize",
-        choices=QUANTIZATIONS,
-        default="none",
-        help="8-bit quantization; the raw ring stays unquantized (default: none)",
+        type=_quantizations,
+        default=["none"],
+        metavar="LIST",
+        help="see below; rulers stay unquantized (default: none)",
+    )
+    parser.add_argument(
+        "--algorithm",
+        type=_algorithms,
+        default=["auto"],
+        metavar="LIST",
+        help="auto, ring, direct; auto is the library's choice (default: auto)",
+    )
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--in-place", action="store_true", default=True, help="the result replaces what was given (default)"
+    )
+    place.add_argument(
+        "--out-of-place",
+        action="store_false",
+        dest="in_place",
+        help="the result goes into an array of its own; rulers still work in place",
+    )
+    parser.add_argument(
+        "--against",
+        choices=("gloo",),
+        help="also measure torch's Gloo, on the same arrays in the same processes; needs the extra pccl[torch]",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also print the most memory that the engine of any rank used beyond the user's arrays",
     )
     parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed ones (default: 20)")
     parser.add_argument("--warmup", type=natural, default=3, metavar="N", help="untimed ones (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="also draw time and bus bandwidth against size (PNG, SVG, PDF); needs the extra pccl[plot]",
+    )
     parser.add_argument(
         "--kill",
         action="store_true",
@@ -66,7 +129,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pccl.bench.peers import BenchError
+    from pccl.bench.errors import BenchError
 
     try:
         if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
@@ -85,45 +148,62 @@ def _run_cases(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from pccl.bench.hosts import measure_as_one_peer
-    from pccl.bench.measure import Plan, measure
-    from pccl.bench.report import BenchReport, rows_table, this_machine, write_json
+    from pccl.bench.measure import measure
+    from pccl.bench.plan import Plan
+    from pccl.bench.plot import check_plot, draw_plot
+    from pccl.bench.report import BenchReport, print_table, rows_table, this_machine, write_json
 
     plan = Plan(
         peers=arguments.peers,
+        connections=arguments.connections,
         sizes_bytes=arguments.sizes,
         tensors=arguments.tensors,
+        quantizations=arguments.quantize,
+        algorithms=arguments.algorithm,
         dtype=arguments.dtype,
-        connections=arguments.connections,
-        quantization=arguments.quantize,
+        in_place=arguments.in_place,
+        against_gloo=arguments.against == "gloo",
+        memory=arguments.memory,
         iterations=arguments.iterations,
         warmup=arguments.warmup,
     )
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
     console = Console()
     rows = []
-    cases = len(plan.peers) * len(plan.sizes_bytes) * len(plan.tensors)
     measured = measure(plan) if arguments.master is None else measure_as_one_peer(plan, arguments.master)
-    with console.status("measuring") as status:
+    # This process has the master in it: a spinner at the usual rate would be measured too.
+    with console.status("measuring", refresh_per_second=1) as status:
         for row in measured:
             rows.append(row)
-            status.update(f"measuring: {len(rows)} of {cases} cases")
-    console.print(rows_table(plan, rows))
+            status.update(f"measuring: {len(rows)} of {plan.rows} cases")
+    print_table(rows_table(plan, rows), console)
     if arguments.json is not None:
-        write_json(arguments.json, BenchReport(this_machine(), plan, rows))
+        write_json(arguments.json, BenchReport(this_machine(with_torch=plan.against_gloo), plan, rows))
+    if arguments.plot is not None:
+        draw_plot(plan, rows, arguments.plot)
 
 
 def _run_kill(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from pccl.bench.errors import BenchError
     from pccl.bench.kill import KillPlan, measure_kill
-    from pccl.bench.report import kill_table, write_json
+    from pccl.bench.report import kill_table, print_table, write_json
 
+    if len(arguments.connections) > 1:
+        raise BenchError("with --kill give one number of --connections")
     plan = KillPlan(
-        steps_before=arguments.iterations, steps_after=arguments.iterations, connections=arguments.connections
+        steps_before=arguments.iterations, steps_after=arguments.iterations, connections=arguments.connections[0]
     )
     report = measure_kill(plan)
-    Console().print(kill_table(report))
+    print_table(kill_table(report), Console())
     if arguments.json is not None:
         write_json(arguments.json, report)
+
+
+def _naturals(text: str) -> list[int]:
+    return [natural(part) for part in text.split(",")]
 
 
 def _positives(text: str) -> list[int]:
@@ -142,3 +222,21 @@ def _sizes(text: str) -> list[int]:
         return [parse_bytes(part) for part in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _quantizations(text: str) -> list[str]:
+    parts = text.split(",")
+    for part in parts:
+        try:
+            parse_quantization(part)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return parts
+
+
+def _algorithms(text: str) -> list[str]:
+    parts = text.split(",")
+    for part in parts:
+        if part not in ALGORITHMS:
+            raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(ALGORITHMS)}")
+    return parts

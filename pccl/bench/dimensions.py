@@ -1,0 +1,56 @@
+"""What a benchmark varies besides the size, and how tables and plots tell it.
+
+What differs between rows is a column of the table and a part of a line's name. What does not goes into the title,
+unless it is what everybody has who asked for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pccl.bench.measure import Row
+
+
+class Dimension(NamedTuple):
+    field: str
+    """Of a row."""
+    heading: str
+    cell: Callable[[Any], str]
+    phrase: Callable[[Any], str]
+    default: Any
+
+    def of(self, row: Row) -> Any:
+        return getattr(row, self.field)
+
+    def cell_of(self, row: Row) -> str:
+        return self.cell(self.of(row))
+
+
+DIMENSIONS = [
+    Dimension("peers", "peers", str, "{} peers".format, None),
+    Dimension(
+        "connections",
+        "conns",
+        lambda count: str(count or "auto"),
+        lambda count: f"{count} connection{'s' * (count != 1)}" if count else "connections auto",
+        0,
+    ),
+    Dimension("tensors", "tensors", str, lambda count: f"{count} tensor{'s' * (count != 1)}", 1),
+    Dimension("quantization", "quantized", str, lambda text: "unquantized" if text == "none" else text, "none"),
+    Dimension("algorithm", "algo", str, "algorithm {}".format, "auto"),
+]
+
+
+def varying(rows: Sequence[Row]) -> list[Dimension]:
+    return [dimension for dimension in DIMENSIONS if len({dimension.of(row) for row in rows}) > 1]
+
+
+def constants(rows: Sequence[Row]) -> list[str]:
+    """What all rows share and is not the default, in words."""
+    shared = [dimension for dimension in DIMENSIONS if dimension not in varying(rows)]
+    return [
+        dimension.phrase(dimension.of(rows[0]))
+        for dimension in shared
+        if rows and dimension.of(rows[0]) != dimension.default
+    ]

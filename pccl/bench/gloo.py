@@ -1,0 +1,55 @@
+"""torch's Gloo as a ruler. Only a process that was asked for it imports this module, as it imports torch.
+
+Gloo works on the very arrays that pccl reduces: a torch tensor made from an array shares its memory. torch itself is
+kept to one thread; Gloo has the threads that it starts by default.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from numpy.typing import NDArray
+
+from pccl.bench.case import Reduce
+
+TIMEOUT_S = 300.0
+
+
+class Gloo:
+    """Rank `rank` of a process group of its own; `store` is where its ranks find each other."""
+
+    def __init__(self, rank: int, world_size: int, store: Any, interface: str | None) -> None:
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        torch.set_num_threads(1)
+        distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=TIMEOUT_S)
+        )
+
+    def ruler(self, values: NDArray[Any], tensors: int) -> Reduce:
+        parts = torch.from_numpy(values).tensor_split(tensors)
+
+        def reduce() -> None:
+            works = [distributed.all_reduce(part, async_op=True) for part in parts]
+            for work in works:
+                work.wait()
+
+        return reduce
+
+    def close(self) -> None:
+        distributed.destroy_process_group()
+
+
+def file_store(path: str, world_size: int) -> Any:
+    """For ranks that share a file system; nothing listens anywhere."""
+    return distributed.FileStore(path, world_size)
+
+
+def tcp_store(address: str, port: int, world_size: int, *, serves: bool) -> Any:
+    """For ranks on several hosts, one of which serves, at any free port if that is 0; `port` tells which."""
+    timeout = timedelta(seconds=TIMEOUT_S)
+    return distributed.TCPStore(address, port, world_size, serves, timeout, wait_for_workers=False)

@@ -1,0 +1,82 @@
+"""What a benchmark is asked for, checked before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import msgspec
+import numpy as np
+
+from pccl import DataType
+from pccl.bench.errors import BenchError
+from pccl.bench.messages import Case
+from pccl.bench.quantization import parse_quantization
+
+GLOO_DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All combinations of the lists."""
+
+    peers: list[int]
+    connections: list[int]
+    sizes_bytes: list[int]
+    tensors: list[int]
+    quantizations: list[str]
+    algorithms: list[str]
+    dtype: str
+    in_place: bool
+    against_gloo: bool
+    memory: bool
+    iterations: int
+    warmup: int
+
+    @property
+    def rows(self) -> int:
+        """How many there will be."""
+        lists = (self.peers, self.connections, self.sizes_bytes, self.tensors, self.quantizations, self.algorithms)
+        count = 1
+        for one in lists:
+            count *= len(one)
+        return count
+
+
+def cases(plan: Plan) -> list[Case]:
+    """What is measured for each number of peers and connections, in this order. BenchError where that cannot be."""
+    dtype = np.dtype(plan.dtype)
+    for size_bytes in plan.sizes_bytes:
+        if size_bytes % dtype.itemsize or size_bytes // dtype.itemsize < max(plan.tensors):
+            raise BenchError(f"{size_bytes} bytes cannot be cut into {max(plan.tensors)} tensors of {plan.dtype}")
+    for text in plan.quantizations:
+        try:
+            options = parse_quantization(text)
+            if options is not None:
+                options.check_tensor(DataType.from_numpy_dtype(dtype))
+        except ValueError as error:
+            raise BenchError(f"--quantize {text}: {error}") from None
+    if plan.against_gloo:
+        _check_gloo(plan.dtype)
+    return [
+        Case(
+            size_bytes,
+            tensors,
+            plan.dtype,
+            quantization,
+            algorithm,
+            plan.in_place,
+            plan.memory,
+            plan.warmup,
+            plan.iterations,
+        )
+        for size_bytes in plan.sizes_bytes
+        for tensors in plan.tensors
+        for quantization in plan.quantizations
+        for algorithm in plan.algorithms
+    ]
+
+
+def _check_gloo(dtype: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise BenchError("--against gloo needs torch: pip install 'pccl[torch]'")
+    if dtype not in GLOO_DTYPES:
+        raise BenchError(f"--against gloo: Gloo does not reduce {dtype}, only {', '.join(GLOO_DTYPES)}")
