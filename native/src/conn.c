@@ -175,24 +175,41 @@ static struct iovec rx_target(pccl_conn *conn)
     return target;
 }
 
+/* `bytes` of payload lie in the staging buffer after what was carried. Checksummed and reduced piece by piece:
+ * each piece is read from memory once. */
+static void rx_reduce(pccl_conn *conn, size_t bytes)
+{
+    enum { PIECE_BYTES = 16 << 10 };
+    const uint8_t *staging = conn->link->host->staging;
+    size_t element_bytes = conn->rx_op->element_bytes;
+    size_t checked_bytes = conn->rx_carry_bytes;
+    size_t end_bytes = checked_bytes + bytes;
+    size_t used_bytes = 0;
+    while (checked_bytes < end_bytes) {
+        size_t piece_bytes = pccl_min_size(end_bytes - checked_bytes, PIECE_BYTES);
+        conn->rx_crc = pccl_crc32c(conn->rx_crc, staging + checked_bytes, piece_bytes);
+        checked_bytes += piece_bytes;
+        size_t elements = (checked_bytes - used_bytes) / element_bytes;
+        pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, staging + used_bytes, elements);
+        conn->rx_reduced += (uint32_t)elements;
+        used_bytes += elements * element_bytes;
+    }
+    conn->rx_carry_bytes = (uint32_t)(end_bytes - used_bytes);
+    memcpy(conn->rx_carry, staging + used_bytes, conn->rx_carry_bytes);
+}
+
 /* `bytes` of payload lie where rx_target said. */
 static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
     pccl_conn_host *host = conn->link->host;
     conn->rx_left_bytes -= (uint32_t)bytes;
-    conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
     conn->rx_bytes += bytes;
     host->wants_tick = 1;
     count(&host->counters.rx_payload_bytes, bytes);
-    if (conn->rx_state == RX_REDUCE) {
-        size_t staged_bytes = conn->rx_carry_bytes + bytes;
-        size_t elements = staged_bytes / conn->rx_op->element_bytes;
-        size_t used_bytes = elements * conn->rx_op->element_bytes;
-        pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, host->staging, elements);
-        conn->rx_reduced += (uint32_t)elements;
-        conn->rx_carry_bytes = (uint32_t)(staged_bytes - used_bytes);
-        memcpy(conn->rx_carry, host->staging + used_bytes, conn->rx_carry_bytes);
-    }
+    if (conn->rx_state == RX_REDUCE)
+        rx_reduce(conn, bytes);
+    else
+        conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
     if (conn->rx_left_bytes == 0) {
         if (conn->rx_crc != conn->rx_expected_crc) {
             pccl_conn_lose(conn, 0, "wrong payload checksum");
@@ -399,7 +416,8 @@ void pccl_conn_add(
     frame->received_frames = conn->rx_frames_told = conn->rx_frames;
     conn->rx_bytes_told = conn->rx_bytes;
     conn->is_ack_due = 0;
-    frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
+    if (!frame->has_payload_crc)
+        frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
     tx->payload_bytes = frame->payload_bytes;

@@ -1,5 +1,6 @@
 #include "op.h"
 
+#include "crc32c.h"
 #include "direct_plan.h"
 #include "op_algorithm.h"
 #include "quant.h"
@@ -7,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIRE_SLOT_ALIGNMENT_BYTES = 16 };
+enum {
+    WIRE_SLOT_ALIGNMENT_BYTES = 16,
+    REDUCE_BYTES = 16 << 10 /* at a time: what is saved and reduced is still in the cache for the next step */
+};
 
 uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements)
 {
@@ -190,18 +194,58 @@ void pccl_op_stop(pccl_op *op)
 
 const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range)
 {
-    if (op->segments[index].state & PCCL_SEGMENT_SAVED)
-        return op->backup + range.first * op->element_bytes;
-    return pccl_op_send_at(op, range);
+    PCCL_ASSERT(op->backup == NULL || op->segments[index].saved == range.count);
+    return op->backup != NULL ? op->backup + range.first * op->element_bytes : pccl_op_send_at(op, range);
+}
+
+/* Elements up to number `end`. */
+static void op_save_until(pccl_op *op, uint32_t index, pccl_range range, size_t end)
+{
+    pccl_op_segment *segment = &op->segments[index];
+    size_t offset_bytes = (size_t)segment->saved * op->element_bytes;
+    memcpy(op->backup + range.first * op->element_bytes + offset_bytes,
+           pccl_op_recv_at(op, range) + offset_bytes, (end - segment->saved) * op->element_bytes);
+    segment->saved = (uint32_t)end;
+}
+
+const uint8_t *pccl_op_take_own(
+    pccl_op *op, uint32_t index, pccl_range range, size_t first, size_t *elements)
+{
+    size_t offset_bytes = first * op->element_bytes;
+    *elements = pccl_min_size(*elements, REDUCE_BYTES / op->element_bytes);
+    if (op->backup == NULL)
+        return pccl_op_send_at(op, range) + offset_bytes;
+    size_t saved = op->segments[index].saved;
+    if (first < saved) {
+        *elements = pccl_min_size(*elements, saved - first);
+        return op->backup + range.first * op->element_bytes + offset_bytes;
+    }
+    PCCL_ASSERT(first == saved);
+    op_save_until(op, index, range, first + *elements);
+    return pccl_op_recv_at(op, range) + offset_bytes;
 }
 
 void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range)
 {
-    if (op->backup == NULL || op->segments[index].state & PCCL_SEGMENT_SAVED)
+    if (op->backup != NULL && op->segments[index].saved < range.count)
+        op_save_until(op, index, range, range.count);
+}
+
+void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range range)
+{
+    if (op->backup == NULL || op->segments[index].saved == range.count)
         return;
-    memcpy(op->backup + range.first * op->element_bytes, pccl_op_recv_at(op, range),
-           (size_t)range.count * op->element_bytes);
-    op->segments[index].state |= PCCL_SEGMENT_SAVED;
+    PCCL_ASSERT(op->segments[index].saved == 0);
+    const uint8_t *original = pccl_op_recv_at(op, range);
+    size_t step = REDUCE_BYTES / op->element_bytes;
+    frame->payload_crc = 0;
+    frame->has_payload_crc = 1;
+    for (size_t first = 0; first < range.count; first += step) {
+        size_t end = pccl_min_size(first + step, range.count);
+        op_save_until(op, index, range, end);
+        frame->payload_crc = pccl_crc32c(
+            frame->payload_crc, original + first * op->element_bytes, (end - first) * op->element_bytes);
+    }
 }
 
 void pccl_op_restore(pccl_op *op)
@@ -210,15 +254,16 @@ void pccl_op_restore(pccl_op *op)
         return;
     uint64_t segments = pccl_tiling_segments(&op->tiling);
     for (uint64_t index = 0; index < segments; index++) {
-        if ((op->segments[index].state & PCCL_SEGMENT_SAVED) == 0)
+        size_t saved = op->segments[index].saved;
+        if (saved == 0)
             continue;
         uint32_t chunk;
         uint32_t segment;
         pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
         pccl_range range = pccl_tiling_range(&op->tiling, chunk, segment);
         memcpy(pccl_op_recv_at(op, range), op->backup + range.first * op->element_bytes,
-               (size_t)range.count * op->element_bytes);
-        op->segments[index].state &= (uint8_t)~PCCL_SEGMENT_SAVED;
+               saved * op->element_bytes);
+        op->segments[index].saved = 0;
     }
 }
 
@@ -339,7 +384,14 @@ void pccl_op_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
 {
     PCCL_ASSERT(first + elements <= inbound->range.count && !op->is_stopped);
-    op->algorithm->reduce(op, inbound, first, payload, elements);
+    while (elements > 0) {
+        size_t n = elements;
+        const uint8_t *own = pccl_op_take_own(op, inbound->index, inbound->range, first, &n);
+        op->algorithm->reduce(op, inbound, first, own, payload, n);
+        first += n;
+        payload += n * op->element_bytes;
+        elements -= n;
+    }
 }
 
 void pccl_op_retract(pccl_op_peer *source, const pccl_op_inbound *inbound)

@@ -10,8 +10,9 @@
  * A final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing
  * else can happen, and so no range is overwritten while it waits to be sent.
  *
- * In place (send == recv) the original of a segment is copied to `backup` before the segment is first
- * overwritten; an abort copies the saved segments back.
+ * In place (send == recv) the original of a segment is copied to `backup` before it is overwritten; an abort
+ * copies what was saved back. A segment that is sent is saved then, and one that is reduced into is saved
+ * piece by piece: each time the original has to come into the cache anyway.
  *
  * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in `wire` for that form.
  * The rank that finishes a segment also keeps what its own encoding decodes to: everyone decodes the same
@@ -37,6 +38,8 @@ struct pccl_op_algorithm;
 
 typedef struct {
     uint32_t next; /* ring: in the FIFO of sendable segments */
+    uint32_t saved; /* elements of its original, from the first, that are in backup */
+    uint32_t crc; /* ring: of what goes out of recv */
     uint8_t state; /* enum pccl_op_segment_state in op_algorithm.h */
 } pccl_op_segment;
 

@@ -8,8 +8,7 @@
 enum pccl_op_segment_state {
     PCCL_SEGMENT_PARTIAL_IN = 1, /* accepted, perhaps still on its way */
     PCCL_SEGMENT_PARTIAL_SENT = 2,
-    PCCL_SEGMENT_FINAL_IN = 4,
-    PCCL_SEGMENT_SAVED = 8 /* its original is in backup */
+    PCCL_SEGMENT_FINAL_IN = 4
 };
 
 typedef struct pccl_op_algorithm {
@@ -30,8 +29,9 @@ typedef struct pccl_op_algorithm {
 
     /* What pccl_op_accept has filled in is index, range, payload_bytes and from. */
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
-    void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
-                   size_t elements);
+    /* `own` may be where the result goes. */
+    void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
+                   const uint8_t *payload, size_t elements);
     void (*retract)(pccl_op *op, const pccl_op_inbound *inbound);
     int (*arrived)(pccl_op *op, const pccl_op_inbound *inbound);
 } pccl_op_algorithm;
@@ -64,10 +64,20 @@ static inline uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index)
 /* Of so many elements as they travel. */
 uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements);
 
-/* The own elements, also once recv has overwritten them. */
+/* The own elements of a segment that is saved, if it needs to be. */
 const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range);
 
+/* The own elements from number `first` of a segment on, at most `*elements` and as many as are told there. In
+ * place they are saved by that, so that recv may be overwritten with what is made of them. */
+const uint8_t *pccl_op_take_own(
+    pccl_op *op, uint32_t index, pccl_range range, size_t first, size_t *elements);
+
+/* In place: all of the segment's original. */
 void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range);
+
+/* The same for own elements that are to be sent as they are: sets the frame's checksum of them too, since that
+ * costs little while they are in cache. */
+void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range range);
 
 /* Both ways between elements and a segment's slot in `wire`. */
 void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements);

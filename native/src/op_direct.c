@@ -136,10 +136,14 @@ static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *fra
     pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
     frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
     if (pccl_op_is_quantized(op)) {
-        if (is_share)
+        if (is_share) {
             pccl_op_encode(op, *index, range, pccl_op_send_at(op, range));
+            pccl_op_save(op, *index, range);
+        }
         return pccl_op_wire_at(op, *index);
     }
+    if (is_share)
+        pccl_op_save_for(frame, op, *index, range);
     return is_share ? pccl_op_send_at(op, range) : pccl_op_recv_at(op, range);
 }
 
@@ -156,9 +160,10 @@ static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t 
         inbound->store = pccl_op_wire_at(op, inbound->index);
         return;
     }
-    pccl_op_save(op, inbound->index, inbound->range);
     /* Nothing to be folded with yet? */
     int is_alone = inbound->from == first && op->request.rank > 1;
+    if (is_alone)
+        pccl_op_save(op, inbound->index, inbound->range);
     inbound->store = is_alone ? pccl_op_recv_at(op, inbound->range) : NULL;
 }
 
@@ -182,11 +187,11 @@ static const char *direct_accept(pccl_op_peer *source, const pccl_frame *frame, 
     if ((*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
         return "a result before its parts";
     *state |= PCCL_SEGMENT_FINAL_IN;
+    PCCL_ASSERT(op->backup == NULL || op->segments[inbound->index].saved == inbound->range.count);
     inbound->is_final = 1;
     if (pccl_op_is_quantized(op)) {
         inbound->store = pccl_op_wire_at(op, inbound->index);
     } else {
-        pccl_op_save(op, inbound->index, inbound->range);
         inbound->store = pccl_op_recv_at(op, inbound->range);
     }
     return NULL;
@@ -203,31 +208,30 @@ static void direct_fold_own(pccl_op *op, uint32_t from, uint8_t *recv, const uin
         pccl_kernel_average(shape->dtype, recv, elements, shape->world_size);
 }
 
-/* Elements of a share in its turn. */
-static void direct_fold(pccl_op *op, uint32_t index, pccl_range range, uint32_t from, size_t first,
-                        const uint8_t *payload, size_t elements)
+/* The share with the first turn, as it comes: there is something to fold it with at once. */
+static void direct_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
+                          const uint8_t *payload, size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    size_t offset_bytes = first * op->element_bytes;
-    uint8_t *recv = pccl_op_recv_at(op, range) + offset_bytes;
-    const uint8_t *own = pccl_op_own_at(op, index, range) + offset_bytes;
-    if (from == pccl_direct_first_turn(direct_owner(op))) {
-        int is_own_first = direct_owner(op) == 0;
-        PCCL_ASSERT(is_own_first || from + 1 == direct_owner(op));
-        pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, is_own_first ? own : payload,
-                           is_own_first ? payload : own, elements);
-        if (shape->reduce_op == PCCL_AVG && shape->world_size == 2)
-            pccl_kernel_average(shape->dtype, recv, elements, shape->world_size);
-        return;
-    }
-    pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, recv, payload, elements);
-    direct_fold_own(op, from, recv, own, elements);
+    uint8_t *recv = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
+    int is_own_first = direct_owner(op) == 0;
+    PCCL_ASSERT(inbound->from == pccl_direct_first_turn(direct_owner(op)));
+    PCCL_ASSERT(is_own_first || inbound->from + 1 == direct_owner(op));
+    pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, is_own_first ? own : payload,
+                       is_own_first ? payload : own, elements);
+    if (shape->reduce_op == PCCL_AVG && shape->world_size == 2)
+        pccl_kernel_average(shape->dtype, recv, elements, shape->world_size);
 }
 
-static void direct_reduce(
-    pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
+/* A whole share in its turn, not the first. */
+static void direct_fold(
+    pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
 {
-    direct_fold(op, inbound->index, inbound->range, inbound->from, first, payload, elements);
+    const pccl_op_shape *shape = &op->request.shape;
+    uint8_t *recv = pccl_op_recv_at(op, range);
+    PCCL_ASSERT(from != pccl_direct_first_turn(direct_owner(op)));
+    pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, recv, payload, range.count);
+    direct_fold_own(op, from, recv, pccl_op_own_at(op, index, range), range.count);
 }
 
 /* A whole quantized share in its turn. */
@@ -253,7 +257,7 @@ static void direct_fold_whole(
     if (pccl_op_is_quantized(op))
         direct_fold_quantized(op, index, range, from, payload);
     else
-        direct_fold(op, index, range, from, 0, payload, range.count);
+        direct_fold(op, index, range, from, payload);
 }
 
 /* All shares are in. */

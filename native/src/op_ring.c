@@ -3,6 +3,9 @@
  *     partial in   own elements (op) payload -> recv
  *     out          hop 0 goes out of send, all others out of recv
  *
+ * The checksum of what goes out of recv is known by then: a final goes on as it came, and what was reduced was
+ * checksummed while it was in cache.
+ *
  * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the rank's own
  * chunk are sendable from the start; another one is when it has arrived and has a further hop to make.
  *
@@ -10,6 +13,7 @@
  * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
 #include "op_algorithm.h"
 
+#include "crc32c.h"
 #include "quant.h"
 #include "ring_plan.h"
 
@@ -74,11 +78,19 @@ static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame
     PCCL_ASSERT(frame->hop != PCCL_NO_HOP);
 
     if (pccl_op_is_quantized(op)) {
-        if (frame->hop == 0)
+        if (frame->hop == 0) {
             pccl_op_encode(op, *index, range, pccl_op_send_at(op, range));
+            pccl_op_save(op, *index, range);
+        }
         return pccl_op_wire_at(op, *index);
     }
-    return frame->hop == 0 ? pccl_op_send_at(op, range) : pccl_op_recv_at(op, range);
+    if (frame->hop == 0) {
+        pccl_op_save_for(frame, op, *index, range);
+        return pccl_op_send_at(op, range);
+    }
+    frame->payload_crc = op->segments[*index].crc;
+    frame->has_payload_crc = 1;
+    return pccl_op_recv_at(op, range);
 }
 
 static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
@@ -95,11 +107,13 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
     if (inbound->is_final && (*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
         return "a result before its parts";
     *state |= bit;
+    PCCL_ASSERT(!inbound->is_final || op->backup == NULL ||
+                op->segments[inbound->index].saved == inbound->range.count);
 
     if (pccl_op_is_quantized(op)) {
         inbound->store = pccl_op_wire_at(op, inbound->index);
     } else {
-        pccl_op_save(op, inbound->index, inbound->range);
+        op->segments[inbound->index].crc = inbound->is_final ? frame->payload_crc : 0;
         inbound->store = inbound->is_final ? pccl_op_recv_at(op, inbound->range) : NULL;
     }
     return NULL;
@@ -116,20 +130,19 @@ static pccl_ring_hops ring_hops_of_segment(const pccl_op *op, uint32_t index)
     return ring_hops(op, chunk);
 }
 
-static void ring_reduce(
-    pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
+static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
+                        const uint8_t *payload, size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    size_t offset_bytes = first * op->element_bytes;
-    uint8_t *destination = pccl_op_recv_at(op, inbound->range) + offset_bytes;
-    /* Not `send`: in place, a frame that was retracted may have been reduced into it. */
-    const uint8_t *own = pccl_op_own_at(op, inbound->index, inbound->range) + offset_bytes;
+    uint8_t *destination = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
     pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
     if (shape->reduce_op == PCCL_AVG) {
         pccl_ring_hops hops = ring_hops_of_segment(op, inbound->index);
         if (ring_is_owner(&hops))
             pccl_kernel_average(shape->dtype, destination, elements, shape->world_size);
     }
+    uint32_t *crc = &op->segments[inbound->index].crc;
+    *crc = pccl_crc32c(*crc, destination, elements * op->element_bytes);
 }
 
 static void ring_retract(pccl_op *op, const pccl_op_inbound *inbound)
