@@ -33,9 +33,10 @@ FORBIDDEN = {
 }
 # Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
 USERS_OF_THE_API = {
-    "cli": ["pccl.launcher", "pccl.bench", "pccl.demo"],
+    "cli": ["pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress"],
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
+    "stress": ["pccl.launcher"],
     "training": [],
 }
 

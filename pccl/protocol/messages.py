@@ -12,7 +12,7 @@ master), `Beat` (silence), `Prepare.relink` (a link between two live peers that 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,17 +29,6 @@ class OpRef(NamedTuple):
 
     tag: int
     sequence: int
-
-
-OPS_MAX = 2**18
-"""Ops that one message of a peer may name."""
-PEERS_MAX = 2**14
-REASON_CHARACTERS_MAX = 2**14
-"""Reasons of a peer are passed on to all others and logged."""
-
-Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
-Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
-PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
 
 
 class Kind:
@@ -123,7 +112,7 @@ class Hello(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    reason: Reason = ""
+    reason: str = ""
 
 
 class JointCall(Message, frozen=True):
@@ -132,7 +121,7 @@ class JointCall(Message, frozen=True):
     call: int
     kind: str
     offer: SyncOffer | None = None
-    open_ops: Ops = []
+    open_ops: list[OpRef] = []
     """are_peers_pending: what this peer has in flight."""
 
 
@@ -146,8 +135,8 @@ class LinksReady(Message, frozen=True):
     """The answer to `Prepare`: all links are up, but for the needed ones in `failed` and the others in `missing`."""
 
     view: int
-    failed: PeerReasons = []
-    missing: PeerReasons = []
+    failed: list[tuple[int, str]] = []
+    missing: list[tuple[int, str]] = []
 
 
 class LinkLost(Message, frozen=True):
@@ -155,14 +144,14 @@ class LinkLost(Message, frozen=True):
 
     made_in: int
     peer: int
-    reason: Reason
+    reason: str
 
 
 class OpsDone(Message, frozen=True):
     """This peer holds all result bytes of these ops."""
 
     epoch: int
-    ops: Ops
+    ops: list[OpRef]
 
 
 class OpFailed(Message, frozen=True):
@@ -172,21 +161,21 @@ class OpFailed(Message, frozen=True):
     tag: int
     sequence: int
     code: int
-    reason: Reason
+    reason: str
 
 
 class OpsStalled(Message, frozen=True):
     """These ops have waited for long. Lets the master find waits that can never end."""
 
     epoch: int
-    ops: Ops
+    ops: list[OpRef]
 
 
 class FlushReply(Message, frozen=True):
     """The group's ops have stopped here; `ops` are those of them that are done and without a verdict."""
 
     flush: int
-    ops: Ops
+    ops: list[OpRef]
 
 
 class SyncReport(Message, frozen=True):
@@ -194,15 +183,15 @@ class SyncReport(Message, frozen=True):
 
     sync: int
     success: bool
-    reason: Reason = ""
-    suspects: PeerReasons = []
+    reason: str = ""
+    suspects: list[tuple[int, str]] = []
 
 
 class Probes(Message, frozen=True):
     """Round-trip times to other peers in microseconds, measured for optimize_topology."""
 
     probe: int
-    round_trip_us: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PEERS_MAX)]
+    round_trip_us: list[tuple[int, int]]
 
 
 class Beat(Message, frozen=True):

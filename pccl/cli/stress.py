@@ -1,0 +1,118 @@
+"""`pccl stress`: peers that reduce and sync while they are killed, frozen, cut off and joined."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pccl.stress.plan import Interval
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DESCRIPTION = """\
+Starts a master and several peers as processes of this machine. Each peer loops over update_topology,
+sync_shared_state and ten reduces at once, of all types and many sizes, plain and quantized, on values from which the
+result shows exactly who took part. Meanwhile peers are killed, let go and joined at random. All results, verdicts and
+states of all peers are held against each other.
+
+Exit code 0 if every promise was kept and no call lasted too long; 1 if not, with the seed, what was found, and
+everybody's log; 130 after Ctrl-C, which leaves no process behind.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "stress",
+        help="disturb a run on purpose and check every promise",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    switch = argparse.BooleanOptionalAction
+    option("--minutes", type=float, default=2.0, metavar="M", help="how long (default: %(default)g)")
+    option("--peers", type=int, default=4, metavar="N", help="at the start (default: %(default)s)")
+    option("--peers-max", type=int, default=8, metavar="N", help="at any time (default: %(default)s)")
+    option("--groups", type=int, default=1, metavar="N", help="peer groups (default: %(default)s)")
+    option(
+        "--kill-every",
+        type=_interval,
+        default="0.5..3",
+        metavar="A..B",
+        help="seconds between two disturbances, of whatever kind (default: %(default)s)",
+    )
+    option("--kill", action=switch, default=True, help="SIGKILL peers (default: do)")
+    option("--join", action=switch, default=True, help="start new ones (default: do)")
+    option("--leave", action=switch, default=True, help="let some leave (default: do)")
+    option("--freeze", action=switch, default=False, help="SIGSTOP peers, and SIGCONT them later (default: do not)")
+    option(
+        "--freeze-for", type=_interval, default="0.1..10", metavar="A..B", help="seconds, with --freeze (%(default)s)"
+    )
+    option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
+    option(
+        "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
+    )
+    option("--seed", type=int, metavar="S", help="of all that is random (default: a new one)")
+    option(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the facts as JSON; without FILE to standard output, and the display to standard error",
+    )
+    parser.set_defaults(run=run)
+
+
+def _interval(text: str) -> Interval:
+    from pccl.stress.plan import parse_interval
+
+    try:
+        return parse_interval(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import secrets
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from pccl.stress.display import Display
+    from pccl.stress.plan import Plan, PlanError
+    from pccl.stress.report import to_json
+    from pccl.stress.supervisor import Supervisor
+
+    plan = Plan(
+        minutes=arguments.minutes,
+        seed=secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed,
+        peers=arguments.peers,
+        peers_max=arguments.peers_max,
+        groups=arguments.groups,
+        disturb_every=arguments.kill_every,
+        kill=arguments.kill,
+        join=arguments.join,
+        leave=arguments.leave,
+        freeze=arguments.freeze,
+        freeze_for=arguments.freeze_for,
+        cut=arguments.cut,
+        hang_s=arguments.hang,
+    )
+    try:
+        plan.check()
+        console = Console(stderr=arguments.json == "-")
+        with Display(console, plan) as display, Supervisor(plan, display) as supervisor:
+            report = supervisor.run()
+        display.verdict(report)
+        if arguments.json == "-":
+            print(to_json(report))
+        elif arguments.json:
+            Path(arguments.json).write_text(to_json(report) + "\n")
+    except (PlanError, OSError) as error:
+        print(f"pccl stress: {error}", file=sys.stderr)
+        return 2 if isinstance(error, PlanError) else 1
+    except KeyboardInterrupt:
+        print("pccl stress: interrupted; all its processes have ended", file=sys.stderr)
+        return 130
+    return 0 if report.passed else 1

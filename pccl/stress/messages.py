@@ -1,0 +1,115 @@
+"""What peers report, one JSON object per line of their standard output, and what a peer is given.
+
+The other way there is one command: the line `leave`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from pccl.stress.plan import Plan
+
+LEAVE = "leave"
+
+Doing: TypeAlias = Literal[
+    "starting", "connecting", "asking", "updating", "syncing", "optimizing", "reducing", "resting", "leaving"
+]
+
+
+class WorkerOptions(msgspec.Struct, frozen=True):
+    """The one argument of `python -m pccl.stress.worker`, as JSON."""
+
+    master: str
+    peer: int
+    """Counts the processes of a run."""
+    slot: int
+    group: int
+    plan: Plan
+
+
+class At(msgspec.Struct, tag=True, frozen=True):
+    """What the peer begins to do."""
+
+    doing: Doing
+    revision: int
+
+
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    """connect() has returned. A session is what lies between it and the loss of the master, an eviction, or the end."""
+
+    session: int
+    world_size: int
+
+
+class Synced(msgspec.Struct, tag=True, frozen=True):
+    """sync_shared_state has returned. A step begins."""
+
+    lineage: int
+    """Of the state that everybody has: whose initial state it grew from."""
+    revision: int
+    digest: str
+    offered_lineage: int
+    offered_revision: int
+    rx_bytes: int
+
+
+class SyncFailed(msgspec.Struct, tag=True, frozen=True):
+    """NO_SHARED_STATE_AVAILABLE: the donors, or all who may send, were lost."""
+
+    reason: str
+    is_spoiled: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """A committed op."""
+
+    tag: int
+    participants: list[int]
+    """Slots, as read off the result."""
+    world_size: int
+    """As the library says; 0 where it does not."""
+    digest: str
+    aborts: int
+    """How often it was aborted before, where the peer retries by hand."""
+
+
+class Stepped(msgspec.Struct, tag=True, frozen=True):
+    """A step is over: all its ops were committed, or the peer was left alone."""
+
+    lineage: int
+    revision: int
+    """At its beginning."""
+    outcomes: list[Outcome]
+    is_whole: bool
+    """Everything was committed. If not, the peer is alone in its group."""
+    is_idle: bool
+    """It was alone from the beginning and did nothing, so it will be at this revision again."""
+    retries: int
+    seconds: float
+
+
+class Cut(msgspec.Struct, tag=True, frozen=True):
+    """The peer has broken one of its own connections."""
+
+
+class SessionOver(msgspec.Struct, tag=True, frozen=True):
+    """A call failed with MASTER_CONNECTION_FAILED: the peer was evicted. It connects again."""
+
+    reason: str
+
+
+class Trouble(msgspec.Struct, tag=True, frozen=True):
+    """A promise was broken before this peer's own eyes."""
+
+    what: str
+
+
+class Left(msgspec.Struct, tag=True, frozen=True):
+    """close() has returned; the process ends."""
+
+    revision: int
+
+
+Message: TypeAlias = At | Joined | Synced | SyncFailed | Stepped | Cut | SessionOver | Trouble | Left

@@ -1,0 +1,395 @@
+"""Runs the processes of a stress run: starts, hears, disturbs, judges, and never leaves one behind.
+
+Theory of operation. Only the main thread decides; it sleeps on one queue until something is heard or due. For each
+process a thread reads its output into the queue until it ends, then puts its exit. All processes are in the group of a
+`Guard`, so they end with this one however it ends, and a terminal's Ctrl-C reaches this process only. Standard error
+goes to a file per process, in a folder that is kept only if something went wrong.
+
+A run has three parts: peers are disturbed until the time is over; then all who are left must come together, every one
+in everybody's results; then they are dismissed and must end by themselves. The first problem ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import IO, TypeAlias
+
+import msgspec
+
+from pccl.launcher import Guard, module_command
+from pccl.stress.checker import Checker
+from pccl.stress.churn import Action, Churn, Dismiss, Hit, Start
+from pccl.stress.display import Display
+from pccl.stress.messages import LEAVE, At, Joined, Left, Message, SessionOver, Stepped, WorkerOptions
+from pccl.stress.plan import Plan
+from pccl.stress.report import Disturbances, Report
+from pccl.stress.values import SLOTS
+
+MASTER_READY = b"pccl master listening on "
+TICK_S = 0.25
+STARTS_WITHIN = 3
+"""A process that loads its modules on a busy machine may take this many times longer than a call."""
+LOGS_KEPT = 40
+"""Of processes that have ended as they should: what led to a failure may be in them."""
+LAST_WORDS_BYTES = 6000
+STACKS_S = 3.0
+# Many peers on few cores: threads of one array operation would only wait for each other.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PCCL_LOG_LEVEL": "INFO",
+    "PYTHONFAULTHANDLER": "1",  # the master shows its stacks on SIGABRT
+}
+
+
+class _Process:
+    """One child, its log, and the thread that reads what it says."""
+
+    def __init__(
+        self, name: str, command: list[str], guard: Guard, logs: Path, heard: queue.SimpleQueue[_Heard]
+    ) -> None:
+        self.name = name
+        self.log = logs / f"{name.replace(' ', '-')}.log"
+        self._heard = heard
+        with self.log.open("wb") as errors:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **_ENVIRONMENT},
+                process_group=guard.group,
+            )
+        self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        output = self.popen.stdout
+        assert output is not None
+        for line in output:
+            self._heard.put((self, line))
+        self._heard.put((self, self.popen.wait()))
+
+    def command(self, line: str) -> None:
+        stdin: IO[bytes] | None = self.popen.stdin
+        assert stdin is not None
+        try:
+            stdin.write(line.encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; its exit is on the way
+
+    def last_words(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
+            return log.read().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """To be called when the process has ended or is sure to end."""
+        self._reader.join()
+        for stream in (self.popen.stdin, self.popen.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+_Heard: TypeAlias = "tuple[_Process, bytes | int]"
+"""A line, or the return code of a process that has ended."""
+
+
+@dataclass
+class _Peer:
+    number: int
+    slot: int
+    group: int
+    process: _Process
+    at: At
+    heard_at: float
+    is_joined: bool = False
+    stepped: Stepped | None = None
+    """Its last step."""
+    hit: Hit | None = None
+    """What will be, or has been, done to it."""
+    hit_at: float | None = None
+    thaw_at: float | None = None
+    """It is frozen."""
+    is_dismissed: bool = False
+    has_left: bool = False
+
+    @property
+    def is_killed(self) -> bool:
+        return self.hit is not None and self.hit.freeze_s is None and self.hit_at is None and self.hit.aim is None
+
+    def __str__(self) -> str:
+        return f"peer {self.number} (slot {self.slot}, group {self.group})"
+
+
+class Supervisor:
+    """One run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
+
+    def __init__(self, plan: Plan, display: Display) -> None:
+        self._plan = plan
+        self._display = display
+        self._logs = Path(tempfile.mkdtemp(prefix="pccl-stress-"))
+        self._keeps_logs = True
+        self._guard = Guard()
+        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
+        self._master: _Process | None = None
+        self._address = ""
+        self._peers: dict[_Process, _Peer] = {}
+        self._ended: deque[_Process] = deque()
+        self._next_peer = 1
+        self._free_slots = deque(range(SLOTS))
+        self._checker = Checker()
+        self._done = Disturbances()
+        self._problems = self._checker.problems
+        self._start_s = time.monotonic()
+        self._churn = Churn(plan, Random(f"{plan.seed} churn"), self._start_s)
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._guard.close()
+        for process in [*self._peers, *self._ended, *([self._master] if self._master else [])]:
+            process.close()
+        if not self._keeps_logs or isinstance(error, KeyboardInterrupt):
+            shutil.rmtree(self._logs)
+
+    def run(self) -> Report:
+        """To the end of the time, or to the first problem."""
+        self._master = _Process(
+            "master", module_command("pccl", "master", "--listen", "127.0.0.1:0"), self._guard, self._logs, self._heard
+        )
+        while not self._address and not self._problems:
+            self._wait(self._start_s + STARTS_WITHIN * self._plan.hang_s)
+        if not self._problems:
+            for action in self._churn.initial():
+                self._act(action)
+            self._disturb()
+            self._come_together()
+            self._dismiss()
+        if not self._problems:
+            self._checker.settle(time.monotonic(), is_over=True)
+        self._keeps_logs = bool(self._problems)
+        return Report(
+            plan=self._plan,
+            seconds=time.monotonic() - self._start_s,
+            counts=self._checker.counts,
+            disturbances=self._done,
+            problems=list(self._problems),
+            logs=str(self._logs) if self._problems else None,
+        )
+
+    # The parts of a run.
+
+    def _disturb(self) -> None:
+        end_s = time.monotonic() + 60 * self._plan.minutes
+        while not self._problems and (now := time.monotonic()) < end_s:
+            if now >= self._churn.next_at:
+                targets = [peer.number for peer in self._peers.values() if peer.hit is None and not peer.is_dismissed]
+                for action in self._churn.disturb(now, len(self._peers), targets):
+                    self._act(action)
+            self._wait(min(end_s, self._churn.next_at))
+
+    def _come_together(self) -> None:
+        """Everybody who is left must take part in an op with everybody else of the group."""
+        for peer in self._peers.values():
+            if peer.thaw_at is not None:
+                peer.thaw_at = time.monotonic()
+            elif peer.hit is not None and not peer.is_killed:
+                peer.hit = peer.hit_at = None
+        start_s = time.monotonic()
+        limit_s = STARTS_WITHIN * self._plan.hang_s
+        while not self._problems and not self._are_together():
+            if time.monotonic() > start_s + limit_s:
+                seen = {str(peer): peer.stepped for peer in self._peers.values()}
+                self._stuck(f"those who are left did not come together within {limit_s:g} s; their last steps: {seen}")
+            self._wait(start_s + limit_s)
+
+    def _are_together(self) -> bool:
+        if any(peer.is_killed or peer.is_dismissed or peer.thaw_at is not None for peer in self._peers.values()):
+            return False  # its end, or its return, is still to be heard of
+        for group in range(self._plan.groups):
+            peers = [peer for peer in self._peers.values() if peer.group == group]
+            slots = sorted(peer.slot for peer in peers)
+            for peer in peers:
+                if not peer.is_joined or peer.stepped is None:
+                    return False
+                outcomes = peer.stepped.outcomes
+                if len(peers) > 1 and not (outcomes and all(each.participants == slots for each in outcomes)):
+                    return False
+        return True
+
+    def _dismiss(self) -> None:
+        for peer in self._peers.values():
+            self._ask_to_leave(peer)
+        while not self._problems and self._peers:
+            self._wait(time.monotonic() + TICK_S)
+
+    # Acting.
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(group):
+                self._start(group)
+            case Dismiss(number):
+                self._done.dismissed += 1
+                self._ask_to_leave(self._peer(number))
+            case Hit():
+                peer = self._peer(action.peer)
+                peer.hit = action
+                if action.aim is None:
+                    self._hit(peer)
+
+    def _peer(self, number: int) -> _Peer:
+        return next(peer for peer in self._peers.values() if peer.number == number)
+
+    def _start(self, group: int) -> None:
+        number, slot = self._next_peer, self._free_slots.popleft()
+        self._next_peer += 1
+        options = msgspec.json.encode(WorkerOptions(self._address, number, slot, group, self._plan)).decode()
+        command = module_command("pccl.stress.worker", options)
+        process = _Process(f"peer {number}", command, self._guard, self._logs, self._heard)
+        self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), time.monotonic())
+        self._checker.started(number, slot, group)
+        self._done.started += 1
+        self._done.peers_most = max(self._done.peers_most, len(self._peers))
+
+    def _ask_to_leave(self, peer: _Peer) -> None:
+        if not peer.is_dismissed:
+            peer.is_dismissed = True
+            peer.process.command(LEAVE)
+
+    def _hit(self, peer: _Peer) -> None:
+        hit = peer.hit
+        assert hit is not None
+        peer.hit = Hit(hit.peer, hit.freeze_s, None, 0.0)
+        peer.hit_at = None
+        if hit.freeze_s is None:
+            self._done.killed += 1
+            peer.process.popen.kill()
+        else:
+            self._done.frozen += 1
+            self._checker.froze(peer.number)
+            peer.process.popen.send_signal(signal.SIGSTOP)
+            peer.thaw_at = time.monotonic() + hit.freeze_s
+
+    def _thaw(self, peer: _Peer) -> None:
+        peer.process.popen.send_signal(signal.SIGCONT)
+        peer.hit = peer.thaw_at = None
+        for each in self._peers.values():
+            # Nobody could be expected to go on before, so everybody's time begins now.
+            each.heard_at = time.monotonic()
+
+    # Hearing.
+
+    def _wait(self, until_s: float) -> None:
+        """Handles what is heard within a moment, and whatever is due."""
+        due = [at for peer in self._peers.values() for at in (peer.hit_at, peer.thaw_at) if at is not None]
+        now = time.monotonic()
+        timeout_s = max(0.0, min(until_s, now + TICK_S, *due) - now)
+        try:
+            while True:
+                process, heard = self._heard.get(timeout=timeout_s)
+                timeout_s = 0.0
+                self._handle(process, heard)
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        for peer in list(self._peers.values()):
+            if peer.hit_at is not None and now >= peer.hit_at:
+                self._hit(peer)
+            elif peer.thaw_at is not None and now >= peer.thaw_at:
+                self._thaw(peer)
+        self._checker.settle(now)
+        self._look_for_hangs(now)
+        places = {peer.number: peer.at for peer in self._peers.values()}
+        self._display.moved(now - self._start_s, places, self._checker.counts, self._done)
+
+    def _handle(self, process: _Process, heard: bytes | int) -> None:
+        if process is self._master:
+            if isinstance(heard, int):
+                self._problems.append(f"the master ended with {heard}:\n{process.last_words()}")
+            elif heard.startswith(MASTER_READY):
+                self._address = heard.removeprefix(MASTER_READY).decode().strip()
+            return
+        peer = self._peers[process]
+        if isinstance(heard, int):
+            self._exited(peer, heard)
+            return
+        try:
+            message: Message = msgspec.json.decode(heard, type=Message)
+        except msgspec.DecodeError:
+            return  # the last words of a killed process, cut short
+        peer.heard_at = time.monotonic()
+        match message:
+            case At():
+                peer.at = message
+                if peer.hit is not None and peer.hit.aim == message.doing and peer.hit_at is None:
+                    peer.hit_at = time.monotonic() + peer.hit.delay_s
+            case Joined():
+                peer.is_joined = True
+                peer.stepped = None
+            case SessionOver():
+                peer.is_joined = False
+            case Stepped():
+                peer.stepped = message
+            case Left():
+                peer.has_left = True
+            case _:
+                pass
+        self._checker.heard(peer.number, message, peer.heard_at)
+
+    def _exited(self, peer: _Peer, returncode: int) -> None:
+        del self._peers[peer.process]
+        self._free_slots.append(peer.slot)
+        self._checker.ended(peer.number, time.monotonic())
+        if not peer.is_killed and not (returncode == 0 and peer.has_left):
+            self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_words()}")
+        peer.process.close()
+        self._ended.append(peer.process)
+        if len(self._ended) > LOGS_KEPT:
+            self._ended.popleft().log.unlink()
+
+    # Hangs.
+
+    def _look_for_hangs(self, now: float) -> None:
+        if self._problems or any(peer.thaw_at is not None for peer in self._peers.values()):
+            return
+        late = []
+        for peer in self._peers.values():
+            limit_s = self._plan.hang_s * (STARTS_WITHIN if peer.at.doing == "starting" else 1)
+            if not peer.is_killed and now - peer.heard_at > limit_s:
+                late.append(peer)
+        if late:
+            self._stuck(f"a hang: {', '.join(str(peer) for peer in late)} said nothing for {self._plan.hang_s:g} s")
+
+    def _stuck(self, what: str) -> None:
+        """Names who waits in what, and has everybody write down all stacks."""
+        now = time.monotonic()
+        for peer in self._peers.values():
+            peer.process.popen.send_signal(signal.SIGUSR1)
+        assert self._master is not None
+        self._master.popen.send_signal(signal.SIGABRT)
+        time.sleep(STACKS_S)
+        lines = [what]
+        for peer in self._peers.values():
+            lines.append(f"  {peer}: {peer.at.doing} at revision {peer.at.revision} for {now - peer.heard_at:.1f} s")
+        lines.append(f"the master's last words:\n{self._master.last_words()}")
+        self._problems.append("\n".join(lines))

@@ -1,0 +1,443 @@
+"""One peer of a stress run: `python -m pccl.stress.worker JSON`, started by the supervisor.
+
+Theory of operation. A step is
+
+    admit    are_peers_pending and, if so, update_topology; or update_topology in every step (`Plan.asks`)
+    sync     sync_shared_state, in every step
+    reduce   the ops of `values.ops_of_step`, which follow from the revision
+    apply    the state becomes a function of itself and of the results' digests; revision += 1
+
+*Retrying*, in one of three ways that mix freely: all_reduce_multiple_with_retry; by hand over handles, waited for in
+the order of tags and launched again as soon as one was aborted; or several threads with blocking calls. What makes
+them mix is that each peer has the lowest tag that is not committed in flight.
+
+*Lineage.* Revisions start again at 0 when all who held a state are gone, so a state also carries whose initial state it
+grew from, and reports name it by (lineage, revision). Whoever comes back from an eviction, or holds a state that a
+failed sync left half overwritten, starts a lineage of its own: what it has may differ from what others made of the same
+revision. A peer that is left alone in the middle of a step ends the step with what was committed.
+
+Choices that peers may make differently (how to retry, in place or not, when to rest) come from a generator of this
+peer's own; choices that must be the same come from the revision.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import threading
+import time
+import traceback
+from random import Random
+
+import blake3
+import msgspec
+import numpy as np
+
+from pccl import (
+    AsyncReduceHandle,
+    Communicator,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOpDescriptor,
+    Result,
+    SharedState,
+    SharedStateSyncStrategy,
+    TensorInfo,
+)
+from pccl.stress.cutting import cut_one
+from pccl.stress.messages import (
+    LEAVE,
+    At,
+    Cut,
+    Doing,
+    Joined,
+    Left,
+    Message,
+    Outcome,
+    SessionOver,
+    Stepped,
+    Synced,
+    SyncFailed,
+    Trouble,
+    WorkerOptions,
+)
+from pccl.stress.values import TAGS, Op, WrongResultError, ops_of_step
+
+LANES = 3
+"""Threads that reduce at once."""
+OPTIMIZE_EVERY = 16
+"""Revisions between two calls of optimize_topology."""
+SYNC_FAILURES_MAX = 20
+CUT_CHANCE = 0.02
+CUT_S_MAX = 0.05
+"""How long after the ops were launched."""
+REST_CHANCE = 0.05
+REST_S_MAX = 0.3
+ALONE_S = 0.02
+LINEAGES_PER_PEER = 1 << 20
+
+
+class BrokenPromiseError(Exception):
+    """The library did what it must not do."""
+
+
+class Buffers:
+    """What one op sends and receives."""
+
+    def __init__(self, op: Op, slot: int, in_place: bool) -> None:
+        self.op = op
+        self.send = op.contribution(slot)
+        self.recv = self.send if in_place else np.empty_like(self.send)
+        self.aborts = 0
+        self._original = op.contribution(slot)
+
+    def check_untouched(self) -> None:
+        """After an abort."""
+        if self.send.tobytes() != self._original.tobytes():
+            wrong = np.flatnonzero(self.send != self._original)
+            raise BrokenPromiseError(
+                f"{self.op} was aborted and its input was not restored: {len(wrong)} elements differ, the first is "
+                f"number {wrong[:1].tolist()}"
+            )
+
+    @property
+    def is_committed(self) -> bool:
+        """Of an op in place whose end was not told: a result is no input."""
+        return self.send.tobytes() != self._original.tobytes()
+
+    def outcome(self, slot: int, world_size: int) -> Outcome:
+        """Reads the result. BrokenPromiseError if it is none."""
+        try:
+            participants = sorted(self.op.participants(self.recv))
+        except WrongResultError as error:
+            raise BrokenPromiseError(f"a wrong result: {error}") from None
+        if self.send is not self.recv and self.send.tobytes() != self._original.tobytes():
+            raise BrokenPromiseError(f"{self.op} was committed and its separate input was changed")
+        if slot not in participants:
+            raise BrokenPromiseError(f"{self.op} was committed without this peer's own part, over slots {participants}")
+        digest = blake3.blake3(self.recv.tobytes()).hexdigest(8)
+        return Outcome(self.op.tag, participants, world_size, digest, self.aborts)
+
+
+class State:
+    """The tensors that are synced."""
+
+    def __init__(self, peer: int, state_bytes: int) -> None:
+        self._peer = peer
+        self._lineages = 0
+        self._lineage = np.zeros(1, np.int64)
+        self._digests = np.zeros(TAGS, np.uint64)
+        self._weights = np.zeros(max(1024, state_bytes // 4), np.float32)
+        self._loose = np.full(1000, peer, np.float32)
+        tensors = [
+            TensorInfo.from_numpy(self._lineage, "lineage"),
+            TensorInfo.from_numpy(self._digests, "digests"),
+            TensorInfo.from_numpy(self._weights, "weights"),
+            TensorInfo.from_numpy(self._loose, "loose", allow_content_inequality=True),
+        ]
+        self.shared = SharedState(tensors)
+        self.begin_lineage(is_spoiled=True)
+
+    @property
+    def lineage(self) -> int:
+        return int(self._lineage[0])
+
+    def begin_lineage(self, is_spoiled: bool) -> None:
+        self._lineage[0] = self._peer * LINEAGES_PER_PEER + self._lineages
+        self._lineages += 1
+        if is_spoiled:
+            self._digests[:] = 0
+            self._weights[:] = 0
+            self.shared.revision = 0
+
+    def digest(self) -> str:
+        hasher = blake3.blake3()
+        for array in (self._lineage, self._digests, self._weights):
+            hasher.update(array.tobytes())
+        return hasher.hexdigest(16)
+
+    def advance(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self._digests[outcome.tag] ^= np.uint64(int(outcome.digest, 16))
+            start = int(self._digests[outcome.tag] % np.uint64(len(self._weights)))
+            self._weights[start : start + 1000] += np.float32(len(outcome.participants))
+        self.shared.revision += 1
+
+
+class Worker:
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._plan = options.plan
+        self._random = Random(f"{options.plan.seed} peer {options.peer}")
+        self._state = State(options.peer, options.plan.state_bytes)
+        self._leave = threading.Event()
+        self._session = 0
+        self._say_lock = threading.Lock()
+        self._retry_by = self._random.choice((self._by_library, self._by_hand, self._by_threads))
+        self._comm = self._communicator()
+        threading.Thread(target=self._hear, name="commands", daemon=True).start()
+
+    def run(self) -> None:
+        while not self._leave.is_set():
+            self._session += 1
+            try:
+                self._run_session()
+            except PCCLError as error:
+                if error.result is not Result.MASTER_CONNECTION_FAILED:
+                    raise
+                self._say(SessionOver(str(error)))
+                self._state.begin_lineage(is_spoiled=False)
+                if self._random.random() < 0.5:
+                    self._comm.close()
+                    self._comm = self._communicator()
+        self._at("leaving")
+        self._comm.close()
+        self._say(Left(self._state.shared.revision))
+
+    # Words.
+
+    def _hear(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == LEAVE:
+                self._leave.set()
+
+    def _say(self, message: Message) -> None:
+        with self._say_lock:
+            sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+            sys.stdout.buffer.flush()
+
+    def _at(self, doing: Doing) -> None:
+        self._say(At(doing, self._state.shared.revision))
+
+    def report(self, what: str) -> None:
+        """Something that must not be."""
+        self._say(Trouble(what))
+
+    # A session.
+
+    def _communicator(self) -> Communicator:
+        options = self._options
+        connections = self._random.choice((0, 1, 2, 3))
+        name = f"peer {options.peer}"
+        return Communicator(options.master, options.group, connections, name=name, listen="127.0.0.1:0")
+
+    def _run_session(self) -> None:
+        self._at("connecting")
+        self._comm.connect()
+        self._say(Joined(self._session, self._comm.world_size))
+        # A newcomer may go on where the others come out of update_topology, or enter the loop at its top.
+        enters_at_sync = not self._plan.asks or self._random.random() < 0.5
+        while not self._leave.is_set():
+            if not enters_at_sync:
+                self._admit()
+            enters_at_sync = False
+            self._step()
+
+    def _admit(self) -> None:
+        if self._plan.asks:
+            self._at("asking")
+            if not self._comm.are_peers_pending():
+                return
+        self._at("updating")
+        self._comm.update_topology()
+
+    def _step(self) -> None:
+        start_s = time.monotonic()
+        self._sync()
+        state = self._state
+        lineage, revision = state.lineage, state.shared.revision
+        self._rest()
+        if self._plan.groups == 1 and revision % OPTIMIZE_EVERY == OPTIMIZE_EVERY - 1:
+            self._at("optimizing")
+            self._comm.optimize_topology()
+        if self._comm.world_size < 2:
+            self._at("resting")
+            time.sleep(ALONE_S)
+            self._say(Stepped(lineage, revision, [], False, True, 0, time.monotonic() - start_s))
+            return
+        ops = ops_of_step(self._plan.seed, self._options.group, revision, self._plan.reduce_bytes_max)
+        by_library = self._retry_by == self._by_library
+        buffers = [Buffers(op, self._options.slot, by_library or self._random.random() < 0.5) for op in ops]
+        self._at("reducing")
+        if self._leave.is_set() and self._random.random() < 0.5:
+            self._leave_reducing(buffers)
+            return
+        if self._plan.cut and self._random.random() < CUT_CHANCE:
+            threading.Timer(self._random.random() * CUT_S_MAX, self._cut).start()
+        outcomes = sorted(self._retry_by(buffers), key=lambda outcome: outcome.tag)
+        state.advance(outcomes)
+        is_whole = len(outcomes) == len(ops)
+        if not is_whole and self._comm.world_size > 1:
+            raise BrokenPromiseError(f"TOO_FEW_PEERS in a world of {self._comm.world_size}")
+        retries = sum(each.aborts for each in buffers)
+        self._say(Stepped(lineage, revision, outcomes, is_whole, False, retries, time.monotonic() - start_s))
+
+    def _cut(self) -> None:
+        if cut_one(self._random, self._options.master):
+            self._say(Cut())
+
+    def _rest(self) -> None:
+        if self._random.random() < REST_CHANCE:
+            self._at("resting")
+            time.sleep(self._random.uniform(0, REST_S_MAX))
+
+    def _sync(self) -> None:
+        state, shared = self._state, self._state.shared
+        strategy = SharedStateSyncStrategy.ENFORCE_POPULAR
+        if shared.revision == 0 and self._random.random() < 0.2:
+            strategy = SharedStateSyncStrategy.RECEIVE_ONLY
+        for _ in range(SYNC_FAILURES_MAX):
+            self._at("syncing")
+            offered = state.lineage, shared.revision
+            try:
+                info = self._comm.sync_shared_state(shared, strategy)
+            except PCCLError as error:
+                if error.result is not Result.NO_SHARED_STATE_AVAILABLE:
+                    raise
+                is_spoiled = "overwritten here" in error.message
+                self._say(SyncFailed(str(error), is_spoiled))
+                if is_spoiled:
+                    state.begin_lineage(is_spoiled=True)
+                strategy = SharedStateSyncStrategy.ENFORCE_POPULAR
+                continue
+            self._say(Synced(state.lineage, shared.revision, state.digest(), *offered, info.rx_bytes))
+            return
+        raise BrokenPromiseError(f"{SYNC_FAILURES_MAX} syncs in a row have failed")
+
+    # Reducing.
+
+    def _launch(self, buffers: Buffers) -> AsyncReduceHandle:
+        op = buffers.op
+        return self._comm.all_reduce_async(
+            buffers.send,
+            buffers.recv,
+            op=op.op,
+            tag=op.tag,
+            quantization_options=op.quantization,
+            algorithm=op.algorithm,
+        )
+
+    def _by_hand(self, todo: list[Buffers]) -> list[Outcome]:
+        launched = {each.op.tag: each for each in todo}
+        order = list(todo)
+        self._random.shuffle(order)
+        handles = {each.op.tag: self._launch(each) for each in order}
+        outcomes = []
+        for tag in sorted(launched):
+            buffers = launched[tag]
+            while True:
+                _, status, info = handles[tag].wait()
+                if info is not None:
+                    outcomes.append(buffers.outcome(self._options.slot, info.world_size))
+                    break
+                buffers.check_untouched()
+                if status is Result.TOO_FEW_PEERS:
+                    break
+                if status is not Result.RANK_CONNECTION_LOST:
+                    handles[tag].result()  # raises, with the reason
+                buffers.aborts += 1
+                handles[tag] = self._launch(buffers)
+        return outcomes
+
+    def _by_threads(self, todo: list[Buffers]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        errors: list[Exception] = []
+
+        def lane(mine: list[Buffers]) -> None:
+            try:
+                for buffers in mine:
+                    outcome = self._until_committed(buffers)
+                    if outcome is not None:
+                        outcomes.append(outcome)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=lane, args=(todo[index::LANES],)) for index in range(LANES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((error for error in errors if not isinstance(error, PCCLError)), errors[0])
+        return outcomes
+
+    def _until_committed(self, buffers: Buffers) -> Outcome | None:
+        """None if this peer is left alone."""
+        op = buffers.op
+        while True:
+            try:
+                info = self._comm.all_reduce(
+                    buffers.send,
+                    buffers.recv,
+                    op=op.op,
+                    tag=op.tag,
+                    quantization_options=op.quantization,
+                    algorithm=op.algorithm,
+                )
+            except PCCLError as error:
+                buffers.check_untouched()
+                if error.result is Result.TOO_FEW_PEERS:
+                    return None
+                if error.result is not Result.RANK_CONNECTION_LOST:
+                    raise
+                buffers.aborts += 1
+            else:
+                return buffers.outcome(self._options.slot, info.world_size)
+
+    def _by_library(self, todo: list[Buffers]) -> list[Outcome]:
+        descriptors = []
+        for each in todo:
+            op = each.op
+            quantization = op.quantization or QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
+            descriptor = ReduceDescriptor(op.count, op.op, op.tag, None, quantization, op.algorithm)
+            descriptors.append(ReduceOpDescriptor.from_numpy(each.send, each.recv, descriptor))
+        self._random.shuffle(descriptors)
+        try:
+            info = self._comm.all_reduce_multiple_with_retry(
+                descriptors, max_in_flight=self._random.choice((1, 4, len(todo)))
+            )
+        except PCCLError as error:
+            if error.result is not Result.TOO_FEW_PEERS:
+                raise
+            return [each.outcome(self._options.slot, 0) for each in todo if each.is_committed]
+        outcomes = [each.outcome(self._options.slot, 0) for each in todo]
+        smallest = min(len(outcome.participants) for outcome in outcomes)
+        if smallest != info.world_size:
+            raise BrokenPromiseError(f"a smallest world of {info.world_size}, but {smallest} took part: {outcomes}")
+        return outcomes
+
+    def _leave_reducing(self, todo: list[Buffers]) -> None:
+        """Closes the communicator with some of the step's ops in flight."""
+        handles = [self._launch(each) for each in todo[: self._random.randint(1, len(todo))]]
+        self._at("leaving")
+        self._comm.close()
+        for handle, buffers in zip(handles, todo, strict=False):
+            _, status, info = handle.wait()
+            if info is not None:
+                buffers.outcome(self._options.slot, info.world_size)
+                continue
+            buffers.check_untouched()
+            if status not in (Result.NOT_INITIALIZED, Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                handle.result()
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
+    # A Ctrl-C at the terminal is for the supervisor.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = Worker(msgspec.json.decode(sys.argv[1], type=WorkerOptions))
+    try:
+        worker.run()
+    except BrokenPromiseError as error:
+        worker.report(str(error))
+        sys.exit(1)
+    except Exception:
+        worker.report(f"an unexpected error:\n{traceback.format_exc()}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""`pccl stress` end to end: a short run that passes, one that must fail, and one that is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crew import until
+from tests.streams import TIMEOUT_S, Lines
+
+COMMAND = (sys.executable, "-P", "-m", "pccl", "stress")
+SHORT = ("--peers", "3", "--peers-max", "4", "--kill-every", "0.3..1", "--seed", "1")
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    done = subprocess.run(
+        [*COMMAND, *SHORT, "--minutes", "0.1", "--json", str(report_file)],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(report_file.read_text())
+    assert report["passed"]
+    assert report["problems"] == []
+    assert report["plan"]["seed"] == 1
+    assert report["counts"]["ops_committed"] > 0
+    assert report["counts"]["participants_max"] >= 2
+    assert report["disturbances"]["started"] >= 3
+    assert "passed" in done.stdout
+
+
+def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
+    """A bound that no run can meet: the report says who waits in what."""
+    done = subprocess.run(
+        [*COMMAND, *SHORT, "--minutes", "1", "--hang", "0.01", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert not report["passed"]
+    assert "a hang: peer 1 (slot 0, group 0)" in report["problems"][0]
+    assert "peer 2 (slot 1, group 0): starting at revision 0" in report["problems"][0]
+    assert "FAILED with --seed 1" in done.stderr
+    assert (Path(report["logs"]) / "peer-1.log").exists()
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *SHORT, "--minutes", "10"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    lines = Lines(process.stdout)
+    try:
+        lines.expect(r"pccl stress: seed 1, 3 to 4 peers, 10 min, kill, join, leave")
+        children = until(lambda: _children(process.pid), "its processes have started")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130
+    finally:
+        process.kill()
+        process.wait()
+    lines.rest()
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), "its processes have ended")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _children(pid: int) -> list[int]:
+    """At least the guard, the master and a peer."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    if not listed.exists():
+        pytest.skip("needs /proc with children")
+    children = [int(child) for child in listed.read_text().split()]
+    return children if len(children) >= 3 else []
+
+
+@pytest.mark.parametrize("arguments", [("--kill-every", "3..1"), ("--kill-every", "often"), ("--freeze-for", "x")])
+def test_bad_arguments(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert f"argument {arguments[0]}: " in done.stderr
+
+
+def test_a_plan_that_cannot_be_run() -> None:
+    done = subprocess.run([*COMMAND, "--peers-max", "99"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pccl stress: --peers-max 99: must be from 2 to 12" in done.stderr
