@@ -6,15 +6,16 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState
 from pccl.protocol import messages as m
-from pccl.protocol.codec import LENGTH_BYTES, decode_body, encode
+from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, decode_body, encode
 from tests.crew import WAIT_S, Crew
+from tests.flood import idle_connections, ports, steps
 
 TOKEN = "a token of these tests"
 
@@ -232,3 +233,80 @@ def test_a_token_is_text() -> None:
     for make in (lambda: Communicator("h", token=b"x"), lambda: MasterNode(token=5)):  # type: ignore[arg-type]
         with pytest.raises(PCCLError, match="must be a str"):
             make()
+
+
+# Those who keep connections and say nothing, too much, or nonsense.
+
+
+def test_a_thousand_idle_connections_disturb_nobody(crew: Crew) -> None:
+    """To the master's port and to every peer's: the run goes on, and newcomers get in."""
+    crew.join(2)
+    with idle_connections(1000, ports(crew)):
+        steps(crew, 20, 1000)
+        crew.join()
+        steps(crew, 20, 1000)
+
+
+def test_the_oldest_idle_connection_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.runtime.strangers.PER_SOURCE_MAX", 3)
+    with MasterNode("127.0.0.1:0") as node, ExitStack() as stack:
+        socks = [stack.enter_context(dialled(node.address)) for _ in range(4)]
+        assert socks[0].recv(1) == b""
+        for sock in socks[1:]:
+            sock.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
+        with Communicator(node.address, timeout=WAIT_S) as peer:
+            assert peer.world_size == 1
+
+
+GARBAGE = [
+    pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
+    pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x55" * 40, id="tls"),
+    pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n", id="ssh"),
+    pytest.param(b"\0\0\0\0", id="empty message"),
+    pytest.param(b"\0\0\0\5\xdd\xff\xff\xff\xff", id="huge array"),
+    pytest.param((2**31).to_bytes(4, "big"), id="huge message"),
+    pytest.param((OPENING_BYTES_MAX + 1).to_bytes(4, "big") + b"x" * (OPENING_BYTES_MAX + 1), id="oversized"),
+    pytest.param(encode(m.Install(1)), id="another message"),
+    pytest.param(b"\xff" * 100_000, id="noise"),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_ends_its_own_connection_only(crew: Crew, garbage: bytes) -> None:
+    crew.join(2)
+    for address in ports(crew)[:2]:
+        with dialled(address) as sock:
+            try:
+                sock.sendall(garbage)
+                while sock.recv(65536):
+                    pass
+            except ConnectionError:
+                pass
+    steps(crew, 2, 100)
+    crew.join()
+    steps(crew, 2, 100)
+
+
+def test_who_speaks_slowly_is_heard_out_only_so_long(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not extend the time."""
+    monkeypatch.setattr("pccl.runtime.links.OPENING_TIMEOUT_S", 0.2)
+    crew.join(1)
+    hello = encode(m.PingHello(m.PROTOCOL_VERSION, "r" * 1000, 1, 1))
+    with dialled(ports(crew)[1]) as sock:
+        sock.settimeout(0.01)
+
+        def dawdle() -> None:
+            for byte in hello[:-1]:
+                sock.sendall(bytes([byte]))
+                try:
+                    if not sock.recv(1):
+                        raise ConnectionResetError
+                except TimeoutError:
+                    pass
+
+        with pytest.raises(ConnectionError):
+            dawdle()
+    crew.join()
+    steps(crew, 1, 10)

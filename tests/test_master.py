@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from pccl.protocol import master as protocol_master
 from pccl.protocol import messages as m
-from pccl.protocol.master import LONG_WAIT_S, RELINKS_MAX, Close, Effect, Log, Master, MasterOptions, Send
+from pccl.protocol.master import (
+    HOSTS_MAX,
+    LONG_WAIT_S,
+    NAME_CHARACTERS_MAX,
+    RELINKS_MAX,
+    Close,
+    Effect,
+    Log,
+    Master,
+    MasterOptions,
+    Send,
+)
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 
@@ -125,6 +138,46 @@ def test_refusal_closes_after_the_farewell() -> None:
     assert close == Close(1)
     rig.lose(1)
     assert rig.effects == []
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        msgspec.structs.replace(HELLO, hosts=["h"] * (HOSTS_MAX + 1)),
+        msgspec.structs.replace(HELLO, hosts=["h" * (NAME_CHARACTERS_MAX + 1)]),
+        msgspec.structs.replace(HELLO, name="n" * (NAME_CHARACTERS_MAX + 1)),
+        msgspec.structs.replace(HELLO, name="forged\n2026-01-01 INFO pccl.master: all is well"),
+        msgspec.structs.replace(HELLO, version="\x1b[2J"),
+    ],
+)
+def test_names_are_short_and_fit_for_a_log(hello: m.Hello) -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, hello)
+    assert Close(1) in rig.effects
+    assert "must be printable" in rig.logged[0]
+    assert rig.logged[0].isprintable()
+
+
+def test_so_many_may_wait_and_no_more() -> None:
+    master = Master("run", MasterOptions(pending_max=2))
+    for connection in range(1, 5):
+        master.connected(connection, "10.0.0.1", 0.0)
+        effects = master.received(connection, HELLO, 0.0)
+        assert (Close(connection) in effects) == (connection > 2)
+    assert master.pending == [1, 2]
+
+
+def test_who_makes_up_ops_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol_master, "OPEN_OPS_MAX", 10)
+    rig = Rig(0, 0, 0)
+    epoch = rig.master._groups[0].epoch
+    rig.hear(2, m.OpsDone(epoch, [OpRef(tag, 0) for tag in range(5)]))
+    rig.hear(2, m.OpsStalled(epoch, [OpRef(tag, 0) for tag in range(10, 15)]))
+    assert rig.master.accepted == [1, 2, 3]
+    rig.hear(1, m.OpsDone(epoch, [OpRef(100, 0)]))
+    rig.answer()
+    assert rig.master.accepted == [1, 3]
 
 
 def test_last_words_of_the_evicted_are_not_heard() -> None:

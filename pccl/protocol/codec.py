@@ -58,7 +58,14 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
     try:
         return msgspec.convert(plain, expected)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ProtocolError(f"not an expected message: {error}") from None
+        raise ProtocolError(f"not an expected message: {harmless(str(error))}") from None
+
+
+def harmless(text: str, characters_max: int = 500) -> str:
+    """Text that others may have written, fit for one line of a log."""
+    if len(text) > characters_max:
+        text = f"{text[:characters_max]}..."
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class Decoder(Generic[M]):

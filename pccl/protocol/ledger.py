@@ -10,6 +10,7 @@ whether what a peer says comes after the verdict.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from pccl.protocol.messages import OpRef
@@ -67,6 +68,17 @@ class Ledger:
     @property
     def undecided(self) -> int:
         return len(self._done)
+
+    @property
+    def entries(self) -> int:
+        """What the book holds of undecided ops."""
+        return len(self._done) + len(self.stalled)
+
+    @property
+    def heaviest(self) -> int:
+        """The peer that stands in most of these entries."""
+        named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
+        return max(named, key=lambda peer: (named[peer], peer))
 
     def _is_decided(self, op: OpRef) -> bool:
         return op.sequence <= self._decided.get(op.tag, -1)

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
@@ -50,6 +51,10 @@ from pccl.types import Result
 RELINKS_MAX = 3
 """How often a pair's link is made anew without an op being committed in between."""
 STALLS_LOGGED_MAX = 3
+HOSTS_MAX = 16
+NAME_CHARACTERS_MAX = 255
+OPEN_OPS_MAX = 2**18
+"""Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
 LONG_WAIT_S = 10.0
 """A joint call that waits longer is logged once, with whom it waits for."""
 
@@ -61,6 +66,8 @@ class MasterOptions:
     answer_timeout_s: float = 90.0
     """How long an accepted peer may take to answer Flush or Prepare before it is evicted."""
     connections_max: int = 4096
+    pending_max: int = 1024
+    """How many peers may wait to be accepted."""
     connections_per_link_max: int = 64
 
 
@@ -105,6 +112,11 @@ class _Wait:
 
 def _account(waits: Mapping[int, _Wait]) -> str:
     return ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
+
+
+def _is_name(text: str) -> bool:
+    """Harmless in a log and in a message to all peers."""
+    return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
 @dataclass
@@ -250,7 +262,8 @@ class Master:
 
     def deadline(self) -> float | None:
         """When `tick` should be called next."""
-        times = [since + self.options.hello_timeout_s for _, since in self._strangers.values()]
+        # The first of the strangers has waited longest.
+        times = [since + self.options.hello_timeout_s for _, since in islice(self._strangers.values(), 1)]
         times += [
             member.asked_at + self.options.answer_timeout_s
             for member in self._members.values()
@@ -301,6 +314,13 @@ class Master:
                 f"p2p_connection_pool_size {message.connections} is not within "
                 f"[1, {self.options.connections_per_link_max}]"
             )
+        elif len(message.hosts) > HOSTS_MAX or not all(map(_is_name, [*message.hosts, message.name, message.version])):
+            refusal = (
+                f"its hosts, name and version must be printable, {NAME_CHARACTERS_MAX} characters each at most, and "
+                f"{HOSTS_MAX} hosts at most"
+            )
+        elif len(self.pending) >= self.options.pending_max:
+            refusal = f"{self.options.pending_max} peers wait to be accepted already; try again later"
         if refusal is not None:
             self._log("warning", f"{host} refused: {refusal}")
             self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal))
@@ -534,6 +554,7 @@ class Master:
         if group is None or message.epoch != group.epoch or member.peer not in group.ledger.ring:
             return
         commits = group.ledger.done(member.peer, message.ops)
+        self._bound_book(group)
         if not commits:
             return
         if not group.running:
@@ -544,6 +565,10 @@ class Master:
             self._say(self._members[peer].connection, m.OpsCommit(group.epoch, commits))
         for pair in topology.linked_pairs(group.ring) if self._relinks else ():
             self._relinks.pop(pair, None)
+
+    def _bound_book(self, group: _Group) -> None:
+        if group.ledger.entries > OPEN_OPS_MAX:
+            self._evict(group.ledger.heaviest, f"named ops of which most cannot be: {OPEN_OPS_MAX} are undecided")
 
     def _on_op_failed(self, member: _Member, message: m.OpFailed) -> None:
         group = self._groups.get(member.hello.group)
@@ -567,6 +592,7 @@ class Master:
         if group is None or message.epoch != group.epoch or not group.running:
             return
         group.ledger.stall(member.peer, message.ops)
+        self._bound_book(group)
         for op in message.ops[:STALLS_LOGGED_MAX]:
             if op in group.ledger.stalled:
                 missing = [peer for peer in group.ring if peer not in group.ledger.holders(op)]

@@ -12,7 +12,7 @@ master), `Beat` (silence), `Prepare.relink` (a link between two live peers that 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,17 @@ class OpRef(NamedTuple):
 
     tag: int
     sequence: int
+
+
+OPS_MAX = 2**18
+"""Ops that one message of a peer may name."""
+PEERS_MAX = 2**14
+REASON_CHARACTERS_MAX = 2**14
+"""Reasons of a peer are passed on to all others and logged."""
+
+Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
+Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
+PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
 
 
 class Kind:
@@ -112,7 +123,7 @@ class Hello(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    reason: str = ""
+    reason: Reason = ""
 
 
 class JointCall(Message, frozen=True):
@@ -121,7 +132,7 @@ class JointCall(Message, frozen=True):
     call: int
     kind: str
     offer: SyncOffer | None = None
-    open_ops: list[OpRef] = []
+    open_ops: Ops = []
     """are_peers_pending: what this peer has in flight."""
 
 
@@ -135,8 +146,8 @@ class LinksReady(Message, frozen=True):
     """The answer to `Prepare`: all links are up, but for the needed ones in `failed` and the others in `missing`."""
 
     view: int
-    failed: list[tuple[int, str]] = []
-    missing: list[tuple[int, str]] = []
+    failed: PeerReasons = []
+    missing: PeerReasons = []
 
 
 class LinkLost(Message, frozen=True):
@@ -144,14 +155,14 @@ class LinkLost(Message, frozen=True):
 
     made_in: int
     peer: int
-    reason: str
+    reason: Reason
 
 
 class OpsDone(Message, frozen=True):
     """This peer holds all result bytes of these ops."""
 
     epoch: int
-    ops: list[OpRef]
+    ops: Ops
 
 
 class OpFailed(Message, frozen=True):
@@ -161,21 +172,21 @@ class OpFailed(Message, frozen=True):
     tag: int
     sequence: int
     code: int
-    reason: str
+    reason: Reason
 
 
 class OpsStalled(Message, frozen=True):
     """These ops have waited for long. Lets the master find waits that can never end."""
 
     epoch: int
-    ops: list[OpRef]
+    ops: Ops
 
 
 class FlushReply(Message, frozen=True):
     """The group's ops have stopped here; `ops` are those of them that are done and without a verdict."""
 
     flush: int
-    ops: list[OpRef]
+    ops: Ops
 
 
 class SyncReport(Message, frozen=True):
@@ -183,15 +194,15 @@ class SyncReport(Message, frozen=True):
 
     sync: int
     success: bool
-    reason: str = ""
-    suspects: list[tuple[int, str]] = []
+    reason: Reason = ""
+    suspects: PeerReasons = []
 
 
 class Probes(Message, frozen=True):
     """Round-trip times to other peers in microseconds, measured for optimize_topology."""
 
     probe: int
-    round_trip_us: list[tuple[int, int]]
+    round_trip_us: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PEERS_MAX)]
 
 
 class Beat(Message, frozen=True):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import trio
 
 from pccl.protocol import messages as m
-from pccl.protocol.codec import ProtocolError
+from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
 from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly
 
@@ -20,7 +20,6 @@ LINK_TIMEOUT_S = 10.0
 """How long making a link may take."""
 OPENING_TIMEOUT_S = 10.0
 """How long a stranger may take to say what it wants."""
-STRANGERS_MAX = 256
 PINGS = 5
 PING_BYTES = 8
 
@@ -50,7 +49,7 @@ async def dial(member: m.Member, master_host: str, opening: m.PeerOpening, token
         else:
             if isinstance(answer, m.Accepted):
                 return sock
-            failures.append(f"{where}: rejected: {answer.reason}")
+            failures.append(f"{where}: rejected: {harmless(answer.reason)}")
         sock.close()
     raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
 
@@ -99,8 +98,9 @@ async def dial_link(
 
 async def echo(sock: trio.socket.SocketType) -> None:
     """The answering side of `measure`."""
-    for _ in range(PINGS):
-        await sock.send(bytes(await receive_exactly(sock, bytearray(PING_BYTES))))
+    with trio.move_on_after(LINK_TIMEOUT_S):
+        for _ in range(PINGS):
+            await sock.send(bytes(await receive_exactly(sock, bytearray(PING_BYTES))))
 
 
 async def measure(sock: trio.socket.SocketType) -> int:

@@ -11,15 +11,17 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, harmless
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
 from pccl.runtime import addresses, handshake
+from pccl.runtime.strangers import Strangers
 from pccl.runtime.wire import ConnectionLost, ControlConnection
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.master")
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
 """How long a closed connection may take to receive our last words."""
 
@@ -40,6 +42,7 @@ class MasterServer:
         self._machine = Master(secrets.token_hex(8), options)
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
+        self._strangers = Strangers()
         self._next_connection = 1
         self._timer_changed = trio.Event()
 
@@ -58,6 +61,7 @@ class MasterServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_clock)
+                starved = False
                 while True:
                     await trio.lowlevel.wait_readable(self._listener.fileno())
                     try:
@@ -66,9 +70,13 @@ class MasterServer:
                         continue
                     except OSError as error:
                         # Typically out of descriptors: those who are in must not suffer from it.
-                        logger.warning("cannot accept a connection: %s", error.strerror)
+                        if not starved:
+                            logger.warning("cannot accept a connection: %s", error.strerror)
+                        starved = True
+                        self._strangers.drop_one()
                         await trio.sleep(0.1)
                         continue
+                    starved = False
                     nursery.start_soon(self._serve_connection, sock, sockaddr)
         finally:
             self._listener.close()
@@ -89,7 +97,7 @@ class MasterServer:
                 self._carry_out(self._machine.connected(number, host, trio.current_time()))
                 reason = "closed by the master"
                 with client.reading:
-                    reason = await self._read(number, connection, addresses.join(host, sockaddr[1]))
+                    reason = await self._read(number, connection, host, sockaddr[1])
                 if self._clients.pop(number, None) is not None:
                     logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
                     self._carry_out(self._machine.disconnected(number, reason, trio.current_time()))
@@ -99,16 +107,16 @@ class MasterServer:
             self._clients.pop(number, None)
             connection.close()
 
-    async def _read(self, number: int, connection: ControlConnection[m.FromPeer], where: str) -> str:
+    async def _read(self, number: int, connection: ControlConnection[m.FromPeer], host: str, port: int) -> str:
         """Feeds the machine until the connection ends; returns how it did."""
         messages: list[m.FromPeer] | None = None
         while True:
             try:
-                messages = [await self._hear(connection)] if messages is None else await connection.receive()
+                messages = [await self._hear(connection, host)] if messages is None else await connection.receive()
             except ConnectionLost as error:
                 return str(error)
             except AuthError as error:
-                logger.warning("%s refused: %s", where, error)
+                logger.warning("%s refused: %s", addresses.join(host, port), error)
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"refused by the master: {error}")])
                 return str(error)
             except ProtocolError as error:
@@ -117,14 +125,20 @@ class MasterServer:
             for message in messages:
                 self._carry_out(self._machine.received(number, message, trio.current_time()))
 
-    async def _hear(self, connection: ControlConnection[m.FromPeer]) -> m.FromPeer:
-        """The first message of a stranger, once it has proved itself."""
-        body = await connection.receive_body()
-        opening: m.FromPeer = decode_body(body, m.FromPeer)
-        if isinstance(opening, m.Hello):
-            await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
-            connection.trust()
-        return opening
+    async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> m.FromPeer:
+        """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
+        with trio.CancelScope() as scope:
+            stranger = self._strangers.enter(host, scope.cancel)
+            try:
+                body = await connection.receive_body()
+                opening: m.FromPeer = decode_body(body, m.FromPeer)
+                if isinstance(opening, m.Hello):
+                    await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
+                    connection.trust()
+                return opening
+            finally:
+                self._strangers.leave(stranger)
+        raise ConnectionLost("dropped: too many connections that had not said who they are")
 
     def _carry_out(self, effects: list[Effect]) -> None:
         outgoing: dict[int, list[m.Message]] = {}
@@ -132,7 +146,7 @@ class MasterServer:
             if isinstance(effect, Send):
                 outgoing.setdefault(effect.connection, []).append(effect.message)
             elif isinstance(effect, Log):
-                logger.log(LEVELS[effect.level], "%s", effect.text)
+                logger.log(LEVELS[effect.level], "%s", harmless(effect.text, LOG_CHARACTERS_MAX))
         for number, messages in outgoing.items():
             client = self._clients.get(number)
             if client is not None:

@@ -33,6 +33,7 @@ from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
 from pccl.runtime.latch import Latch
 from pccl.runtime.state_transfer import Transfer, TransferError
+from pccl.runtime.strangers import Strangers
 from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, send_message
 from pccl.types import Result
 from pccl.version import __version__
@@ -181,7 +182,7 @@ class PeerSession:
         self._heard_master = trio.Event()
         self._timer_changed = trio.Event()
         self._timer_deadline = float("inf")
-        self._strangers = 0
+        self._strangers = Strangers()
         self._ended = trio.Event()
         self._drained = trio.Event()
         """It has ended, and the engine has given all buffers back."""
@@ -564,6 +565,7 @@ class PeerSession:
         self._pump()
 
     async def _accept(self) -> None:
+        starved = False
         while True:
             await trio.lowlevel.wait_readable(self._listener.fileno())
             try:
@@ -571,27 +573,35 @@ class PeerSession:
             except BlockingIOError:
                 continue
             except OSError as error:
-                logger.warning("cannot accept a connection: %s", error.strerror)
+                if not starved:
+                    logger.warning("cannot accept a connection: %s", error.strerror)
+                starved = True
+                self._strangers.drop_one()
                 await trio.sleep(0.1)
                 continue
-            if self._strangers >= links.STRANGERS_MAX or self._ended.is_set():
+            starved = False
+            if self._ended.is_set():
                 raw.close()
                 continue
-            self._strangers += 1
-            self._spawn(self._greet, raw, addresses.join(addresses.plain_host(sockaddr), sockaddr[1]))
+            self._spawn(self._greet, raw, addresses.plain_host(sockaddr), sockaddr[1])
 
-    async def _greet(self, raw: socket.socket, where: str) -> None:
+    async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
         """Hears what a stranger wants, and passes the connection on."""
         raw.setblocking(False)
         sock = trio.socket.from_stdlib_socket(raw)
+        where = addresses.join(host, port)
         serve: Callable[[], Awaitable[None]] | None = None
         try:
-            try:
-                with trio.fail_after(links.OPENING_TIMEOUT_S):
+            with trio.fail_after(links.OPENING_TIMEOUT_S) as scope:
+                stranger = self._strangers.enter(host, scope.cancel)
+                try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    serve = await self._welcome(sock, await self._hear(SocketChannel(sock)))
-            finally:
-                self._strangers -= 1
+                    opening = await self._hear(SocketChannel(sock))
+                    if self._options.token:
+                        self._strangers.leave(stranger)  # it may have to wait for our next message of the master
+                    serve = await self._welcome(sock, opening)
+                finally:
+                    self._strangers.leave(stranger)
             if serve is not None:
                 await serve()
         except AuthError as error:
@@ -599,7 +609,7 @@ class PeerSession:
         except (ConnectionLost, ProtocolError, OSError) as error:
             logger.info("connection from %s: %s", where, error)
         except trio.TooSlowError:
-            logger.info("connection from %s: nothing to be understood within the time", where)
+            logger.info("connection from %s: nothing to be understood in time, or too many like it", where)
         finally:
             sock.close()
 
