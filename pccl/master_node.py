@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import socket
 import weakref
 from types import TracebackType
@@ -10,6 +12,8 @@ import trio
 
 from pccl import security
 from pccl.errors import PCCLError
+from pccl.protocol.master import MasterOptions
+from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.runtime import addresses, portal
 from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
@@ -26,9 +30,21 @@ class MasterNode:
 
     `token` is the run's shared secret: peers that do not know it are refused, and so are those that have one while the
     master has none (default: PCCL_TOKEN in the environment; "": none).
+
+    `peer_timeout`: after so many seconds without a sign of life a peer is lost to the others, and the master to the
+    peers (default: PCCL_PEER_TIMEOUT in the environment, else 5). A process gives signs of life also while Python is
+    busy, but not while it is stopped, without power or cut off.
     """
 
-    def __init__(self, listen_address: str = f"0.0.0.0:{addresses.DEFAULT_PORT}", *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        listen_address: str = f"0.0.0.0:{addresses.DEFAULT_PORT}",
+        *,
+        token: str | None = None,
+        peer_timeout: float | None = None,
+    ) -> None:
+        """INVALID_ARGUMENT."""
+        self._options = MasterOptions(peer_timeout_s=_peer_timeout_s(peer_timeout))
         try:
             self._host, self._port = addresses.parse(listen_address)
         except ValueError as error:
@@ -37,14 +53,20 @@ class MasterNode:
         self._service: _Service | None = None
 
     def run(self) -> None:
-        """INVALID_ARGUMENT if the address cannot be listened on, INVALID_USAGE if it runs already."""
+        """INVALID_ARGUMENT if the address cannot be listened on, INVALID_USAGE if it runs already, INTERNAL_ERROR if
+        the system denies it a thread."""
         if self._service is not None and not self._service.stopped.is_set():
             raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", f"already running at {self.address}")
         try:
             listener = addresses.listen(self._host, self._port)
         except OSError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
-        self._service = service = _Service(listener, self._token)
+        try:
+            service = _Service(listener, self._options, self._token)
+        except OSError as error:
+            listener.close()
+            raise PCCLError(Result.INTERNAL_ERROR, "MasterNode.run", str(error)) from None
+        self._service = service
         portal.on_fork(service)
         portal.on_exit(service)
         portal.current().start(service.serve)
@@ -76,13 +98,29 @@ class MasterNode:
         self.wait(STOP_TIMEOUT_S)
 
 
+def _peer_timeout_s(given: float | None) -> float:
+    text = os.environ.get("PCCL_PEER_TIMEOUT", "") if given is None else str(given)
+    try:
+        seconds = float(text) if text else MasterOptions.peer_timeout_s
+    except ValueError:
+        seconds = math.nan
+    if not PEER_TIMEOUT_S_MIN <= seconds <= PEER_TIMEOUT_S_MAX:
+        what = "PCCL_PEER_TIMEOUT" if given is None else "peer_timeout"
+        raise PCCLError(
+            Result.INVALID_ARGUMENT,
+            "MasterNode",
+            f"{what} {text!r} is no number of seconds within [{PEER_TIMEOUT_S_MIN:g}, {PEER_TIMEOUT_S_MAX:g}]",
+        )
+    return seconds
+
+
 class _Service:
     """What runs in the portal. Does not refer to its MasterNode, so that one can be collected."""
 
-    def __init__(self, listener: socket.socket, token: str) -> None:
+    def __init__(self, listener: socket.socket, options: MasterOptions, token: str) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
-        self._server = MasterServer(listener, token=token)
+        self._server = MasterServer(listener, options, token)
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:

@@ -83,7 +83,7 @@ def test_the_first_message_is_bounded_more_tightly() -> None:
     with pytest.raises(ProtocolError, match=str(OPENING_BYTES_MAX)):
         list(decoder.feed(encode(large)))
     decoder = Decoder(m.FromPeer, OPENING_BYTES_MAX)
-    assert list(decoder.feed(encode(m.Beat()) + encode(large))) == [m.Beat(), large]
+    assert list(decoder.feed(encode(m.Leave()) + encode(large))) == [m.Leave(), large]
 
 
 def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
@@ -99,7 +99,7 @@ def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
         b"\0\0\0\0",
         framed([]),
         framed({}),
-        framed("Beat"),
+        framed("Leave"),
         framed(["Nonsense"]),
         framed(["Leave", 5]),
         framed([5]),

@@ -18,11 +18,14 @@ from pccl.protocol.master import (
     Master,
     MasterOptions,
     Send,
+    TakeBeats,
 )
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 
 TAG = 7
+BEATS_FROM = 1_000_000
+"""Peer n's signs of life come on this connection + n."""
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2)
 
 
@@ -47,7 +50,16 @@ class Rig:
         connection = self.master._next_peer
         self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
         self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, f"n{connection}"))
+        self.beat(connection)
         self.answer()
+        return connection
+
+    def beat(self, peer: int, connection: int = 0) -> int:
+        """Makes a connection for signs of life. `effects` becomes what it led to, after what was there."""
+        connection = connection or BEATS_FROM + peer
+        before = self.effects + self.master.connected(connection, f"10.0.0.{peer}", self.now)
+        self.hear(connection, m.BeatHello(m.PROTOCOL_VERSION, "run", peer))
+        self.effects = before + self.effects
         return connection
 
     def hear(self, connection: int, *messages: m.FromPeer) -> None:
@@ -122,6 +134,7 @@ def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, m.Hello(m.PROTOCOL_VERSION, "1.0", 4, advertised, 5000, 3, "me"))
+    rig.beat(1)
     (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
     assert prepare.members == [m.Member(1, 4, known, 5000, 3, "me")]
 
@@ -129,11 +142,11 @@ def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
 def test_refusal_closes_after_the_farewell() -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
-    rig.hear(1, m.Beat())
+    rig.hear(1, m.Leave())
     log, farewell, close = rig.effects
     assert isinstance(log, Log)
     assert log.level == "warning"
-    reason = "the first message must be Hello, not Beat"
+    reason = "the first message must be Hello, not Leave"
     assert farewell == Send(1, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
     assert close == Close(1)
     rig.lose(1)
@@ -564,3 +577,81 @@ def test_a_master_of_a_higher_term_says_so() -> None:
     welcome = master.received(1, HELLO, 0.0)[0]
     assert isinstance(welcome, Send)
     assert welcome.message == m.Welcome(1, "run", 4, 0)
+
+
+# Silence.
+
+
+def test_silence_is_told_to_the_silent_and_to_the_others() -> None:
+    rig = Rig(0, 0, 0)
+    rig.effects = rig.master.silent(BEATS_FROM + 3, 5.04, 7.0)
+    evicted = "evicted: silent for 5.0 s"
+    assert rig.told(3) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, evicted)]
+    assert rig.effects.count(Close(3)) == 1
+    rig.answer()
+    (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert prepare.lost == [(3, evicted)]
+    assert rig.master.ring(0) == [1, 2]
+
+
+def test_loss_closes_the_connection_for_signs_of_life() -> None:
+    rig = Rig(0, 0)
+    rig.lose(2)
+    assert Close(BEATS_FROM + 2) in rig.effects
+    rig.effects = rig.master.silent(BEATS_FROM + 2, 5.0, 7.0)
+    assert rig.effects == []
+
+
+def test_signs_of_life_that_break_off_are_waited_for() -> None:
+    rig = Rig(0, 0, options=MasterOptions(peer_timeout_s=3.0))
+    rig.tick(100.0)
+    rig.lose(BEATS_FROM + 2)
+    assert rig.master.deadline() == 103.0
+    rig.tick(102.9)
+    assert rig.peers == [1, 2]
+    connection = rig.beat(2, BEATS_FROM + 22)
+    assert rig.effects[-1] == TakeBeats(connection)
+    assert rig.master.deadline() is None
+    rig.lose(connection)
+    rig.tick(106.0)
+    assert rig.told(2) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 3.0 s")]
+
+
+def test_new_connection_for_signs_of_life_replaces_one_that_stands() -> None:
+    rig = Rig(0)
+    rig.effects = []
+    rig.beat(1, BEATS_FROM + 11)
+    assert rig.effects == [Close(BEATS_FROM + 1), TakeBeats(BEATS_FROM + 11)]
+    rig.lose(BEATS_FROM + 1)
+    assert rig.effects == []
+    assert rig.master.deadline() is None
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        m.BeatHello(m.PROTOCOL_VERSION, "run", 9),
+        m.BeatHello(m.PROTOCOL_VERSION, "another run", 1),
+        m.BeatHello(m.PROTOCOL_VERSION + 1, "run", 1),
+    ],
+)
+def test_signs_of_life_of_nobody_known_are_refused(hello: m.BeatHello) -> None:
+    rig = Rig(0)
+    rig.master.connected(77, "10.0.0.1", rig.now)
+    rig.hear(77, hello)
+    ((goodbye,), close) = rig.told(77), rig.effects[-1]
+    assert isinstance(goodbye, m.Goodbye)
+    assert "is not in this run" in goodbye.reason
+    assert close == Close(77)
+
+
+def test_nobody_is_admitted_before_it_shows_a_sign_of_life() -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, HELLO)
+    assert rig.told(1) == [m.Welcome(1, "run", 1, 0, peer_timeout_s=5.0)]
+    assert (rig.master.pending, rig.master.admissible) == ([1], [])
+    rig.tick(9.9)
+    assert rig.peers == [1]
+    rig.tick(10.0)
+    assert rig.told(1) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 10.0 s")]

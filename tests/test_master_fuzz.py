@@ -45,6 +45,8 @@ class Liars:
         self.master = Master("run")
         self.now = 0.0
         self.open: set[int] = set()
+        self.beats: set[int] = set()
+        """Connections for signs of life."""
         self.group: dict[int, int] = {}
         self.next_connection = 1
         self.asked: dict[int, m.FromMaster] = {}
@@ -54,8 +56,9 @@ class Liars:
         for effect in effects:
             if isinstance(effect, Close):
                 self.open.discard(effect.connection)
+                self.beats.discard(effect.connection)
             elif isinstance(effect, Send):
-                assert effect.connection in self.open, "words to one who is gone"
+                assert effect.connection in self.open | self.beats, "words to one who is gone"
                 if isinstance(effect.message, m.OpAbort):
                     assert effect.message.code in m.FAILURES
                 if isinstance(effect.message, m.Flush | m.Prepare | m.SyncPlan | m.Probe):
@@ -68,6 +71,11 @@ class Liars:
         self.group[connection] = group
         self.carry_out(self.master.connected(connection, "10.0.0.1", self.now))
         self.say(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 1))
+        beats = self.next_connection
+        self.next_connection += 1
+        self.beats.add(beats)
+        self.carry_out(self.master.connected(beats, "10.0.0.1", self.now))
+        self.say(beats, m.BeatHello(m.PROTOCOL_VERSION, "run", self.master._next_peer - 1))
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         self.carry_out(self.master.received(connection, message, self.now))
@@ -75,6 +83,13 @@ class Liars:
     def go(self, connection: int) -> None:
         self.open.discard(connection)
         self.carry_out(self.master.disconnected(connection, "reset", self.now))
+
+    def lose_beats(self, connection: int, by_silence: bool) -> None:
+        self.beats.discard(connection)
+        if by_silence:
+            self.carry_out(self.master.silent(connection, 5.0, self.now))
+        else:
+            self.carry_out(self.master.disconnected(connection, "reset", self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -108,7 +123,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
     said: list[tuple[int, Callable[[], m.FromPeer]]] = [
         (1, lambda: m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 1)),
         (1, m.Leave),
-        (1, m.Beat),
+        (1, lambda: m.BeatHello(m.PROTOCOL_VERSION, "run", draw(peers))),
         (1, lambda: m.JointCancel(draw(numbers))),
         (4, call),
         (2, failure),
@@ -128,7 +143,9 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
 def test_nothing_that_is_said_confuses_the_master(data: st.DataObject) -> None:
     liars = Liars()
     for _ in range(data.draw(st.integers(1, 60))):
-        what = data.draw(st.sampled_from(["come", "go", "wait", *["answer"] * 6, *["say"] * 12]))
+        what = data.draw(
+            st.sampled_from(["come", "go", "wait", "break off", "fall silent", *["answer"] * 6, *["say"] * 12])
+        )
         if what == "come" or not liars.open:
             if len(liars.open) < CONNECTIONS:
                 liars.come(data.draw(st.integers(0, GROUPS - 1)))
@@ -136,6 +153,9 @@ def test_nothing_that_is_said_confuses_the_master(data: st.DataObject) -> None:
         connection = data.draw(st.sampled_from(sorted(liars.open)))
         if what == "go":
             liars.go(connection)
+        elif what in ("break off", "fall silent"):
+            if liars.beats:
+                liars.lose_beats(data.draw(st.sampled_from(sorted(liars.beats))), what == "fall silent")
         elif what == "wait":
             liars.wait(data.draw(st.sampled_from([1.0, 11.0, 91.0])))
         elif what == "answer":
@@ -174,7 +194,6 @@ from_master: st.SearchStrategy[m.FromMaster] = st.one_of(
     st.builds(m.JointResult, numbers, codes, st.just("?"), numbers),
     st.builds(m.SyncPlan, numbers, numbers, st.just(b""), st.lists(peers, max_size=3), st.booleans(), st.booleans()),
     st.builds(m.Probe, numbers, st.lists(peers, max_size=3)),
-    st.just(m.Beat()),
 )
 
 

@@ -22,6 +22,8 @@ from pccl.types import Result
 GROUPS = (0, 1)
 TAGS = (1, 2)
 PEERS_MAX = 6
+BEATS_FROM = 1_000_000
+"""Peer n's signs of life come on this connection + n."""
 OFFER = m.SyncOffer("enforce_popular", 3, b"root", [])
 ANSWERS = {Kind.SYNC: OFFER.revision}
 """The value of a joint call that succeeds; of are_peers_pending it is how many wait."""
@@ -225,6 +227,8 @@ class MasterBesideModel(RuleBasedStateMachine):
         self.model.hello(number, group)
         assert self.master.connected(number, "10.0.0.1", 0.0) == []
         self.say(number, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2))
+        assert self.master.connected(BEATS_FROM + number, "10.0.0.1", 0.0) == []
+        self.say(BEATS_FROM + number, m.BeatHello(m.PROTOCOL_VERSION, "run", number))
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), by_leave=st.booleans())

@@ -29,8 +29,8 @@ WIRE = {
     "FlushReply": "flush ops",
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe round_trip_us",
-    "Beat": "",
-    "Welcome": "peer run term accepted_peers auth=",
+    "BeatHello": "protocol run peer auth=",
+    "Welcome": "peer run term accepted_peers auth= peer_timeout_s=",
     "Goodbye": "code reason",
     "Flush": "flush epoch",
     "Prepare": "view members rings commits= relink= lost=",
@@ -52,7 +52,7 @@ WIRE = {
     "BlockRequest": "tensor first count",
 }
 CHANNELS: list[Any] = [
-    *(m.FromPeer, m.FromMaster, m.Credential),
+    *(m.FromPeer, m.FromMaster, m.BeatAnswer, m.Credential),
     *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
 ]
 
@@ -61,8 +61,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_1() -> None:
-    assert m.PROTOCOL_VERSION == 1
+def test_layout_is_that_of_version_2() -> None:
+    assert m.PROTOCOL_VERSION == 2
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

@@ -596,3 +596,19 @@ def test_what_the_master_cannot_say(rig: Rig, before: object, lie: m.FromMaster)
 def test_what_the_master_cannot_say_before_the_first_view(lie: m.FromMaster) -> None:
     with pytest.raises(ProtocolError):
         Rig().machine.received(lie)
+
+
+# Signs of life.
+
+
+def test_welcome_starts_signs_of_life() -> None:
+    machine = ps.Peer(0, 1)
+    machine.received(m.Welcome(1, "run", 1, 0, peer_timeout_s=2.5))
+    assert machine.drain() == [ps.KeepBeats(2.5)]
+    assert machine.peer_timeout_s == 2.5
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_impossible_timeout_is_no_welcome(seconds: float) -> None:
+    with pytest.raises(ProtocolError, match="timeout"):
+        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, peer_timeout_s=seconds))

@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 3 };
+enum { PCCL_NATIVE_ABI = 4 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -205,6 +205,47 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
 int pccl_engine_end(pccl_engine *engine, uint64_t op, int commit);
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
+
+/* A beacon exchanges signs of life ("beats") over connected stream sockets from a thread of its own, and tells which
+ * other sides have fallen silent. It has nothing to do with an engine; beacon.c says how it works. Functions may be
+ * called from any thread, but create and destroy must not race with others; none waits for the network. */
+typedef struct pccl_beacon pccl_beacon;
+
+enum pccl_beacon_event_kind {
+    PCCL_BEACON_SILENT = 1, /* nothing was heard for the timeout */
+    PCCL_BEACON_CLOSED = 2 /* by the other side, by the system, or for breaking the rules */
+};
+
+/* The last thing said of a connection, which is closed by then. */
+typedef struct {
+    uint64_t connection;
+    uint32_t kind; /* enum pccl_beacon_event_kind */
+    uint32_t silent_ms; /* since something was heard last */
+    int32_t system_error; /* errno of the failed call, or 0 */
+    int32_t reserved;
+} pccl_beacon_event;
+
+/* Starts the thread. timeout_ms is at least 1. NULL on failure, with the reason in `error`. */
+pccl_beacon *pccl_beacon_create(uint32_t timeout_ms, char *error, size_t error_bytes);
+
+/* Stops the thread and closes every connection. */
+void pccl_beacon_destroy(pccl_beacon *beacon);
+
+/* As pccl_engine_forget_after_fork. */
+void pccl_beacon_forget_after_fork(pccl_beacon *beacon);
+
+/* Readable while events wait to be polled. */
+int pccl_beacon_event_fd(const pccl_beacon *beacon);
+
+/* As pccl_engine_poll_events. */
+int pccl_beacon_poll_events(pccl_beacon *beacon, pccl_beacon_event *events, int events_max);
+
+/* Adds a connected stream socket, which counts as heard from now, and takes ownership of it, also on failure.
+ * Connection numbers are the caller's and are never used twice. */
+int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd);
+
+/* Closes a connection and forgets what was to be told of it. Unknown ones are ignored. */
+void pccl_beacon_remove(pccl_beacon *beacon, uint64_t connection);
 
 /* Payload bytes per frame that suit an op of this size with either algorithm; every rank computes the
  * same. */

@@ -35,6 +35,13 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)",
     )
+    parser.add_argument(
+        "--peer-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long a peer may give no sign of life before the others go on without it, and the master before the "
+        "peers give it up (default: PCCL_PEER_TIMEOUT, else 5)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -51,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(number, stop)
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
-        node = MasterNode(listen_address=arguments.listen, token=token)
+        node = MasterNode(listen_address=arguments.listen, token=token, peer_timeout=arguments.peer_timeout)
         node.run()
     except (PCCLError, ValueError, OSError) as error:
         print(f"pccl master: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """The master: keeps membership, arbitrates outcomes, never touches payload.
 
-Events come in through `connected`, `received`, `disconnected` and `tick`; each returns the effects to carry out, in
-order. Within one control connection order is kept, and all arguments below rest on that.
+Events come in through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns the effects to carry
+out, in order. Within one control connection order is kept, and all arguments below rest on that.
 
 Views. `view` counts every membership that was prepared. A change runs through three stages:
 
@@ -20,6 +20,11 @@ algorithm (`Install.is_meshed`). One that does not stand costs nothing but that.
 A further loss during a change starts the stages it needs again; view numbers only grow. A pair that reports that it
 cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
 peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
+
+Silence. Beside its control connection each peer keeps one that carries nothing but signs of life. Who falls silent
+there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is one whose connection was closed and who
+has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
+is not admitted before it has one, so that whoever may hold up the others can be missed.
 
 Ops. See `ledger`. Peers start ops without asking; the master hears only of their ends. A verdict is made once and sent
 to each peer of the ring before anything that follows from it.
@@ -61,8 +66,10 @@ LONG_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class MasterOptions:
+    peer_timeout_s: float = 5.0
+    """How long a peer may give no sign of life."""
     hello_timeout_s: float = 10.0
-    """How long a connection may stay silent before it says Hello."""
+    """How long a connection may stay silent before it says Hello, and a peer then until its first sign of life."""
     answer_timeout_s: float = 90.0
     """How long an accepted peer may take to answer Flush or Prepare before it is evicted."""
     connections_max: int = 4096
@@ -88,13 +95,20 @@ class Close:
 
 
 @dataclass(frozen=True)
+class TakeBeats:
+    """Answer Accepted, and exchange nothing but signs of life from then on. Its end is `silent` or `disconnected`."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
 class Log:
     level: str
     """debug, info or warning."""
     text: str
 
 
-Effect = Send | Close | Log
+Effect = Send | Close | TakeBeats | Log
 
 
 @dataclass
@@ -129,6 +143,11 @@ class _Member:
     wait: _Wait | None = None
     asked_at: float | None = None
     """Since when an answer to Flush or Prepare is due."""
+    beats: int | None = None
+    """The connection that carries its signs of life."""
+    beats_due_at: float = 0.0
+    """While there is none: when there must be."""
+    has_beaten: bool = False
 
     def as_record(self) -> m.Member:
         return m.Member(
@@ -195,6 +214,8 @@ class Master:
         self._strangers: dict[int, tuple[str, float]] = {}
         """Connections without Hello: address and when they came."""
         self._peer_of: dict[int, int] = {}
+        self._beats: dict[int, int] = {}
+        """Connections for signs of life, and whose they are."""
         self._members: dict[int, _Member] = {}
         self._groups: dict[int, _Group] = {}
         self._admitting: set[int] = set()
@@ -216,7 +237,7 @@ class Master:
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         """A control connection was accepted from `host`."""
         self._now = now
-        if len(self._strangers) + len(self._members) >= self.options.connections_max:
+        if len(self._strangers) + len(self._members) + len(self._beats) >= self.options.connections_max:
             self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
             self._effects.append(Close(connection))
         else:
@@ -241,8 +262,24 @@ class Master:
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
         """The connection is gone, or what came over it was no message."""
         self._now = now
-        if self._strangers.pop(connection, None) is None and connection in self._peer_of:
+        self._strangers.pop(connection, None)
+        if connection in self._peer_of:
             self._remove(self._peer_of[connection], reason)
+            self._advance()
+        elif connection in self._beats:
+            member = self._members[self._beats.pop(connection)]
+            member.beats = None
+            member.beats_due_at = now + self.options.peer_timeout_s
+            self._log("info", f"{member}: its signs of life broke off: {reason}")
+        return self._drain()
+
+    def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
+        """No sign of life has come over this connection for so long. It is closed."""
+        self._now = now
+        peer = self._beats.pop(connection, None)
+        if peer is not None:
+            self._members[peer].beats = None
+            self._evict(peer, f"silent for {silent_s:.1f} s")
             self._advance()
         return self._drain()
 
@@ -256,6 +293,9 @@ class Master:
         for member in list(self._members.values()):
             if member.asked_at is not None and now >= member.asked_at + self.options.answer_timeout_s:
                 self._evict(member.peer, f"did not answer the master within {self.options.answer_timeout_s:g} s")
+            elif member.beats is None and now >= member.beats_due_at:
+                allowed_s = self.options.peer_timeout_s if member.has_beaten else self.options.hello_timeout_s
+                self._evict(member.peer, f"silent for {allowed_s:.1f} s")
         self._log_long_waits()
         self._advance()
         return self._drain()
@@ -269,6 +309,7 @@ class Master:
             for member in self._members.values()
             if member.asked_at is not None
         ]
+        times += [member.beats_due_at for member in self._members.values() if member.beats is None]
         times += [
             member.wait.since + LONG_WAIT_S
             for member in self._members.values()
@@ -286,6 +327,11 @@ class Master:
     def pending(self) -> list[int]:
         return [peer for peer, member in self._members.items() if not member.accepted]
 
+    @property
+    def admissible(self) -> list[int]:
+        """Those pending who show signs of life."""
+        return [peer for peer, member in self._members.items() if not member.accepted and member.has_beaten]
+
     def ring(self, group: int) -> list[int]:
         return list(self._groups[group].ring) if group in self._groups else []
 
@@ -297,6 +343,9 @@ class Master:
 
     def _stranger_said(self, connection: int, message: m.FromPeer) -> None:
         host, _ = self._strangers.pop(connection)
+        if isinstance(message, m.BeatHello):
+            self._beat_hello(connection, host, message)
+            return
         refusal = None
         if not isinstance(message, m.Hello):
             refusal = f"the first message must be Hello, not {type(message).__name__}"
@@ -322,9 +371,7 @@ class Master:
         elif len(self.pending) >= self.options.pending_max:
             refusal = f"{self.options.pending_max} peers wait to be accepted already; try again later"
         if refusal is not None:
-            self._log("warning", f"{host} refused: {refusal}")
-            self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal))
-            self._effects.append(Close(connection))
+            self._refuse(connection, host, refusal)
             return
         assert isinstance(message, m.Hello)
         peer = self._next_peer
@@ -332,8 +379,35 @@ class Master:
         hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
         self._members[peer] = _Member(peer, connection, message, hosts)
         self._peer_of[connection] = peer
-        self._say(connection, m.Welcome(peer, self.run, self.term, len(self.accepted)))
+        self._members[peer].beats_due_at = self._now + self.options.hello_timeout_s
+        accepted = len(self.accepted)
+        welcome = m.Welcome(peer, self.run, self.term, accepted, peer_timeout_s=self.options.peer_timeout_s)
+        self._say(connection, welcome)
         self._log("info", f"{self._members[peer]} from {host} wants to join group {message.group}")
+
+    def _beat_hello(self, connection: int, host: str, message: m.BeatHello) -> None:
+        member = self._members.get(message.peer)
+        if message.protocol != m.PROTOCOL_VERSION or message.run != self.run or member is None:
+            self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run")
+            return
+        if member.beats is not None:
+            # The peer has found it closed before we have.
+            self._close_beats(member)
+        self._beats[connection] = member.peer
+        member.beats = connection
+        member.has_beaten = True
+        self._effects.append(TakeBeats(connection))
+
+    def _close_beats(self, member: _Member) -> None:
+        if member.beats is not None:
+            del self._beats[member.beats]
+            self._effects.append(Close(member.beats))
+            member.beats = None
+
+    def _refuse(self, connection: int, host: str, reason: str) -> None:
+        self._log("warning", f"{host} refused: {reason}")
+        self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
+        self._effects.append(Close(connection))
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
         member = self._members[peer]
@@ -344,6 +418,7 @@ class Master:
     def _remove(self, peer: int, reason: str) -> None:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
+        self._close_beats(member)
         self._admitting.discard(peer)
         self._awaiting_ready.discard(peer)
         self._relink = {pair for pair in self._relink if peer not in pair}
@@ -399,9 +474,9 @@ class Master:
 
     def _admit_first(self) -> bool:
         """With nobody accepted there is nobody to call update_topology: whoever waits is admitted."""
-        if self._admitting or not self._members or self.accepted:
+        if self._admitting or not self.admissible or self.accepted:
             return False
-        self._admitting = set(self.pending)
+        self._admitting = set(self.admissible)
         return True
 
     def _step_view(self) -> bool:
@@ -639,9 +714,6 @@ class Master:
             pair = topology.pair(member.peer, other)
             probing.cost[pair] = max(probing.cost.get(pair, 0), microseconds)
 
-    def _on_beat(self, member: _Member, message: m.Beat) -> None:
-        pass
-
     # Joint calls.
 
     def _step_joint(self) -> bool:
@@ -654,11 +726,11 @@ class Master:
         if len(kinds) == 1:
             (kind,) = kinds
             if kind == Kind.ARE_PEERS_PENDING:
-                self._finish(accepted, kind, value=len(self.pending))
+                self._finish(accepted, kind, value=len(self.admissible))
                 return True
             if kind == Kind.UPDATE_TOPOLOGY and not self.is_changing and not self._updating:
                 self._updating = True
-                self._admitting = set(self.pending)
+                self._admitting = set(self.admissible)
                 if not self._admitting:
                     self._updating = False
                     self._finish(accepted, kind)
@@ -872,9 +944,8 @@ class Master:
         m.FlushReply: _on_flush_reply,
         m.SyncReport: _on_sync_report,
         m.Probes: _on_probes,
-        m.Beat: _on_beat,
     }
-    _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkLost, m.Beat})
+    _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkLost})
 
 
 @dataclass

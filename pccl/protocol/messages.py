@@ -7,7 +7,7 @@ is not enough.
 `auth` of an opening is the dialer's nonce, empty without a token; `auth` says what follows from it.
 
 Reserved room: `Welcome.auth` and `Accepted.auth`, `Hello.testimony` and `Welcome.term` (a successor of a dead
-master), `Beat` (silence), `Prepare.relink` (a link between two live peers that must be made anew).
+master).
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ import msgspec
 
 from pccl.types import Result
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+
+PEER_TIMEOUT_S_MIN = 0.1
+PEER_TIMEOUT_S_MAX = 86400.0
+"""Bounds of `Welcome.peer_timeout_s`."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS}
 """The codes that may say why something failed."""
@@ -122,6 +126,17 @@ class Hello(Message, frozen=True):
     testimony: Any = None
 
 
+class BeatHello(Message, frozen=True):
+    """The first and only message on a peer's second connection to the master, which carries signs of life: after
+    `Accepted`, each side sends a byte every so often. The peer makes it upon Welcome, and anew whenever it is closed.
+    """
+
+    protocol: int
+    run: str
+    peer: int
+    auth: bytes = b""
+
+
 class Leave(Message, frozen=True):
     reason: Reason = ""
 
@@ -205,10 +220,6 @@ class Probes(Message, frozen=True):
     round_trip_us: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PEERS_MAX)]
 
 
-class Beat(Message, frozen=True):
-    """A sign of life, in both directions."""
-
-
 # Master to peer.
 
 
@@ -221,6 +232,8 @@ class Welcome(Message, frozen=True):
     accepted_peers: int
     """How many peers are in the run already: 0 means that you are admitted at once."""
     auth: bytes = b""
+    peer_timeout_s: float = 5.0
+    """Whoever is silent for longer counts as lost, on either side."""
 
 
 class Goodbye(Message, frozen=True):
@@ -303,6 +316,7 @@ class Probe(Message, frozen=True):
 
 FromPeer = (
     Hello
+    | BeatHello
     | Leave
     | JointCall
     | JointCancel
@@ -314,9 +328,8 @@ FromPeer = (
     | FlushReply
     | SyncReport
     | Probes
-    | Beat
 )
-FromMaster = Welcome | Goodbye | Flush | Prepare | Install | OpsCommit | OpAbort | JointResult | SyncPlan | Probe | Beat
+FromMaster = Welcome | Goodbye | Flush | Prepare | Install | OpsCommit | OpAbort | JointResult | SyncPlan | Probe
 
 
 # On every connection between its opening and the answer to that, if both sides have a token: see `auth`.
@@ -404,8 +417,9 @@ class BlockRequest(Message, frozen=True):
 
 PeerOpening = LinkHello | StateHello | PingHello
 PeerAnswer = Accepted | Rejected
+BeatAnswer = Accepted | Goodbye
 Credential = Challenge | Proof
-Opening = Hello | PeerOpening
+Opening = Hello | BeatHello | PeerOpening
 """All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind, OpRef
 from pccl.protocol.topology import linked_peers, neighbours
 from pccl.types import Result
 
@@ -173,8 +173,17 @@ class Log:
     text: str
 
 
+@dataclass(frozen=True)
+class KeepBeats:
+    """Exchange signs of life with the master over a connection of their own, made anew when closed. After `timeout_s`
+    of silence: `master_lost`."""
+
+    timeout_s: float
+
+
 Effect = (
     ToMaster
+    | KeepBeats
     | SubmitOp
     | FreezeOps
     | EndOp
@@ -246,6 +255,8 @@ class Peer:
         self.connections = connections
         self.peer = 0
         self.run = ""
+        self.peer_timeout_s = 0.0
+        """The master has said how long a silence means a loss; 0 before."""
         self.view: View | None = None
         self.is_over = False
         self._effects: list[Effect] = []
@@ -359,8 +370,12 @@ class Peer:
     def _on_welcome(self, message: m.Welcome) -> None:
         if self.peer:
             raise ProtocolError("a second Welcome")
+        if not PEER_TIMEOUT_S_MIN <= message.peer_timeout_s <= PEER_TIMEOUT_S_MAX:
+            raise ProtocolError(f"a peer timeout of {message.peer_timeout_s} s")
         self.peer = message.peer
         self.run = message.run
+        self.peer_timeout_s = message.peer_timeout_s
+        self._effects.append(KeepBeats(self.peer_timeout_s))
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
         code = Result(message.code) if message.code in m.FAILURES else Result.MASTER_CONNECTION_FAILED
@@ -484,9 +499,6 @@ class Peer:
     def _on_probe(self, message: m.Probe) -> None:
         members = [self._members[peer] for peer in message.peers if peer in self._members]
         self._effects.append(RunProbe(message.probe, members))
-
-    def _on_beat(self, message: m.Beat) -> None:
-        pass
 
     # What the engine reports.
 
@@ -761,5 +773,4 @@ class Peer:
         m.JointResult: _on_joint_result,
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,
-        m.Beat: _on_beat,
     }

@@ -1,6 +1,6 @@
 """The C engine as the session sees it: plain numbers in, a batch of events out.
 
-The one place where `pccl._native` is touched outside of tests. Methods may be called from any thread except where they
+Methods may be called from any thread except where they
 say otherwise; none waits for the network.
 """
 
@@ -12,17 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pccl._native import ffi, lib
+from pccl.runtime.extension import ffi, lib
+from pccl.runtime.extension import text as _text
 from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
-ABI = 3
 EVENTS_MAX = 256
-
-if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
-    raise ImportError(
-        f"pccl._native was built for interface {lib.pccl_native_abi()}, this pccl needs {ABI}: reinstall with "
-        f"pip install ."
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +262,3 @@ def _describe(shape: Any) -> str:
             text += f" in blocks of {shape.quantization_block}"
     algorithm = name(ReduceAlgorithm, shape.algorithm)
     return text + f" ({algorithm}, world {shape.world_size}, segments of {shape.segment_bytes} bytes)"
-
-
-def _text(chars: Any) -> str:
-    raw: bytes = ffi.string(chars)
-    return raw.decode("utf-8", "replace")

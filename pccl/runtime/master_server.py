@@ -1,4 +1,8 @@
-"""Runs a `Master` over TCP: one task reads each control connection, one sends its backlog, one watches the clock."""
+"""Runs a `Master` over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
+
+A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
+else keeps this process busy; one task hears of those that fall silent.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, harmless
-from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
+from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send, TakeBeats
 from pccl.runtime import addresses, handshake
+from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.wire import ConnectionLost, ControlConnection
 from pccl.types import Result
@@ -30,19 +35,24 @@ FAREWELL_S = 2.0
 class _Client:
     connection: ControlConnection[m.FromPeer]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_for_beats: bool = False
 
 
 class MasterServer:
     """One run on one listening socket. `serve` returns when it is cancelled. With a `token`, only those who know it
-    are let in."""
+    are let in. OSError if the system denies a thread."""
 
     def __init__(self, listener: socket.socket, options: MasterOptions | None = None, token: str = "") -> None:
         self._listener = listener
         self._token = token
-        self._machine = Master(secrets.token_hex(8), options)
+        self._options = options or MasterOptions()
+        self._machine = Master(secrets.token_hex(8), self._options)
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
         self._strangers = Strangers()
+        self._beacon = Beacon(self._options.peer_timeout_s)
+        self._beating: set[int] = set()
+        """Connections that the beacon has."""
         self._next_connection = 1
         self._timer_changed = trio.Event()
 
@@ -54,6 +64,7 @@ class MasterServer:
     def forget_after_fork(self) -> None:
         """In a forked child: closes its copies, so that the parent's death is still seen by all peers."""
         self._listener.close()
+        self._beacon.forget_after_fork()
         for client in self._clients.values():
             client.connection.forget_after_fork()
 
@@ -61,6 +72,7 @@ class MasterServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_clock)
+                nursery.start_soon(self._watch_beats)
                 starved = False
                 while True:
                     await trio.lowlevel.wait_readable(self._listener.fileno())
@@ -80,12 +92,14 @@ class MasterServer:
                     nursery.start_soon(self._serve_connection, sock, sockaddr)
         finally:
             self._listener.close()
+            self._beacon.close()
 
     async def _serve_connection(self, sock: socket.socket, sockaddr: tuple[str, int]) -> None:
         number = self._next_connection
         self._next_connection += 1
         try:
             connection: ControlConnection[m.FromPeer] = ControlConnection(sock, m.FromPeer, OPENING_BYTES_MAX)
+            connection.bound_silence(self._options.peer_timeout_s)
         except OSError:
             sock.close()
             return
@@ -95,10 +109,13 @@ class MasterServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.run_sender)
                 self._carry_out(self._machine.connected(number, host, trio.current_time()))
-                reason = "closed by the master"
+                reason: str | None = "closed by the master"
                 with client.reading:
-                    reason = await self._read(number, connection, host, sockaddr[1])
-                if self._clients.pop(number, None) is not None:
+                    reason = await self._read(number, client, host, sockaddr[1])
+                if reason is None:
+                    del self._clients[number]
+                    nursery.cancel_scope.cancel()
+                elif self._clients.pop(number, None) is not None:
                     logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
                     self._carry_out(self._machine.disconnected(number, reason, trio.current_time()))
                 connection.finish()
@@ -107,8 +124,9 @@ class MasterServer:
             self._clients.pop(number, None)
             connection.close()
 
-    async def _read(self, number: int, connection: ControlConnection[m.FromPeer], host: str, port: int) -> str:
-        """Feeds the machine until the connection ends; returns how it did."""
+    async def _read(self, number: int, client: _Client, host: str, port: int) -> str | None:
+        """Feeds the machine until the connection ends; returns how it did, None if the beacon has it."""
+        connection = client.connection
         messages: list[m.FromPeer] | None = None
         while True:
             try:
@@ -124,6 +142,13 @@ class MasterServer:
                 return str(error)
             for message in messages:
                 self._carry_out(self._machine.received(number, message, trio.current_time()))
+            if client.is_for_beats:
+                try:
+                    self._beacon.add(number, connection.detach())
+                except (ConnectionLost, OSError) as error:
+                    return str(error)
+                self._beating.add(number)
+                return None
 
     async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> m.FromPeer:
         """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
@@ -132,7 +157,7 @@ class MasterServer:
             try:
                 body = await connection.receive_body()
                 opening: m.FromPeer = decode_body(body, m.FromPeer)
-                if isinstance(opening, m.Hello):
+                if isinstance(opening, m.Hello | m.BeatHello):
                     await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
                     connection.trust()
                 return opening
@@ -145,6 +170,9 @@ class MasterServer:
         for effect in effects:
             if isinstance(effect, Send):
                 outgoing.setdefault(effect.connection, []).append(effect.message)
+            elif isinstance(effect, TakeBeats):
+                self._clients[effect.connection].is_for_beats = True
+                outgoing.setdefault(effect.connection, []).append(m.Accepted())
             elif isinstance(effect, Log):
                 logger.log(LEVELS[effect.level], "%s", harmless(effect.text, LOG_CHARACTERS_MAX))
         for number, messages in outgoing.items():
@@ -157,7 +185,20 @@ class MasterServer:
         for effect in effects:
             if isinstance(effect, Close) and effect.connection in self._clients:
                 self._clients.pop(effect.connection).reading.cancel()
+            elif isinstance(effect, Close) and effect.connection in self._beating:
+                self._beating.discard(effect.connection)
+                self._beacon.remove(effect.connection)
         self._timer_changed.set()
+
+    async def _watch_beats(self) -> None:
+        while True:
+            for event in await self._beacon.events():
+                self._beating.discard(event.connection)
+                now = trio.current_time()
+                if isinstance(event, Silent):
+                    self._carry_out(self._machine.silent(event.connection, event.silent_s, now))
+                else:
+                    self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
 
     async def _watch_clock(self) -> None:
         while True:

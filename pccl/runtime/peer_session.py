@@ -31,6 +31,7 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, encode
 from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
+from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.latch import Latch
 from pccl.runtime.state_transfer import Transfer, TransferError
 from pccl.runtime.strangers import Strangers
@@ -179,6 +180,7 @@ class PeerSession:
         self._calls: dict[int, _PendingCall] = {}
         self._syncing: _Syncing | None = None
         self._making: dict[int, trio.CancelScope] = {}
+        self._beacon: Beacon | None = None
         self._heard_master = trio.Event()
         self._timer_changed = trio.Event()
         self._timer_deadline = float("inf")
@@ -276,6 +278,8 @@ class PeerSession:
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
         )
         self._engine.forget_after_fork()
+        if self._beacon is not None:
+            self._beacon.forget_after_fork()
         self._connection.forget_after_fork()
         self._listener.close()
         for op in [*self._launches, *self._ops.values()]:
@@ -330,6 +334,8 @@ class PeerSession:
         """Frees what is left, after all tasks have ended."""
         self._connection.close()
         self._listener.close()
+        if self._beacon is not None:
+            self._beacon.close()
         self._engine.close()
         for op in list(self._ops.values()):
             # Only after an internal error: the engine has restored the buffers when it was closed.
@@ -504,6 +510,19 @@ class PeerSession:
     def _session_ended(self, effect: ps.Ended) -> None:
         logger.info("session over: %s", effect.reason)
         self._fail(effect.code, effect.reason)
+
+    def _keep_beats(self, effect: ps.KeepBeats) -> None:
+        self._connection.bound_silence(effect.timeout_s)
+        self._spawn(self._beat, effect.timeout_s)
+
+    async def _beat(self, timeout_s: float) -> None:
+        host, port = self._master_host, self._connection.remote_address[1]
+        hello = m.BeatHello(m.PROTOCOL_VERSION, self._machine.run, self._machine.peer)
+        token = self._options.token
+        self._beacon = Beacon(timeout_s)
+        reason = await keep_beats(self._beacon, lambda: dial_beats((host, port), hello, token), timeout_s)
+        self._machine.master_lost(f"the master at {addresses.join(host, port)} {reason}")
+        self._pump()
 
     def _log(self, effect: ps.Log) -> None:
         logger.log(LEVELS[effect.level], "%s", effect.text)
@@ -738,6 +757,7 @@ class PeerSession:
         ps.RunProbe: _run_probe,
         ps.Installed: _installed,
         ps.Ended: _session_ended,
+        ps.KeepBeats: _keep_beats,
         ps.Log: _log,
     }
 

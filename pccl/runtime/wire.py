@@ -18,6 +18,8 @@ from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, decode
 from pccl.protocol.messages import Message
 
 RECEIVE_BYTES = 64 * 1024
+STUCK_TIMEOUTS = 2.0
+"""For how many peer timeouts the system may go without an acknowledgement of what was sent."""
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 M = TypeVar("M")
@@ -47,6 +49,15 @@ class ControlConnection(Generic[M]):
         self._wake = trio.Event()
         self._sender_ended = trio.Event()
         self._closing = False
+
+    def bound_silence(self, timeout_s: float) -> None:
+        """Has the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`:
+        a network that carries signs of life, but not this connection. The multiple leaves room for a retransmission
+        timer that a short outage has doubled a few times. Where the system has no such option, nothing happens."""
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = round(STUCK_TIMEOUTS * timeout_s * 1000)
+            with suppress(OSError):
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def send(self, messages: list[Message]) -> None:
         """Never waits and never raises: a broken connection is found by `receive`."""
@@ -131,6 +142,15 @@ class ControlConnection(Generic[M]):
     def trust(self) -> None:
         """The other side is known: its messages may be large."""
         self._decoder.trust()
+
+    def detach(self) -> int:
+        """Gives the descriptor away. ConnectionLost if something is left to be sent, or has come that was not asked
+        for. No task may be in `receive`."""
+        if self._backlog or self._decoder.buffered_bytes:
+            raise ConnectionLost("more was said than asked for")
+        self._closing = True
+        self._wake.set()
+        return self._sock.detach()
 
     @property
     def remote_address(self) -> Any:

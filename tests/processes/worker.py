@@ -7,6 +7,7 @@ process says "begun", carries it out in its main thread, and answers with the va
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -232,15 +233,19 @@ class Member:
 
     # The process itself.
 
-    def listen(self) -> str:
+    def listen(self, peer_timeout: float | None = None) -> str:
         """Runs a master."""
-        self.node = MasterNode("127.0.0.1:0")
+        self.node = MasterNode("127.0.0.1:0", peer_timeout=peer_timeout)
         self.node.run()
         return self.node.address
 
     def wait_for_master(self) -> None:
         assert self.node is not None
         self.node.wait()
+
+    def hold_python(self, seconds: int) -> None:
+        """Lets no other thread run Python code meanwhile."""
+        ctypes.PyDLL(None).sleep(seconds)
 
     def cpu_s(self) -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -54,6 +54,16 @@ class Node:
     is_alive: bool = True
     is_frozen: bool = False
     """Stopped, as by SIGSTOP: what it has sent still travels."""
+    is_hung: bool = False
+    """It is frozen but for its signs of life, as by code that lets no other thread into Python."""
+    beats: int = 0
+    """The connection that carries its signs of life, 0 if there is none."""
+    beats_timeout_s: float | None = None
+    """Since its Welcome."""
+    heard_at: float = 0.0
+    """When a sign of life of it last got to the master."""
+    master_heard_at: float = 0.0
+    """When it was last reached by one of the master."""
     is_hung_up_on: bool = False
     """The master's end of the control connection is closed; so says the last thing in its inbox."""
     is_known: bool = True

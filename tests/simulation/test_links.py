@@ -131,7 +131,7 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
     world.run()
     calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
     world.run_until(lambda: world.master.is_changing)
-    world.freeze(c)
+    world.hang(c)
     world.run()  # n1 gives up waiting for n3 to dial
     assert isinstance(world.said[-1][1], m.LinksReady)
     assert world.said[-1][1].failed

@@ -100,7 +100,7 @@ def test_incumbent_lost_while_a_newcomer_is_admitted(world: World) -> None:
 def test_peer_that_does_not_answer_a_flush_is_evicted(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     op = world.launch(a, TAG)
-    world.freeze(b)
+    world.hang(b)
     world.kill(c)
     world.run()
     assert op not in a.results
@@ -119,7 +119,7 @@ def test_newcomer_that_does_not_answer_is_evicted(world: World) -> None:
     (a,) = world.join(0)
     b = world.add(1)
     world.run()
-    world.freeze(b)
+    world.hang(b)
     call = world.joint(a, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert call not in a.calls

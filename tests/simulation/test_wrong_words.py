@@ -92,7 +92,6 @@ LATE_OR_STALE = {
     "cancel": m.JointCancel(77),
     "report": m.SyncReport(77, False, "?", [(1, "?")]),
     "probes": m.Probes(77, [(1, 5)]),
-    "beat": m.Beat(),
 }
 
 

@@ -6,10 +6,14 @@ Time is a number that the test moves. `World.step` delivers one pending thing, c
 What is pretended:
 
     control connections   byte queues that may be cut anywhere, lose their tail, or break, on each end at its own time
+    signs of life         none travel; when time passes, it is looked up who could have heard whom, and since when not
     links                 `Wire`s, dialled, offered, accepted and closed one by one; a closed wire breaks its link
     the engine            an op is done once every rank has submitted it with equal arguments over links that stand on
                           both ends; reports reach the machine in the order they happened, in batches
     shared state          a root and a revision; a fetch copies a donor's root
+
+Nodes and the master may freeze, and nothing may get from one of them to another for a while (`block`, `cut`, `heal`;
+the master is called "master" there). What was sent before waits, as TCP would have it.
 
 What the machines do is watched by `checks` at every step. `World.check_rest` looks for what hangs.
 """
@@ -33,6 +37,9 @@ TAG = 5
 LINK_TIMEOUT_S = 10.0
 """As the runtime's."""
 BATCH_MAX = 4
+MASTER = "master"
+BEATS_FROM = 1_000_000
+"""Connections for signs of life are numbered from here."""
 
 
 class World:
@@ -45,6 +52,12 @@ class World:
         self.master = ms.Master("run-1", options)
         self.nodes: list[Node] = []
         self.by_connection: dict[int, Node] = {}
+        self.blocked: set[tuple[str, str]] = set()
+        """From whom nothing gets to whom."""
+        self.is_master_frozen = False
+        self._beats: dict[int, Node] = {}
+        """Connections for signs of life that the master knows."""
+        self._next_beats = BEATS_FROM
         self.decoders: dict[int, Decoder[m.FromPeer]] = {}
         self.log: list[str] = []
         self.unreachable: set[frozenset[str]] = set()
@@ -91,6 +104,7 @@ class World:
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
         """As by SIGKILL. What it had sent still arrives, but for the last `lost_bytes`."""
+        self._note_heard()
         node.is_alive = False
         self._hang_up(node, lost_bytes)
         node.submitted.clear()
@@ -107,11 +121,45 @@ class World:
             node.inbox.append(b"")
 
     def freeze(self, node: Node) -> None:
+        self._note_heard()
         node.is_frozen = True
 
+    def hang(self, node: Node) -> None:
+        """It does nothing, but gives signs of life. Ends by `thaw`."""
+        self._note_heard()
+        node.is_frozen = node.is_hung = True
+
     def thaw(self, node: Node) -> None:
-        node.is_frozen = False
+        node.is_frozen = node.is_hung = False
+        node.master_heard_at = self.now  # one who was away blames nobody
         self._answer_knocks(node)
+
+    def freeze_master(self) -> None:
+        self._note_heard()
+        self.is_master_frozen = True
+
+    def thaw_master(self) -> None:
+        self.is_master_frozen = False
+        for node in self._beats.values():
+            node.heard_at = self.now
+
+    def block(self, a: Node | str, b: Node | str) -> None:
+        """Nothing gets from `a` to `b` any more."""
+        self._note_heard()
+        self.blocked.add((str(a), str(b)))
+
+    def cut(self, a: Node | str, b: Node | str) -> None:
+        self.block(a, b)
+        self.block(b, a)
+
+    def isolate(self, node: Node) -> None:
+        """As by pulling its cable."""
+        for other in [MASTER, *(other for other in self.nodes if other is not node)]:
+            self.cut(node, other)
+
+    def heal(self) -> None:
+        self._note_heard()
+        self.blocked.clear()
 
     def break_link(self, a: Node, b: Node) -> None:
         """Resets a connection between two peers; each end finds it at its own time."""
@@ -173,7 +221,7 @@ class World:
                 ]
                 if not due:
                     return
-                self.wait(max(0.0, min(due) - self.now))
+                self.wait(max(0.0, min(due + self._silence_due()) - self.now))
         raise AssertionError("the run does not come to rest")
 
     def run_until(self, condition: Callable[[], object], steps_max: int = 100_000) -> None:
@@ -187,9 +235,11 @@ class World:
     def wait(self, seconds: float) -> None:
         """Moves the clock and lets every timer fire."""
         self.now += seconds
-        self._master(self.master.tick(self.now))
-        deadline = self.master.deadline()
-        assert deadline is None or deadline > self.now
+        self._pass_silence()
+        if not self.is_master_frozen:
+            self._master(self.master.tick(self.now))
+            deadline = self.master.deadline()
+            assert deadline is None or deadline > self.now
         for node in self.alive:
             if node.is_frozen:
                 continue
@@ -254,9 +304,9 @@ class World:
         """Delivers one pending thing; False if there is none."""
         choices: list[tuple[Callable[[Node], None], Node]] = []
         for node in self.nodes:
-            if node.outbox:
+            if node.outbox and self._gets_through(node, MASTER):
                 choices.append((self._deliver_to_master, node))
-            if node.inbox and node.is_reachable and not node.is_frozen:
+            if node.inbox and node.is_reachable and not node.is_frozen and self._gets_through(MASTER, node):
                 choices.append((self._deliver_to_peer, node))
             if node.reports and node.is_alive and not node.is_frozen:
                 choices.append((self._deliver_reports, node))
@@ -341,6 +391,77 @@ class World:
             else:
                 node.machine.link_lost(number, "connection reset")
         self._peer(node)
+
+    # Signs of life.
+
+    def _gets_through(self, a: Node | str, b: Node | str) -> bool:
+        return (str(a), str(b)) not in self.blocked and not (self.is_master_frozen and b == MASTER)
+
+    def _note_heard(self) -> None:
+        """To be called before anything changes that has to do with who hears whom."""
+        for node in self.nodes:
+            if self._is_heard(node):
+                node.heard_at = self.now
+            if self._hears(node):
+                node.master_heard_at = self.now
+
+    def _is_heard(self, node: Node) -> bool:
+        is_beating = node.is_reachable and (node.is_hung or not node.is_frozen)
+        return node.beats != 0 and is_beating and self._gets_through(node, MASTER)
+
+    def _hears(self, node: Node) -> bool:
+        return node.beats != 0 and not self.is_master_frozen and self._gets_through(MASTER, node)
+
+    def _silence_due(self) -> list[float]:
+        """When somebody will have been silent for too long, as things are."""
+        self._note_heard()
+        due = []
+        for node in self.alive:
+            if node.beats_timeout_s is not None and not self._is_heard(node) and not self.is_master_frozen:
+                due.append(node.heard_at + node.beats_timeout_s)
+            if node.beats_timeout_s is not None and not self._hears(node) and not node.is_frozen:
+                due.append(node.master_heard_at + node.beats_timeout_s)
+        return [at for at in due if at > self.now]
+
+    def _pass_silence(self) -> None:
+        self._note_heard()
+        for connection, node in list(self._beats.items()):
+            timeout_s = node.beats_timeout_s
+            silent_s = self.now - node.heard_at
+            if timeout_s is not None and silent_s >= timeout_s and not self.is_master_frozen:
+                self._lose_beats(connection)
+                self._master(self.master.silent(connection, silent_s, self.now))
+        for node in self.alive:
+            if node.beats_timeout_s is None or node.is_frozen:
+                continue
+            if self.now - node.master_heard_at >= node.beats_timeout_s:
+                node.machine.master_lost(f"the master was silent for {self.now - node.master_heard_at:.1f} s")
+                self._peer(node)
+            elif not node.beats:
+                self._later(node, lambda node=node: self._dial_beats(node))  # type: ignore[misc]
+
+    def _dial_beats(self, node: Node) -> None:
+        through = self._gets_through(node, MASTER) and self._gets_through(MASTER, node)
+        if node.beats or not node.is_reachable or not through:
+            return
+        connection = self._next_beats
+        self._next_beats += 1
+        self._beats[connection] = node
+        self._master(self.master.connected(connection, f"10.0.0.{node.connection}", self.now))
+        hello = m.BeatHello(m.PROTOCOL_VERSION, node.machine.run, node.machine.peer)
+        self._master(self.master.received(connection, hello, self.now))
+
+    def _lose_beats(self, connection: int) -> None:
+        node = self._beats.pop(connection)
+        if node.beats == connection:
+            node.beats = 0
+
+    def break_beats(self, node: Node) -> None:
+        """Resets its connection for signs of life. It makes another when time passes."""
+        if node.beats:
+            connection = node.beats
+            self._lose_beats(connection)
+            self._master(self.master.disconnected(connection, "connection reset", self.now))
 
     # Links.
 
@@ -526,6 +647,10 @@ class World:
             if isinstance(effect, ms.Log):
                 self.log.append(effect.text)
                 continue
+            if effect.connection >= BEATS_FROM:
+                self._answer_beats(effect)
+                continue
+            assert not isinstance(effect, ms.TakeBeats)
             node = self.by_connection[effect.connection]
             assert node.is_known, f"{effect} to {node}, which is gone"
             if isinstance(effect, ms.Close):
@@ -541,6 +666,14 @@ class World:
             if not node.is_hung_up_on:
                 node.inbox.append(encode(effect.message))
         self.checks.joint_results(results, [node for node in accepted if node.is_known])
+
+    def _answer_beats(self, effect: ms.Send | ms.Close | ms.TakeBeats) -> None:
+        node = self._beats[effect.connection]
+        if isinstance(effect, ms.TakeBeats):
+            node.beats = effect.connection
+            node.heard_at = node.master_heard_at = self.now
+        elif isinstance(effect, ms.Close):
+            self._lose_beats(effect.connection)
 
     def _peer(self, node: Node) -> None:
         if not node.is_alive:
@@ -559,6 +692,10 @@ class World:
                 assert node.in_call not in m.Kind.EXCLUSIVE or not node.machine.open_ops
             elif isinstance(effect.message, m.LinksReady):
                 node.ready = effect.message.view
+        elif isinstance(effect, ps.KeepBeats):
+            node.beats_timeout_s = effect.timeout_s
+            node.master_heard_at = self.now
+            self._later(node, lambda: self._dial_beats(node))
         elif isinstance(effect, ps.SubmitOp):
             self._submit(node, effect)
         elif isinstance(effect, ps.FreezeOps):

@@ -1,0 +1,286 @@
+/* Beacons against each other and against sockets that behave badly. Limits of time are only lower bounds, or what a
+ * hanging test gives up after. */
+#include "pccl_native.h"
+
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TIMEOUT_MS = 400, LONG_MS = 600000, HANG_MS = 20000 };
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static pccl_beacon *beacon(uint32_t timeout_ms)
+{
+    char error[256] = "";
+    pccl_beacon *made = pccl_beacon_create(timeout_ms, error, sizeof error);
+    CHECK_MSG(made != NULL, "%s", error);
+    return made;
+}
+
+static int pair(int fds[2]) { return socketpair(AF_UNIX, SOCK_STREAM, 0, fds); }
+
+/* The next event, or kind 0 if there is none within the limit. */
+static pccl_beacon_event next_event(pccl_beacon *from, int limit_ms)
+{
+    pccl_beacon_event event;
+    memset(&event, 0, sizeof event);
+    struct pollfd news = {.fd = pccl_beacon_event_fd(from), .events = POLLIN, .revents = 0};
+    if (poll(&news, 1, limit_ms) == 1)
+        CHECK(pccl_beacon_poll_events(from, &event, 1) == 1);
+    return event;
+}
+
+static int has_news(pccl_beacon *from)
+{
+    struct pollfd news = {.fd = pccl_beacon_event_fd(from), .events = POLLIN, .revents = 0};
+    return poll(&news, 1, 0) == 1;
+}
+
+static void test_those_who_beat_are_alive(void)
+{
+    int fds[2];
+    pccl_beacon *a = beacon(TIMEOUT_MS);
+    pccl_beacon *b = beacon(TIMEOUT_MS);
+    REQUIRE(a != NULL && b != NULL && pair(fds) == 0);
+    CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
+    CHECK(pccl_beacon_add(b, 2, fds[1]) == PCCL_OK);
+    CHECK(next_event(a, 4 * TIMEOUT_MS).kind == 0);
+    CHECK(!has_news(b));
+    pccl_beacon_destroy(a);
+    pccl_beacon_event event = next_event(b, HANG_MS);
+    CHECK(event.kind == PCCL_BEACON_CLOSED && event.connection == 2 && event.system_error == 0);
+    pccl_beacon_destroy(b);
+}
+
+static void test_silence_is_told_once_and_closes(void)
+{
+    int fds[2];
+    char byte;
+    pccl_beacon *a = beacon(TIMEOUT_MS);
+    REQUIRE(a != NULL && pair(fds) == 0);
+    int64_t start_ms = now_ms();
+    CHECK(pccl_beacon_add(a, UINT64_C(1) << 40, fds[0]) == PCCL_OK);
+    pccl_beacon_event event = next_event(a, HANG_MS);
+    CHECK(event.kind == PCCL_BEACON_SILENT && event.connection == UINT64_C(1) << 40 && event.system_error == 0);
+    CHECK(now_ms() - start_ms >= TIMEOUT_MS);
+    CHECK(event.silent_ms >= TIMEOUT_MS);
+    ssize_t n;
+    while ((n = read(fds[1], &byte, 1)) > 0)
+        CHECK(byte == 'b');
+    CHECK(n == 0);
+    CHECK(next_event(a, 2 * TIMEOUT_MS).kind == 0);
+    close(fds[1]);
+    pccl_beacon_destroy(a);
+}
+
+static void test_one_who_never_reads_is_heard_as_long_as_it_beats(void)
+{
+    int fds[2];
+    int small = 1;
+    char fill[4096] = {0};
+    pccl_beacon *a = beacon(TIMEOUT_MS);
+    REQUIRE(a != NULL && pair(fds) == 0);
+    CHECK(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
+    CHECK(fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
+    while (write(fds[0], fill, sizeof fill) > 0 || write(fds[0], fill, 1) > 0)
+        ;
+    CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
+    for (int64_t until_ms = now_ms() + 3 * TIMEOUT_MS; now_ms() < until_ms;) {
+        CHECK(write(fds[1], "b", 1) == 1);
+        CHECK(next_event(a, TIMEOUT_MS / 10).kind == 0);
+    }
+    CHECK(next_event(a, HANG_MS).kind == PCCL_BEACON_SILENT);
+    close(fds[1]);
+    pccl_beacon_destroy(a);
+}
+
+static void test_what_is_no_beat_closes(void)
+{
+    int fds[2];
+    pccl_beacon *a = beacon(LONG_MS);
+    REQUIRE(a != NULL && pair(fds) == 0);
+    CHECK(pccl_beacon_add(a, 7, fds[0]) == PCCL_OK);
+    CHECK(write(fds[1], "bbx", 3) == 3);
+    pccl_beacon_event event = next_event(a, HANG_MS);
+    CHECK(event.kind == PCCL_BEACON_CLOSED && event.connection == 7 && event.system_error == EPROTO);
+    close(fds[1]);
+    pccl_beacon_destroy(a);
+}
+
+static void test_removal_closes_without_a_word(void)
+{
+    int fds[2];
+    int others[2];
+    char byte;
+    pccl_beacon *a = beacon(LONG_MS);
+    REQUIRE(a != NULL && pair(fds) == 0 && pair(others) == 0);
+    CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
+    CHECK(pccl_beacon_add(a, 2, others[0]) == PCCL_OK);
+    pccl_beacon_remove(a, 1);
+    pccl_beacon_remove(a, 1);
+    pccl_beacon_remove(a, 9);
+    CHECK(read(fds[1], &byte, 1) == 1 && read(fds[1], &byte, 1) == 0);
+    close(others[1]);
+    struct pollfd news = {.fd = pccl_beacon_event_fd(a), .events = POLLIN, .revents = 0};
+    CHECK(poll(&news, 1, HANG_MS) == 1);
+    pccl_beacon_remove(a, 2);
+    CHECK(!has_news(a));
+    close(fds[1]);
+    pccl_beacon_destroy(a);
+}
+
+static void test_many_events_are_collected_piecemeal(void)
+{
+    enum { MANY = 40 };
+    int fds[2];
+    int seen[MANY] = {0};
+    pccl_beacon *a = beacon(LONG_MS);
+    REQUIRE(a != NULL);
+    for (uint64_t i = 0; i < MANY; i++) {
+        REQUIRE(pair(fds) == 0);
+        close(fds[1]);
+        CHECK(pccl_beacon_add(a, i, fds[0]) == PCCL_OK);
+    }
+    for (int count = 0; count < MANY;) {
+        pccl_beacon_event events[3];
+        struct pollfd news = {.fd = pccl_beacon_event_fd(a), .events = POLLIN, .revents = 0};
+        REQUIRE(poll(&news, 1, HANG_MS) == 1);
+        int n = pccl_beacon_poll_events(a, events, 3);
+        REQUIRE(n > 0 && n <= 3);
+        for (int i = 0; i < n; i++)
+            CHECK(events[i].connection < MANY && seen[events[i].connection]++ == 0);
+        count += n;
+    }
+    CHECK(!has_news(a));
+    pccl_beacon_destroy(a);
+}
+
+/* Stops this process for a while. */
+static void sleep_stopped(int milliseconds)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        kill(getppid(), SIGSTOP);
+        poll(NULL, 0, milliseconds);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    int status;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+}
+
+static void test_one_who_was_stopped_itself_blames_nobody(void)
+{
+    int fds[2];
+    int mute[2];
+    pccl_beacon *a = beacon(TIMEOUT_MS);
+    pccl_beacon *b = beacon(TIMEOUT_MS);
+    REQUIRE(a != NULL && b != NULL && pair(fds) == 0 && pair(mute) == 0);
+    CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
+    CHECK(pccl_beacon_add(b, 2, fds[1]) == PCCL_OK);
+    CHECK(pccl_beacon_add(a, 3, mute[0]) == PCCL_OK);
+    sleep_stopped(4 * TIMEOUT_MS);
+    int64_t thawed_ms = now_ms();
+    pccl_beacon_event event = next_event(a, HANG_MS);
+    CHECK(event.kind == PCCL_BEACON_SILENT && event.connection == 3);
+    CHECK_MSG(now_ms() - thawed_ms >= TIMEOUT_MS / 2, "after %d ms", (int)(now_ms() - thawed_ms));
+    CHECK(!has_news(a) && !has_news(b));
+    close(mute[1]);
+    pccl_beacon_destroy(a);
+    pccl_beacon_destroy(b);
+}
+
+static void test_a_stopped_process_is_silent(void)
+{
+    int fds[2];
+    REQUIRE(pair(fds) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(fds[0]);
+        pccl_beacon *theirs = beacon(TIMEOUT_MS);
+        pccl_beacon_add(theirs, 1, fds[1]);
+        for (;;)
+            pause();
+    }
+    close(fds[1]);
+    pccl_beacon *ours = beacon(TIMEOUT_MS);
+    REQUIRE(ours != NULL);
+    CHECK(pccl_beacon_add(ours, 1, fds[0]) == PCCL_OK);
+    CHECK(next_event(ours, 3 * TIMEOUT_MS).kind == 0);
+    kill(child, SIGSTOP);
+    CHECK(next_event(ours, HANG_MS).kind == PCCL_BEACON_SILENT);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    pccl_beacon_destroy(ours);
+}
+
+static void test_a_forked_child_lets_go(void)
+{
+    int fds[2];
+    int gate[2];
+    char byte;
+    REQUIRE(pair(fds) == 0 && pair(gate) == 0);
+    pccl_beacon *a = beacon(LONG_MS);
+    REQUIRE(a != NULL);
+    CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        close(fds[1]);
+        close(gate[1]);
+        pccl_beacon_forget_after_fork(a);
+        CHECK(read(gate[0], &byte, 1) == 0);
+        _exit(0);
+    }
+    pccl_beacon_destroy(a);
+    while (read(fds[1], &byte, 1) == 1)
+        ;
+    close(gate[0]);
+    close(gate[1]);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    close(fds[1]);
+}
+
+static void test_wrong_arguments(void)
+{
+    char error[256] = "";
+    CHECK(pccl_beacon_create(0, error, sizeof error) == NULL && strstr(error, "timeout") != NULL);
+    pccl_beacon *a = beacon(LONG_MS);
+    REQUIRE(a != NULL);
+    CHECK(pccl_beacon_add(a, 1, -1) == PCCL_E_INVALID);
+    CHECK(pccl_beacon_add(a, 1, 1 << 20) == PCCL_E_INVALID);
+    CHECK(pccl_beacon_poll_events(a, NULL, 0) == 0);
+    pccl_beacon_destroy(a);
+    pccl_beacon_destroy(NULL);
+}
+
+int main(void)
+{
+    RUN(test_wrong_arguments);
+    RUN(test_those_who_beat_are_alive);
+    RUN(test_silence_is_told_once_and_closes);
+    RUN(test_one_who_never_reads_is_heard_as_long_as_it_beats);
+    RUN(test_what_is_no_beat_closes);
+    RUN(test_removal_closes_without_a_word);
+    RUN(test_many_events_are_collected_piecemeal);
+    RUN(test_one_who_was_stopped_itself_blames_nobody);
+    RUN(test_a_stopped_process_is_silent);
+    RUN(test_a_forked_child_lets_go);
+    return check_summary();
+}

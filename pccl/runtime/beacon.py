@@ -1,0 +1,137 @@
+"""Signs of life over connections of their own, from a thread that needs no Python.
+
+`Beacon` is the C thread (`native/src/beacon.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it dials
+the master, hands the connection to the beacon, and dials again whenever it is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import ProtocolError
+from pccl.runtime import handshake
+from pccl.runtime.extension import ffi, lib, text
+from pccl.runtime.wire import ConnectionLost, SocketChannel
+
+logger = logging.getLogger("pccl.peer")
+
+EVENTS_MAX = 64
+FIRST_BEAT_S = 10.0
+"""As long as a master waits for a newcomer's first sign of life by default."""
+PAUSES_PER_TIMEOUT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Nothing was heard on this connection for so long. It is closed."""
+
+    connection: int
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """This connection was closed before."""
+
+    connection: int
+    silent_s: float
+    reason: str
+
+
+class Beacon:
+    """Owns the thread from construction to `close`. Only for the trio thread; nothing but `events` waits."""
+
+    def __init__(self, timeout_s: float) -> None:
+        error = ffi.new("char[256]")
+        self._handle = lib.pccl_beacon_create(max(1, round(timeout_s * 1000)), error, len(error))
+        if self._handle == ffi.NULL:
+            raise OSError(f"no thread for signs of life: {text(error)}")
+        self._events = ffi.new("pccl_beacon_event[]", EVENTS_MAX)
+
+    def add(self, connection: int, fd: int) -> None:
+        """Takes ownership of a connected socket. OSError if the system refuses, and then it is closed."""
+        status = lib.pccl_beacon_add(self._handle, connection, fd)
+        if status != lib.PCCL_OK:
+            raise OSError(f"a connection for signs of life was not taken (status {status})")
+
+    def remove(self, connection: int) -> None:
+        """Closes it, without an event."""
+        if self._handle != ffi.NULL:
+            lib.pccl_beacon_remove(self._handle, connection)
+
+    async def events(self) -> list[Silent | Closed]:
+        """Waits for the next ones. Each connection has one, its last."""
+        await trio.lowlevel.wait_readable(lib.pccl_beacon_event_fd(self._handle))
+        count = lib.pccl_beacon_poll_events(self._handle, self._events, EVENTS_MAX)
+        found: list[Silent | Closed] = []
+        for event in self._events[0:count]:
+            silent_s = event.silent_ms / 1000
+            if event.kind == lib.PCCL_BEACON_SILENT:
+                found.append(Silent(event.connection, silent_s))
+            else:
+                reason = os.strerror(event.system_error) if event.system_error else "closed by the other side"
+                found.append(Closed(event.connection, silent_s, reason))
+        return found
+
+    def close(self) -> None:
+        """Stops the thread. No task may be in `events` any more."""
+        handle, self._handle = self._handle, ffi.NULL
+        if handle != ffi.NULL:
+            lib.pccl_beacon_destroy(handle)
+
+    def forget_after_fork(self) -> None:
+        if self._handle != ffi.NULL:
+            lib.pccl_beacon_forget_after_fork(self._handle)
+            self._handle = ffi.NULL
+
+
+async def keep_beats(beacon: Beacon, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float) -> str:
+    """Exchanges signs of life until the other side gives none for `timeout_s`; returns in what way. `connect` makes a
+    connection to it, or raises ConnectionLost. There is more time for the first."""
+    deadline = trio.current_time() + max(timeout_s, FIRST_BEAT_S)
+    for connection in range(1, 2**63):
+        failure = "no answer"
+        added = False
+        with trio.move_on_at(deadline):
+            while not added:
+                try:
+                    sock = await connect()
+                    beacon.add(connection, sock.detach())
+                    added = True
+                except (ConnectionLost, OSError) as error:
+                    failure = str(error)
+                    logger.debug("no connection for signs of life: %s", failure)
+                    await trio.sleep(timeout_s / PAUSES_PER_TIMEOUT)
+        if not added:
+            return f"could not be reached with signs of life: {failure}"
+        (event,) = await beacon.events()
+        if isinstance(event, Silent):
+            return f"was silent for {event.silent_s:.1f} s"
+        logger.info("the connection for signs of life broke off: %s", event.reason)
+        deadline = trio.current_time() + timeout_s
+    raise AssertionError("out of numbers")
+
+
+async def dial_beats(address: tuple[str, int], hello: m.BeatHello, token: str) -> socket.socket:
+    """A connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
+    try:
+        stream = await trio.open_tcp_stream(*address)
+    except OSError as error:
+        raise ConnectionLost(error.strerror or str(error)) from None
+    sock = stream.socket
+    try:
+        answer = await handshake.dial(SocketChannel(sock), token, hello.run, hello, m.BeatAnswer)
+        if not isinstance(answer, m.Accepted):
+            raise ConnectionLost(f"refused: {answer.reason}")
+        return socket.socket(fileno=sock.detach())
+    except ProtocolError as error:
+        raise ConnectionLost(str(error)) from None
+    finally:
+        sock.close()
