@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -70,7 +71,8 @@ def read_message(sock: socket.socket) -> m.Message:
 
 
 class Recorder:
-    """Passes one connection on to `address` and keeps the frames that went each way."""
+    """Passes the two connections of one peer on to `address`. Keeps the frames that went each way on the first, and of
+    the second, which carries signs of life, what went forth."""
 
     def __init__(self, address: str) -> None:
         self._target = address
@@ -78,15 +80,34 @@ class Recorder:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.forth: list[bytes] = []
         self.back: list[bytes] = []
+        self.beats = b""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         with self._listener, self._listener.accept()[0] as near, dialled(self._target) as far:
+            beating = threading.Thread(target=self._pass_beats, daemon=True)
             back = threading.Thread(target=self._pump, args=(far, near, self.back), daemon=True)
             back.start()
+            beating.start()
             self._pump(near, far, self.forth)
             back.join(WAIT_S)
+            beating.join(WAIT_S)
+
+    def _pass_beats(self) -> None:
+        with self._listener.accept()[0] as near, dialled(self._target) as far:
+            near.setblocking(False)
+            far.setblocking(False)
+            try:
+                while ready := select.select([near, far], [], [], WAIT_S)[0]:
+                    for source in ready:
+                        some = source.recv(4096)
+                        if not some:
+                            return
+                        (far if source is near else near).sendall(some)
+                        self.beats += some if source is near else b""
+            except OSError:
+                pass
 
     def _pump(self, source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None:
         try:
@@ -233,6 +254,27 @@ def test_a_token_is_text() -> None:
     for make in (lambda: Communicator("h", token=b"x"), lambda: MasterNode(token=5)):  # type: ignore[arg-type]
         with pytest.raises(PCCLError, match="must be a str"):
             make()
+
+
+def test_signs_of_life_in_the_name_of_another_are_refused(guarded: MasterNode) -> None:
+    with members(guarded, 1) as crew, dialled(guarded.address) as sock:
+        session = crew[0]._inner._session
+        assert session is not None
+        sock.sendall(encode(m.BeatHello(m.PROTOCOL_VERSION, session._machine.run, session._machine.peer)))
+        answer = read_message(sock)
+        assert isinstance(answer, m.Goodbye)
+        assert "the dialing peer has none" in answer.reason
+
+
+def test_replayed_signs_of_life_are_refused(guarded: MasterNode) -> None:
+    recorder = Recorder(guarded.address)
+    with Communicator(recorder.address, token=TOKEN, timeout=WAIT_S), dialled(guarded.address) as sock:
+        sock.sendall(recorder.beats)
+        assert isinstance(read_message(sock), m.Challenge)
+        answer = read_message(sock)
+        assert isinstance(answer, m.Goodbye)
+        assert "another token" in answer.reason
+    recorder.join()
 
 
 # Those who keep connections and say nothing, too much, or nonsense.
