@@ -16,6 +16,7 @@ from pccl import DataType, QuantizationAlgorithm, QuantizationOptions
 from pccl.bench.errors import BenchError
 from pccl.bench.measure import Row, Timing
 from pccl.bench.memory import Memory, MemoryWatch
+from pccl.bench.messages import GLOO, RAW_RING
 from pccl.bench.plan import Plan, cases
 from pccl.bench.plot import draw_plot
 from pccl.bench.quantization import error_max, parse_quantization
@@ -33,7 +34,7 @@ PLAN = Plan(
     algorithms=["auto"],
     dtype="float32",
     in_place=True,
-    against_gloo=False,
+    rulers=[RAW_RING],
     memory=False,
     iterations=20,
     warmup=3,
@@ -195,7 +196,7 @@ def test_what_varies_is_a_column() -> None:
 
 
 def test_everything_measured_and_a_varied_column_fit_into_80_characters() -> None:
-    plan = msgspec.structs.replace(PLAN, against_gloo=True, memory=True)
+    plan = msgspec.structs.replace(PLAN, rulers=[RAW_RING, GLOO], memory=True)
     lines = _printed(plan, _row(bytes=256 << 20), _row(bytes=256 << 20, peers=4))
     assert max(map(len, lines)) <= 80
     assert lines[-1].split() == [

@@ -74,9 +74,9 @@ def test_ring_larger_than_the_socket_buffers() -> None:
 
 def test_ring_over_tcp() -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [listener.getsockname()[1] for listener in listeners]
+    addresses = [listener.getsockname() for listener in listeners]
     with ThreadPoolExecutor(2) as pool:
-        rings = list(pool.map(lambda rank: join_ring(rank, ports, listeners[rank]), range(2)))
+        rings = list(pool.map(lambda rank: join_ring(rank, addresses, listeners[rank]), range(2)))
         list(pool.map(RawRing.barrier, rings))
     arrays = [np.arange(1000.0), np.ones(1000)]
     _all_reduce(rings, arrays)
@@ -140,7 +140,9 @@ def test_formats() -> None:
     assert [format_seconds(value) for value in (2e-5, 0.0123, 0.12345, 4.5)] == [
         *("20 us", "12.30 ms", "123.5 ms", "4.500 s")
     ]
-    assert [format_megabytes_per_second(value) for value in (2.5e6, 99.96e6, 3.14e9)] == ["2.5", "100", "3140"]
+    assert [format_megabytes_per_second(value) for value in (4e4, 25e6, 99.96e6, 3.14e9)] == [
+        *("0.04", "25.0", "100", "3140")
+    ]
     assert [format_bytes_about(value) for value in (0, 1000, 10 << 10, 3 << 19)] == [
         "0 B",
         "1000 B",

@@ -102,12 +102,13 @@ def test_one_peer_per_host_against_gloo_of_torch(master: MasterNode, tmp_path: P
     def host(number: int) -> tuple[str, dict[str, Any]]:
         return _bench(
             tmp_path / f"{number}.json",
-            *("--master", master.address, "--peers", "2", "--sizes", "4KiB", "--against", "gloo", *TINY),
+            *("--master", master.address, "--peers", "2", "--sizes", "4KiB", "--against", "gloo,raw-ring", *TINY),
         )
 
     (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
     assert report["rows"] == other["rows"]
     assert report["rows"][0]["times_as_fast_as_gloo"] > 0
+    assert report["rows"][0]["per_cent_of_raw_ring"] > 0
     assert "Gloo/" in table
 
 

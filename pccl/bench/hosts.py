@@ -2,8 +2,8 @@
 
 There is no coordinator: what peers must tell each other goes through the collective that is measured (`assembly`). A
 tiny all-reduce is the barrier before each timed part, another one makes each iteration's time that of its slowest rank.
-So every host prints the same figures, and no port is needed but the library's; Gloo, where asked for, opens its own.
-There is no raw ring here.
+So every host prints the same figures, and no port is needed but the library's. Rulers, which need ports of their own,
+are measured only where asked for (`between_hosts`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from contextlib import ExitStack
 
 from pccl import Communicator, PCCLError
 from pccl.bench.assembly import Assembly
+from pccl.bench.between_hosts import join_gloo, join_raw_ring
 from pccl.bench.case import Rank, Ruler, join
 from pccl.bench.errors import BenchError
 from pccl.bench.measure import Row, row
 from pccl.bench.memory import Memory
-from pccl.bench.messages import GLOO
+from pccl.bench.messages import GLOO, RAW_RING
 from pccl.bench.plan import Plan, cases
 
 
@@ -31,20 +32,29 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
                 with Communicator(master, p2p_connection_pool_size=connections) as communicator:
                     join(communicator, world_size)
                     assembly = Assembly(communicator, world_size)
-                    if plan.against_gloo and not rulers:
-                        from pccl.bench.gloo_between_hosts import join_gloo
-
-                        gloo = join_gloo(assembly, world_size, master)
-                        resources.callback(gloo.close)
-                        rulers[GLOO] = gloo.ruler
+                    if not rulers:
+                        rulers = _join_rulers(plan, assembly, master, resources)
                     rank = Rank(assembly.rank, world_size, assembly.barrier, rulers)
                     for case in todo:
                         samples = rank.run(communicator, case)
                         slowest_s = {name: assembly.most(seconds) for name, seconds in samples.seconds.items()}
                         memories = [_largest(assembly, samples.memory)] if samples.memory else []
                         yield row(world_size, connections, case, slowest_s, memories)
-    except (PCCLError, RuntimeError) as error:
+    except (PCCLError, RuntimeError, OSError) as error:
         raise BenchError(str(error)) from error
+
+
+def _join_rulers(plan: Plan, assembly: Assembly, master: str, resources: ExitStack) -> dict[str, Ruler]:
+    rulers: dict[str, Ruler] = {}
+    if RAW_RING in plan.rulers:
+        ring = join_raw_ring(assembly, master)
+        resources.callback(ring.close)
+        rulers[RAW_RING] = ring.ruler
+    if GLOO in plan.rulers:
+        gloo = join_gloo(assembly, plan.peers[0], master)
+        resources.callback(gloo.close)
+        rulers[GLOO] = gloo.ruler
+    return rulers
 
 
 def _largest(assembly: Assembly, memory: Memory) -> Memory:

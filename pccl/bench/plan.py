@@ -9,7 +9,7 @@ import numpy as np
 
 from pccl import DataType
 from pccl.bench.errors import BenchError
-from pccl.bench.messages import Case
+from pccl.bench.messages import GLOO, Case
 from pccl.bench.quantization import parse_quantization
 
 GLOO_DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
@@ -26,7 +26,8 @@ class Plan(msgspec.Struct, frozen=True):
     algorithms: list[str]
     dtype: str
     in_place: bool
-    against_gloo: bool
+    rulers: list[str]
+    """RAW_RING, GLOO."""
     memory: bool
     iterations: int
     warmup: int
@@ -54,7 +55,7 @@ def cases(plan: Plan) -> list[Case]:
                 options.check_tensor(DataType.from_numpy_dtype(dtype))
         except ValueError as error:
             raise BenchError(f"--quantize {text}: {error}") from None
-    if plan.against_gloo:
+    if GLOO in plan.rulers:
         _check_gloo(plan.dtype)
     return [
         Case(

@@ -21,8 +21,11 @@ from pccl.bench.sizes import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PANEL_INCHES = 5.0
+LEGEND_CHARACTERS = 150
+"""What the width of the picture holds of a legend."""
 MARKERS = "osD^vPX*"
-COLOURS_MAX = 10
+COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "olive", "cyan")
 RULERS: list[tuple[str, str, tuple[str, ...], Callable[[Row], Timing | None]]] = [
     ("raw ring", "0.45", ("peers",), lambda row: row.raw_ring),
     ("Gloo", "black", ("peers", "tensors"), lambda row: row.gloo),
@@ -46,7 +49,7 @@ def draw_plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 
-    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    figure = Figure(figsize=(11, PANEL_INCHES), layout="constrained")
     times, rates = figure.subplots(1, 2, sharex=True)
     _draw(times, rows, lambda timing: timing.median_s * 1e3)
     _draw(rates, rows, lambda timing: timing.bus_bytes_per_s / 1e9)
@@ -63,35 +66,41 @@ def draw_plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
         axes.set(xlabel="bytes per rank")
         axes.grid(alpha=0.3)
     handles, labels = times.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-    figure.suptitle(title(plan, rows))
+    columns = max(1, LEGEND_CHARACTERS // (max(map(len, labels)) + 10))
+    figure.set_figheight(PANEL_INCHES + 0.25 * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.suptitle(title(plan, rows), fontsize="medium")
     figure.savefig(path, dpi=150)
 
 
 def _draw(axes: Axes, rows: Sequence[Row], value: Callable[[Timing], float]) -> None:
     named = varying(rows)
     world_sizes = sorted({row.peers for row in rows})
+
+    def marker(members: Sequence[Row], turn: int = 0) -> str:
+        return MARKERS[(world_sizes.index(members[0].peers) + turn) % len(MARKERS)]
+
     for number, (label, members) in enumerate(_lines(rows, named).items()):
-        points = sorted((row.bytes, value(row.pccl)) for row in members)
-        marker = MARKERS[world_sizes.index(members[0].peers) % len(MARKERS)]
-        axes.plot(*zip(*points, strict=True), color=f"C{number % COLOURS_MAX}", marker=marker, label=f"pccl{label}")
+        points = _points(members, lambda row: row.pccl, value)
+        turn, index = divmod(number, len(COLOURS))  # colours come again with other markers
+        axes.plot(*points, color=f"tab:{COLOURS[index]}", marker=marker(members, turn), label=f"pccl{label}")
     for name, colour, fields, timing_of in RULERS:
         measured = [row for row in rows if timing_of(row) is not None]
         for label, members in _lines(measured, [one for one in named if one.field in fields]).items():
-            by_size: dict[int, list[float]] = {}
-            for row in members:
-                if (timing := timing_of(row)) is not None:
-                    by_size.setdefault(row.bytes, []).append(value(timing))
-            points = [(size, statistics.median(values)) for size, values in sorted(by_size.items())]
-            marker = MARKERS[world_sizes.index(members[0].peers) % len(MARKERS)]
-            axes.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                linestyle="--",
-                marker=marker,
-                markersize=4,
-                label=f"{name}{label}",
-            )
+            points = _points(members, timing_of, value)
+            axes.plot(*points, "--", color=colour, marker=marker(members), markersize=4, label=f"{name}{label}")
+
+
+def _points(
+    rows: Sequence[Row], timing_of: Callable[[Row], Timing | None], value: Callable[[Timing], float]
+) -> tuple[list[int], list[float]]:
+    """Sizes and medians."""
+    by_size: dict[int, list[float]] = {}
+    for row in rows:
+        if (timing := timing_of(row)) is not None:
+            by_size.setdefault(row.bytes, []).append(value(timing))
+    sizes = sorted(by_size)
+    return sizes, [statistics.median(by_size[size]) for size in sizes]
 
 
 def _lines(rows: Sequence[Row], named: Sequence[Dimension]) -> dict[str, list[Row]]:

@@ -1,7 +1,8 @@
 """The ruler that the benchmark measures with: a ring all-reduce with nothing but sends, receives and NumPy adds.
 
-It moves the bytes that a ring all-reduce must move, over loopback TCP, and does nothing else a library has to do: no
-frames, no checksums, no agreement, no way to survive a lost rank. Its time is what this machine's TCP and memory allow.
+It moves the bytes that a ring all-reduce must move, over one TCP connection to each neighbour, and does nothing else
+a library has to do: no frames, no checksums, no agreement, no way to survive a lost rank. Its time is what this
+machine's TCP and memory allow; between hosts, what one TCP stream does.
 
 Theory of operation. The array is cut into one chunk per rank. In step t (of 2(W-1)) a rank sends chunk r-t and receives
 chunk r-t-1, all modulo W; in the first W-1 steps it adds what it receives to its own values, afterwards it replaces
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 
 # Large enough to spare system calls, small enough to stay in cache; 64 KiB and 1 MiB measured no better.
 SEGMENT_BYTES = 256 << 10
+JOIN_TIMEOUT_S = 60.0
 
 
 def chunk_bounds(count: int, world_size: int) -> list[int]:
@@ -47,14 +51,16 @@ class _Spans:
             self._start, self._stop = next(self._spans, (0, 0))
 
 
-def join_ring(rank: int, ports: list[int], listener: socket.socket) -> RawRing:
-    """Connects rank `rank` of a ring on loopback. `ports` are those of all ranks' listeners; ours is used up."""
+def join_ring(rank: int, addresses: list[tuple[str, int]], listener: socket.socket) -> RawRing:
+    """Connects rank `rank` of a ring. `addresses` are those of all ranks' listeners; ours is used up. OSError where a
+    neighbour cannot be reached, or does not reach us."""
     with listener:
+        listener.settimeout(JOIN_TIMEOUT_S)
         # The backlog completes the dial, so no order between ranks is needed.
-        next_socket = socket.create_connection(("127.0.0.1", ports[(rank + 1) % len(ports)]))
+        next_socket = socket.create_connection(addresses[(rank + 1) % len(addresses)], JOIN_TIMEOUT_S)
         previous_socket, _ = listener.accept()
     next_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return RawRing(rank, len(ports), previous_socket, next_socket)
+    return RawRing(rank, len(addresses), previous_socket, next_socket)
 
 
 class RawRing:
@@ -126,6 +132,10 @@ class RawRing:
 
             if not sent and not received:
                 self._wait(sending=sendable > 0, receiving=incoming.done_bytes < incoming.total_bytes)
+
+    def ruler(self, values: NDArray[Any], tensors: int) -> Callable[[], None]:
+        """As one tensor, into however many pccl cuts it: more could only be slower."""
+        return partial(self.all_reduce_sum, values)
 
     def close(self) -> None:
         self._previous.close()

@@ -18,7 +18,7 @@ from pccl import __version__
 from pccl.bench.dimensions import constants, varying
 from pccl.bench.kill import KillReport
 from pccl.bench.measure import Row, Timing
-from pccl.bench.messages import COMMIT
+from pccl.bench.messages import COMMIT, GLOO, RAW_RING
 from pccl.bench.plan import Plan
 from pccl.bench.sizes import format_bytes, format_bytes_about, format_megabytes_per_second, format_seconds
 
@@ -62,7 +62,7 @@ class _Column(NamedTuple):
     cell: Callable[[Row], str]
 
 
-def _measured(plan: Plan, rows: Sequence[Row]) -> list[_Column]:
+def _measured(plan: Plan) -> list[_Column]:
     """What was measured, of what was asked for. All of it, the size and one more column fit into 80 characters."""
     columns = [
         _Column("median", lambda row: format_seconds(row.pccl.median_s)),
@@ -70,12 +70,12 @@ def _measured(plan: Plan, rows: Sequence[Row]) -> list[_Column]:
         _Column("algbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.algorithm_bytes_per_s)),
         _Column("busbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.bus_bytes_per_s)),
     ]
-    if any(row.raw_ring for row in rows):
+    if RAW_RING in plan.rulers:
         columns += [
             _Column("raw ring", lambda row: _median(row.raw_ring)),
             _Column("% of\nraw", lambda row: _unless_none("{:.0f}", row.per_cent_of_raw_ring)),
         ]
-    if plan.against_gloo:
+    if GLOO in plan.rulers:
         columns += [
             _Column("Gloo", lambda row: _median(row.gloo)),
             _Column("Gloo/\npccl", lambda row: _unless_none("{:.2f}", row.times_as_fast_as_gloo)),
@@ -89,7 +89,7 @@ def _measured(plan: Plan, rows: Sequence[Row]) -> list[_Column]:
 
 def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
     columns = [_Column(one.heading, one.cell_of) for one in varying(rows)]
-    columns += [_Column("size", lambda row: format_bytes(row.bytes)), *_measured(plan, rows)]
+    columns += [_Column("size", lambda row: format_bytes(row.bytes)), *_measured(plan)]
     table = Table(title=title(plan, rows), box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in columns:
         table.add_column(column.heading, justify="right", vertical="bottom", no_wrap=True)

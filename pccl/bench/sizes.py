@@ -44,4 +44,4 @@ def format_bytes_about(count: int) -> str:
 def format_megabytes_per_second(bytes_per_second: float) -> str:
     """The bare number."""
     rate = bytes_per_second / 1e6
-    return f"{rate:.0f}" if rate >= 99.95 else f"{rate:.1f}"
+    return f"{rate:.0f}" if rate >= 99.95 else f"{rate:.1f}" if rate >= 9.95 else f"{rate:.2f}"

@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -38,10 +37,10 @@ def main() -> None:
     setup = _request()
     assert isinstance(setup, Setup)
     with ExitStack() as resources:
-        ring = join_ring(setup.rank, setup.ring_ports, listener)
+        ring = join_ring(setup.rank, [("127.0.0.1", port) for port in setup.ring_ports], listener)
         resources.callback(ring.close)
         world_size = len(setup.ring_ports)
-        rulers: dict[str, Ruler] = {RAW_RING: lambda values, _: partial(ring.all_reduce_sum, values)}
+        rulers: dict[str, Ruler] = {RAW_RING: ring.ruler}
         if setup.gloo_store is not None:
             from pccl.bench.gloo import Gloo, file_store
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl.bench.messages import ALGORITHMS, DTYPES
+from pccl.bench.messages import ALGORITHMS, DTYPES, GLOO, RAW_RING
 from pccl.bench.quantization import parse_quantization
 from pccl.bench.sizes import parse_bytes
 from pccl.cli.arguments import natural, positive
@@ -103,8 +103,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--against",
-        choices=("gloo",),
-        help="also measure torch's Gloo, on the same arrays in the same processes; needs the extra pccl[torch]",
+        type=_rulers,
+        default=[],
+        metavar="LIST",
+        help="gloo: also measure torch's Gloo, on the same arrays in the same processes; needs the extra pccl[torch]. "
+        "raw-ring: also with --master. With --master each opens ports of its own",
     )
     parser.add_argument(
         "--memory",
@@ -162,7 +165,7 @@ def _run_cases(arguments: argparse.Namespace) -> None:
         algorithms=arguments.algorithm,
         dtype=arguments.dtype,
         in_place=arguments.in_place,
-        against_gloo=arguments.against == "gloo",
+        rulers=_all_rulers(arguments),
         memory=arguments.memory,
         iterations=arguments.iterations,
         warmup=arguments.warmup,
@@ -179,9 +182,16 @@ def _run_cases(arguments: argparse.Namespace) -> None:
             status.update(f"measuring: {len(rows)} of {plan.rows} cases")
     print_table(rows_table(plan, rows), console)
     if arguments.json is not None:
-        write_json(arguments.json, BenchReport(this_machine(with_torch=plan.against_gloo), plan, rows))
+        write_json(arguments.json, BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows))
     if arguments.plot is not None:
         draw_plot(plan, rows, arguments.plot)
+
+
+def _all_rulers(arguments: argparse.Namespace) -> list[str]:
+    """The raw ring is always there on one machine, and first in any case."""
+    asked: list[str] = arguments.against
+    has_raw_ring = arguments.master is None or RAW_RING in asked
+    return [RAW_RING] * has_raw_ring + [GLOO] * (GLOO in asked)
 
 
 def _run_kill(arguments: argparse.Namespace) -> None:
@@ -232,6 +242,15 @@ def _quantizations(text: str) -> list[str]:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return parts
+
+
+def _rulers(text: str) -> list[str]:
+    names = {"gloo": GLOO, "raw-ring": RAW_RING}
+    parts = text.split(",")
+    for part in parts:
+        if part not in names:
+            raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(names)}")
+    return [names[part] for part in parts]
 
 
 def _algorithms(text: str) -> list[str]:
