@@ -59,7 +59,7 @@ class Rig:
 
     def done(self, *ops: int) -> list[ps.Effect]:
         for op in ops:
-            self.machine.op_done(op)
+            self.machine.op_done(op, 1, 2)
         return self.effects()
 
     def ended(self, op: int) -> list[ps.Effect]:
@@ -296,10 +296,22 @@ def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
     (first,) = of(ps.SubmitOp, rig.launch(1))
     assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False)
     rig.done(1)
-    rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
-    assert of(ps.OpResult, rig.ended(1)) == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]
+    effects = rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
+    assert effects == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.EndOp(1, True)]
     (second,) = of(ps.SubmitOp, rig.launch(2))
     assert second.sequence == 1
+
+
+def test_commit_does_not_wait_for_the_engine_but_the_end_of_the_session_does(rig: Rig) -> None:
+    rig.launch(1)
+    rig.done(1)
+    assert of(ps.OpResult, rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)])))
+    assert of(ps.ToMaster, rig.joint(5)), "it is not in flight any more"
+    rig.machine.leave("")
+    rig.effects()
+    assert not rig.machine.is_drained
+    assert rig.ended(1) == []
+    assert rig.machine.is_drained
 
 
 def test_ops_that_are_done_together_share_a_message(rig: Rig) -> None:

@@ -11,7 +11,7 @@
  * submitted, in whatever state. From OP_ENDED on the engine neither reads nor writes the op's buffers.
  * Ended by abort, `send` holds what it held at submit, also where `send == recv`; a separate `recv` is
  * unspecified. A committed op needs no OP_ENDED to be waited for if every rank of it has reported DONE:
- * all bytes that this rank had to send have then been received.
+ * all bytes that this rank had to send have then been received, and nothing touches its buffers any more.
  *
  * Threads: every function may be called from any thread, but create and destroy must not race with
  * others. No call blocks on the network; calls are queued to the engine thread in order.
@@ -127,7 +127,7 @@ typedef struct {
 } pccl_op_request;
 
 enum pccl_event_kind {
-    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes so far */
+    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet */
     PCCL_EVENT_OP_MISMATCH = 2, /* id: op; mine, theirs: the two descriptions; link: whose */
     PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */

@@ -301,6 +301,7 @@ static void op_note_done(pccl_core *core, pccl_op *op)
 {
     op->is_done = 1;
     pccl_event event = op_event(op, PCCL_EVENT_OP_DONE);
+    event.tx_bytes = pccl_op_tx_bytes_planned(op);
     op_post(core, op, &event);
 }
 

@@ -267,6 +267,23 @@ void pccl_op_restore(pccl_op *op)
     }
 }
 
+uint64_t pccl_op_tx_bytes_planned(const pccl_op *op)
+{
+    uint64_t bytes = 0;
+    if (op->algorithm == NULL)
+        return 0;
+    for (uint32_t chunk = 0; chunk < op->tiling.world_size; chunk++) {
+        uint64_t segments = pccl_tiling_chunk_segments(&op->tiling, chunk);
+        if (segments == 0)
+            continue;
+        /* All but the last are of one length. */
+        uint64_t first = pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, 0).count);
+        uint64_t last = pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, segments - 1).count);
+        bytes += op->algorithm->sends(op, chunk) * ((segments - 1) * first + last);
+    }
+    return bytes;
+}
+
 /* Peers */
 
 /* A ring of two has a source and a target behind the same link. */

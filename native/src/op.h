@@ -143,6 +143,9 @@ void pccl_op_restore(pccl_op *op);
 pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id);
 pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
 
+/* Payload bytes that the op sends in all, if none has to be sent twice. */
+uint64_t pccl_op_tx_bytes_planned(const pccl_op *op);
+
 void pccl_op_heard(pccl_op_peer *target);
 
 /* Whether nothing is missing that DONE waits for. */

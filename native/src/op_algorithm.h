@@ -17,6 +17,9 @@ typedef struct pccl_op_algorithm {
     void (*close)(pccl_op *op);
     void (*stop)(pccl_op *op);
 
+    /* How often a chunk goes out, in whatever form. */
+    uint32_t (*sends)(const pccl_op *op, uint32_t chunk);
+
     int (*has_sendable)(const pccl_op_peer *target);
     const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 

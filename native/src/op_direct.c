@@ -103,6 +103,11 @@ static void direct_stop(pccl_op *op)
     }
 }
 
+static uint32_t direct_sends(const pccl_op *op, uint32_t chunk)
+{
+    return chunk == op->request.rank ? direct_world(op) - 1 : 1;
+}
+
 static int direct_has_sendable(const pccl_op_peer *target)
 {
     const pccl_op *op = target->op;
@@ -313,6 +318,7 @@ const pccl_op_algorithm pccl_op_direct_algorithm = {
     .open = direct_open,
     .close = direct_close,
     .stop = direct_stop,
+    .sends = direct_sends,
     .has_sendable = direct_has_sendable,
     .take_sendable = direct_take_sendable,
     .first_chunk = direct_first_chunk,

@@ -49,6 +49,12 @@ static void ring_close(pccl_op *op) { (void)op; }
 
 static void ring_stop(pccl_op *op) { op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT; }
 
+static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
+{
+    pccl_ring_hops hops = ring_hops(op, chunk);
+    return (hops.send_partial != PCCL_NO_HOP) + (hops.send_final != PCCL_NO_HOP);
+}
+
 static int ring_has_sendable(const pccl_op_peer *target)
 {
     return target->op->ring.sendable_first != NO_SEGMENT;
@@ -185,6 +191,7 @@ const pccl_op_algorithm pccl_op_ring_algorithm = {
     .open = ring_open,
     .close = ring_close,
     .stop = ring_stop,
+    .sends = ring_sends,
     .has_sendable = ring_has_sendable,
     .take_sendable = ring_take_sendable,
     .first_chunk = ring_first_chunk,

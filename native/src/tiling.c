@@ -70,7 +70,7 @@ uint32_t pccl_tiling_longest_segment(const pccl_tiling *tiling)
  * same chunks, and the same suits them. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size)
 {
-    enum { SEGMENT_BYTES_MIN = 32 << 10, SEGMENT_BYTES_MAX = 512 << 10, SEGMENTS_PER_CHUNK = 16 };
+    enum { SEGMENT_BYTES_MIN = 128 << 10, SEGMENT_BYTES_MAX = 512 << 10, SEGMENTS_PER_CHUNK = 16 };
     uint32_t element_bytes = pccl_dtype_bytes(dtype);
     if (element_bytes == 0 || world_size == 0)
         return SEGMENT_BYTES_MIN;

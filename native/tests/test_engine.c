@@ -151,8 +151,10 @@ static void done_counts_payload_bytes(void)
     pccl_op_shape shape = plain_shape(4000, PCCL_FLOAT64, PCCL_MAX, 800, 4);
     trial_open(&t, &shape, 0);
     trial_submit_all(&t, &w);
-    for (uint32_t rank = 0; rank < 4; rank++)
-        CHECK(node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, t.number).rx_bytes == 6 * 1000 * 8);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        pccl_event done = node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, t.number);
+        CHECK(done.rx_bytes == 6 * 1000 * 8 && done.tx_bytes == 6 * 1000 * 8);
+    }
     for (uint32_t rank = 0; rank < 4; rank++)
         CHECK(trial_end(&t, &w, rank, 1).tx_bytes == 6 * 1000 * 8);
     trial_check_results(&t);

@@ -11,6 +11,9 @@ An op is here
     ending   the verdict is known; the engine gives the buffers back, on abort with `send` as it was
     ended    its caller has the result
 
+A commit that says that every peer is done skips the wait for the engine: whatever this peer had to send has been
+received, so nothing touches the buffers any more.
+
 The verdict alone decides what the caller is told, never what this peer saw by itself. Ops that a flush ends return
 when the next view is installed: a caller that then asks for the world size sees who is left.
 
@@ -210,8 +213,10 @@ class _Op:
     world_size: int = 0
     until_install: bool = False
     """Its result waits for the next Install."""
-    ended: tuple[int, int] | None = None
-    """Payload bytes sent and received, once the engine has given it back."""
+    traffic: tuple[int, int] = (0, 0)
+    """Payload bytes sent and received."""
+    is_given_back: bool = False
+    """By the engine, or never taken by it."""
     stall_reported: bool = False
 
 
@@ -271,6 +276,8 @@ class Peer:
         self._next_link = 1
         self._ops: dict[int, _Op] = {}
         self._by_ref: dict[OpRef, _Op] = {}
+        self._ending: set[int] = set()
+        """Ops whose callers have the result but which the engine has not given back yet."""
         self._queued: deque[_Op] = deque()
         self._uses: dict[int, int] = {}
         """How often each tag was used in this epoch."""
@@ -463,7 +470,10 @@ class Peer:
             op = self._by_ref.get(ref)
             if op is None or not op.done:
                 raise ProtocolError(f"commit of an op that is not done: {ref}")
-            self._decide(op, Result.SUCCESS, "")
+            del self._by_ref[ref]
+            self._ending.add(op.op)
+            self._finish_op(op, Result.SUCCESS, "")
+            self._effects.append(EndOp(op.op, True))
 
     def _on_op_abort(self, message: m.OpAbort) -> None:
         self._require_running(message.epoch)
@@ -502,9 +512,11 @@ class Peer:
 
     # What the engine reports.
 
-    def op_done(self, op: int) -> None:
+    def op_done(self, op: int, tx_bytes: int = 0, rx_bytes: int = 0) -> None:
+        """All result bytes are here. The counts are those of the whole op, sent or not."""
         entry = self._ops[op]
         entry.done = True
+        entry.traffic = tx_bytes, rx_bytes
         if entry.verdict is None and self._running:
             assert entry.ref is not None
             self._done_batch.append(entry.ref)
@@ -513,7 +525,7 @@ class Peer:
         """The engine did not take an op that was submitted: it fails here, and so on all peers."""
         entry = self._ops[op]
         assert entry.ref is not None
-        entry.ended = (0, 0)
+        entry.is_given_back = True
         if entry.verdict is not None:
             self._release(entry)
         elif self.view is not None and not self.is_over:
@@ -524,9 +536,13 @@ class Peer:
         self.cancel(op, Result.INVALID_ARGUMENT, reason)
 
     def op_ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
+        if op in self._ending:
+            self._ending.remove(op)
+            return
         entry = self._ops[op]
         assert entry.verdict is not None
-        entry.ended = (tx_bytes, rx_bytes)
+        entry.traffic = tx_bytes, rx_bytes
+        entry.is_given_back = True
         self._release(entry)
 
     def frozen(self, epoch: int) -> None:
@@ -607,6 +623,11 @@ class Peer:
         return len(self._ops)
 
     @property
+    def is_drained(self) -> bool:
+        """All callers have their results, and the engine has given all ops back."""
+        return not self._ops and not self._ending
+
+    @property
     def _may_start(self) -> bool:
         return self._running and not (self._call is not None and self._call.kind in Kind.EXCLUSIVE)
 
@@ -658,19 +679,18 @@ class Peer:
         assert op.done or code is not Result.SUCCESS
         op.verdict = code, reason
         del self._by_ref[op.ref]
-        if op.ended is None:
+        if not op.is_given_back:
             self._effects.append(EndOp(op.op, code is Result.SUCCESS))
         else:
             self._release(op)
 
     def _release(self, op: _Op) -> None:
-        if op.verdict is not None and op.ended is not None and not op.until_install:
+        if op.verdict is not None and op.is_given_back and not op.until_install:
             self._finish_op(op, *op.verdict)
 
     def _finish_op(self, op: _Op, code: Result, reason: str) -> None:
         del self._ops[op.op]
-        tx_bytes, rx_bytes = op.ended or (0, 0)
-        self._effects.append(OpResult(op.op, code, reason, op.world_size, tx_bytes, rx_bytes))
+        self._effects.append(OpResult(op.op, code, reason, op.world_size, *op.traffic))
 
     # Joint calls.
 

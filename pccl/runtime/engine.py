@@ -44,6 +44,8 @@ class OpSpec:
 @dataclass(frozen=True, slots=True)
 class OpDone:
     op: int
+    tx_bytes: int
+    rx_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def code_type(quantization: QuantizationOptions) -> int:
 def _event(event: Any) -> EngineEvent:
     kind = event.kind
     if kind == lib.PCCL_EVENT_OP_DONE:
-        return OpDone(event.id)
+        return OpDone(event.id, event.tx_bytes, event.rx_bytes)
     if kind == lib.PCCL_EVENT_OP_ENDED:
         return OpEnded(event.id, event.tx_bytes, event.rx_bytes)
     if kind == lib.PCCL_EVENT_OP_MISMATCH:

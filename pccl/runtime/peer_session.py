@@ -397,7 +397,7 @@ class PeerSession:
             await trio.lowlevel.wait_readable(self._engine.event_fd)
             for event in self._engine.events():
                 if isinstance(event, native.OpDone):
-                    self._machine.op_done(event.op)
+                    self._machine.op_done(event.op, event.tx_bytes, event.rx_bytes)
                 elif isinstance(event, native.OpEnded):
                     self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
                 elif isinstance(event, native.OpMismatch):
@@ -457,7 +457,7 @@ class PeerSession:
             self._is_pumping = False
         if (self._machine.deadline() or float("inf")) < self._timer_deadline:
             self._timer_changed.set()
-        if self._machine.is_over and not self._machine.open_ops:
+        if self._machine.is_over and self._machine.is_drained:
             self._drained.set()
 
     def _submit(self, effect: ps.SubmitOp) -> None:

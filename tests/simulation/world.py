@@ -381,7 +381,7 @@ class World:
         for _ in range(self._batch(len(node.reports))):
             kind, number = node.reports.popleft()
             if kind == "done":
-                node.machine.op_done(number)
+                node.machine.op_done(number, 10, 20)
             elif kind == "mismatch":
                 node.machine.op_mismatch(number, "different arguments")
             elif kind == "ended":
