@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,7 @@ class AsyncCommunicator:
         listen: str | None = None,
         name: str | None = None,
         token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
         segment_bytes: int = 0,
     ) -> None:
         def check(is_fine: bool, message: str) -> None:
@@ -114,6 +116,7 @@ class AsyncCommunicator:
             listen_port=listen_port,
             name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
             token=security.token(token, "Communicator"),
+            ssl_context=security.client_tls(ssl_context, "Communicator"),
             segment_bytes=segment_bytes,
         )
         self._session: PeerSession | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 import weakref
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ class Communicator:
     override it. `listen` ("host:port") is where the one peer-to-peer port is opened (default: all interfaces, any free
     port), `advertise` ("host[:port]") what other peers are told to dial, for hosts behind NAT. `name` appears in
     logs. `token` is the run's shared secret, which the master and all peers must know or all be without (default:
-    PCCL_TOKEN in the environment; "": none).
+    PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary `ssl.SSLContext`, makes the connection to the
+    master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has that, and
+    shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
 
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
@@ -70,6 +73,7 @@ class Communicator:
         listen: str | None = None,
         name: str | None = None,
         token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
         segment_bytes: int = 0,
     ) -> None:
         self._inner = AsyncCommunicator(
@@ -81,6 +85,7 @@ class Communicator:
             listen=listen,
             name=name,
             token=token,
+            ssl_context=ssl_context,
             segment_bytes=segment_bytes,
         )
         portal.on_fork(self._inner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import ssl
 import weakref
 from types import TracebackType
 
@@ -29,7 +30,8 @@ class MasterNode:
     manager it does all three. Thread-safe.
 
     `token` is the run's shared secret: peers that do not know it are refused, and so are those that have one while the
-    master has none (default: PCCL_TOKEN in the environment; "": none).
+    master has none (default: PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary server-side
+    `ssl.SSLContext` with a certificate, makes peers use TLS on their connection to the master.
 
     `peer_timeout`: after so many seconds without a sign of life a peer is lost to the others, and the master to the
     peers (default: PCCL_PEER_TIMEOUT in the environment, else 5). A process gives signs of life also while Python is
@@ -41,6 +43,7 @@ class MasterNode:
         listen_address: str = f"0.0.0.0:{addresses.DEFAULT_PORT}",
         *,
         token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
         peer_timeout: float | None = None,
     ) -> None:
         """INVALID_ARGUMENT."""
@@ -50,6 +53,7 @@ class MasterNode:
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
         self._token = security.token(token, "MasterNode")
+        self._ssl_context = security.checked_context(ssl_context, "MasterNode")
         self._service: _Service | None = None
 
     def run(self) -> None:
@@ -62,7 +66,7 @@ class MasterNode:
         except OSError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
         try:
-            service = _Service(listener, self._options, self._token)
+            service = _Service(listener, self._options, self._token, self._ssl_context)
         except OSError as error:
             listener.close()
             raise PCCLError(Result.INTERNAL_ERROR, "MasterNode.run", str(error)) from None
@@ -117,10 +121,12 @@ def _peer_timeout_s(given: float | None) -> float:
 class _Service:
     """What runs in the portal. Does not refer to its MasterNode, so that one can be collected."""
 
-    def __init__(self, listener: socket.socket, options: MasterOptions, token: str) -> None:
+    def __init__(
+        self, listener: socket.socket, options: MasterOptions, token: str, ssl_context: ssl.SSLContext | None
+    ) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
-        self._server = MasterServer(listener, options, token)
+        self._server = MasterServer(listener, options, token, ssl_context)
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import ssl
+from typing import Any
 
 from pccl.errors import PCCLError
 from pccl.types import Result
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
+CA_VARIABLE = "PCCL_TLS_CA"
+"""A file of certificates; whoever they have signed may be the master."""
+CERT_VARIABLE = "PCCL_TLS_CERT"
+KEY_VARIABLE = "PCCL_TLS_KEY"
+"""A peer's own certificate and key, for a master that asks for one."""
 
 
 def token(argument: str | None, func_name: str) -> str:
@@ -21,3 +28,31 @@ def token(argument: str | None, func_name: str) -> str:
     except UnicodeEncodeError:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, "the token is not valid Unicode text") from None
     return found
+
+
+def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
+    """INVALID_ARGUMENT if it is something else."""
+    if argument is not None and not isinstance(argument, ssl.SSLContext):
+        text = f"ssl_context must be an ssl.SSLContext, not {type(argument).__name__}"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+    return argument
+
+
+def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
+    """What a peer speaks TLS to its master with; None: it does not. INVALID_ARGUMENT names the file."""
+    ca = os.environ.get(CA_VARIABLE)
+    if argument is not None or not ca:
+        return checked_context(argument, func_name)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        text = f"{CA_VARIABLE}={ca!r} cannot be used: {error.strerror or error}"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
+    certificate = os.environ.get(CERT_VARIABLE)
+    if certificate:
+        try:
+            context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
+        except OSError as error:
+            text = f"{CERT_VARIABLE}={certificate!r} and {KEY_VARIABLE} cannot be used: {error.strerror or error}"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
+    return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,34 @@ def test_a_token_in_a_file(tmp_path: Path) -> None:
             assert peer.world_size == 1
         with pytest.raises(PCCLError, match="another token"):
             Communicator(address, token="guess", timeout=TIMEOUT_S).connect()
+
+
+def test_tls() -> None:
+    certificates = Path(__file__).parent / "certificates"
+    options = ("--tls-cert", str(certificates / "master.pem"), "--tls-client-ca", str(certificates / "ca.pem"))
+    with _master("localhost:0", *options) as (_, address):
+        context = ssl.create_default_context(cafile=certificates / "ca.pem")
+        with pytest.raises(PCCLError, match="TLS"):
+            Communicator(address, ssl_context=context, timeout=TIMEOUT_S).connect()
+        context.load_cert_chain(certificates / "client.pem")
+        with Communicator(address, ssl_context=context, timeout=TIMEOUT_S) as peer:
+            assert peer.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--tls-cert", "nowhere.pem"], "nowhere.pem"),
+        (["--tls-cert", __file__], __file__),
+        (["--tls-key", "nowhere.pem"], "--tls-cert"),
+        (["--tls-client-ca", "nowhere.pem"], "--tls-cert"),
+    ],
+)
+def test_bad_tls_options_are_named(options: list[str], named: str) -> None:
+    done = subprocess.run(_pccl("master", *options), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_bad_token_file_is_named(tmp_path: Path) -> None:

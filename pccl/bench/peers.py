@@ -19,7 +19,7 @@ import msgspec
 from pccl import MasterNode
 from pccl.bench.errors import BenchError
 from pccl.bench.messages import Connect, Hello, Ready, Reply, Request, Setup
-from pccl.launcher import Guard, module_command
+from pccl.launcher import Guard, local_environment, module_command
 
 SHUTDOWN_TIMEOUT_S = 5.0
 
@@ -50,7 +50,13 @@ class LocalPeers:
             command = module_command("pccl.bench.worker")
             for _ in range(self._world_size):
                 self._workers.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=guard.group)
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        env=local_environment(),
+                        process_group=guard.group,
+                    )
                 )
             ports = [hello.ring_port for hello in self.receive_all(Hello)]
             for rank in range(self._world_size):

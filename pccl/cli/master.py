@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import queue
 import signal
+import ssl
 import sys
 import threading
 from types import FrameType
@@ -42,6 +43,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="how long a peer may give no sign of life before the others go on without it, and the master before the "
         "peers give it up (default: PCCL_PEER_TIMEOUT, else 5)",
     )
+    parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="let in only peers with a certificate that one in this file has signed"
+    )
     parser.set_defaults(run=run)
 
 
@@ -58,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(number, stop)
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
-        node = MasterNode(listen_address=arguments.listen, token=token, peer_timeout=arguments.peer_timeout)
+        context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
+        node = MasterNode(
+            listen_address=arguments.listen, token=token, ssl_context=context, peer_timeout=arguments.peer_timeout
+        )
         node.run()
     except (PCCLError, ValueError, OSError) as error:
         print(f"pccl master: {error}", file=sys.stderr)
@@ -87,3 +96,24 @@ def token_in(path: str) -> str:
     if not token:
         raise ValueError(f"{path} is empty; it must hold the run's token")
     return token
+
+
+def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
+    """None without a certificate. ValueError names what cannot be used."""
+    if certificate is None:
+        if key or client_ca:
+            raise ValueError("--tls-key and --tls-client-ca need --tls-cert")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        files = f"{certificate} and {key}" if key else f"{certificate} (with the key in it)"
+        raise ValueError(f"no certificate and key in {files}: {error.strerror or error}") from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as error:
+            raise ValueError(f"no certificates in {client_ca}: {error.strerror or error}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

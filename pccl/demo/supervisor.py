@@ -30,6 +30,7 @@ from pccl.demo.messages import CONNECT, At, Finished, Message, Ready, StepDone, 
 from pccl.demo.plan import Plan
 from pccl.demo.report import Report, Row
 from pccl.launcher.guard import Guard
+from pccl.launcher.interpreter import local_environment
 
 MASTER_READY = "pccl master listening on "
 LAST_WORDS_BYTES = 2000
@@ -62,7 +63,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **_ONE_THREAD},
+            env={**local_environment(), **_ONE_THREAD},
             process_group=guard.group,
         )
         self._reader = threading.Thread(target=self._read, name=f"reads peer {peer}", daemon=True)

@@ -6,7 +6,7 @@ a master and N copies of a script, relays signals and gathers exit codes.
 """
 
 from pccl.launcher.guard import Guard
-from pccl.launcher.interpreter import module_command
+from pccl.launcher.interpreter import local_environment, module_command
 from pccl.launcher.supervisor import LaunchOptions, launch
 
-__all__ = ["Guard", "LaunchOptions", "launch", "module_command"]
+__all__ = ["Guard", "LaunchOptions", "launch", "local_environment", "module_command"]

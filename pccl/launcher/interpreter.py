@@ -1,4 +1,4 @@
-"""How a child process is started that imports the pccl that runs here, and no other."""
+"""How a child process is started that imports the pccl that runs here, and no other, and with what environment."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def module_command(module: str, *arguments: str) -> list[str]:
     imported_from = Path(__file__).resolve().parents[2]
     safe_path = [] if imported_from == Path(os.getcwd()).resolve() else ["-P"]
     return [sys.executable, *safe_path, "-m", module, *arguments]
+
+
+def local_environment() -> dict[str, str]:
+    """For peers of a master that was started along with them: the token is theirs too, but that master has no
+    certificate, so TLS to another one is not asked of it."""
+    return {**os.environ, "PCCL_TLS_CA": ""}

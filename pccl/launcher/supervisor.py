@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from pccl.launcher.guard import Guard
-from pccl.launcher.interpreter import module_command
+from pccl.launcher.interpreter import local_environment, module_command
 from pccl.launcher.lines import LinePrinter, pump
 
 MASTER_READY = b"pccl master listening on "
@@ -155,7 +155,7 @@ class Supervisor:
         options = self._options
         for index in range(options.count):
             environment = {
-                **os.environ,
+                **(os.environ if self._master is None else local_environment()),
                 "PCCL_MASTER": master,
                 "PCCL_LAUNCH_INDEX": str(index),
                 "PCCL_LAUNCH_COUNT": str(options.count),

@@ -42,7 +42,7 @@ REMEDY = "give both sides the same token (token=, PCCL_TOKEN or `pccl master --t
 
 
 class AuthError(ProtocolError):
-    """The other side has not shown that it knows the token, or we have none to show."""
+    """The other side has not shown who it is in the way that is asked for here, or we cannot."""
 
 
 def run_key(token: str, run: str) -> bytes:

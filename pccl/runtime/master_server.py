@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import ssl
 from dataclasses import dataclass, field
 
 import trio
@@ -20,6 +21,7 @@ from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.strangers import Strangers
+from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection
 from pccl.types import Result
 
@@ -40,11 +42,18 @@ class _Client:
 
 class MasterServer:
     """One run on one listening socket. `serve` returns when it is cancelled. With a `token`, only those who know it
-    are let in. OSError if the system denies a thread."""
+    are let in; with an `ssl_context`, only over TLS. OSError if the system denies a thread."""
 
-    def __init__(self, listener: socket.socket, options: MasterOptions | None = None, token: str = "") -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        options: MasterOptions | None = None,
+        token: str = "",
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
         self._listener = listener
         self._token = token
+        self._ssl_context = ssl_context
         self._options = options or MasterOptions()
         self._machine = Master(secrets.token_hex(8), self._options)
         self._clients: dict[int, _Client] = {}
@@ -133,6 +142,9 @@ class MasterServer:
                 messages = [await self._hear(connection, host)] if messages is None else await connection.receive()
             except ConnectionLost as error:
                 return str(error)
+            except TlsError as error:
+                logger.warning("%s refused: TLS: %s", addresses.join(host, port), error)
+                return str(error)
             except AuthError as error:
                 logger.warning("%s refused: %s", addresses.join(host, port), error)
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"refused by the master: {error}")])
@@ -155,15 +167,32 @@ class MasterServer:
         with trio.CancelScope() as scope:
             stranger = self._strangers.enter(host, scope.cancel)
             try:
+                is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
                 opening: m.FromPeer = decode_body(body, m.FromPeer)
                 if isinstance(opening, m.Hello | m.BeatHello):
+                    self._check_tls(opening, is_private)
                     await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
                     connection.trust()
                 return opening
             finally:
                 self._strangers.leave(stranger)
         raise ConnectionLost("dropped: too many connections that had not said who they are")
+
+    async def _agree_on_tls(self, connection: ControlConnection[m.FromPeer]) -> bool:
+        """Whether the connection speaks it."""
+        if not await connection.speaks_tls():
+            return False
+        if self._ssl_context is None:
+            raise AuthError("it speaks TLS, for which this master has no certificate")
+        await connection.start_tls(TlsEnd(self._ssl_context))
+        return True
+
+    def _check_tls(self, opening: m.Hello | m.BeatHello, is_private: bool) -> None:
+        if isinstance(opening, m.Hello) and self._ssl_context is not None and not is_private:
+            raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
+        if isinstance(opening, m.BeatHello) and is_private:
+            raise AuthError("signs of life go without TLS")  # the thread that hears them knows none
 
     def _carry_out(self, effects: list[Effect]) -> None:
         outgoing: dict[int, list[m.Message]] = {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.latch import Latch
 from pccl.runtime.state_transfer import Transfer, TransferError
 from pccl.runtime.strangers import Strangers
+from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, send_message
 from pccl.types import Result
 from pccl.version import __version__
@@ -139,6 +141,8 @@ class SessionOptions:
     name: str = ""
     token: str = field(default="", repr=False)
     """The run's shared secret; empty: none."""
+    ssl_context: ssl.SSLContext | None = None
+    """For the control connection; None: no TLS."""
     segment_bytes: int = 0
     force_poll: bool = False
 
@@ -152,7 +156,9 @@ class PeerSession:
         listener: socket.socket,
         engine: native.Engine,
         options: SessionOptions,
+        master_name: str,
     ) -> None:
+        """`master_name` is the host that the user gave, for which the master's certificate must be."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.failure: SessionError | None = None
@@ -165,6 +171,7 @@ class PeerSession:
         """Nothing of this session runs any more."""
         self._options = options
         self._connection = connection
+        self._master_name = master_name
         self._master_host = addresses.plain_host(connection.remote_address)
         self._listener = listener
         self._engine = engine
@@ -369,15 +376,15 @@ class PeerSession:
             while not self._machine.is_over:
                 try:
                     if messages is None:
-                        token = self._options.token
-                        messages = [await handshake.dial(self._connection, token, None, hello, m.FromMaster)]
-                        self._connection.trust()
+                        messages = [await self._open_control(hello)]
                     else:
                         messages = await self._connection.receive()
                     for message in messages:
                         self._machine.received(message)
                 except ConnectionLost as error:
                     self._machine.master_lost(f"lost the master: {error}")
+                except TlsError as error:
+                    self._machine.master_lost(f"no TLS with the master: {error}")
                 except AuthError as error:
                     self._machine.master_lost(f"the master was not accepted: {error}")
                 except ProtocolError as error:
@@ -391,6 +398,15 @@ class PeerSession:
                 f"no answer within {WELCOME_TIMEOUT_S:g} s; is there a pccl master at this address?"
             )
             self._pump()
+
+    async def _open_control(self, hello: m.Hello) -> m.FromMaster:
+        """The answer to Hello."""
+        options = self._options
+        if options.ssl_context is not None:
+            await self._connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
+        answer: m.FromMaster = await handshake.dial(self._connection, options.token, None, hello, m.FromMaster)
+        self._connection.trust()
+        return answer
 
     async def _read_engine(self) -> None:
         while True:
@@ -787,6 +803,6 @@ async def open_session(address: str, options: SessionOptions) -> PeerSession:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(engine.close)
         connection: ControlConnection[m.FromMaster] = ControlConnection(raw, m.FromMaster, OPENING_BYTES_MAX)
-        session = PeerSession(connection, listener, engine, options)
+        session = PeerSession(connection, listener, engine, options, host)
         undo.pop_all()
     return session

@@ -16,6 +16,7 @@ import trio
 
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, decode_body, encode, frame_length
 from pccl.protocol.messages import Message
+from pccl.runtime.tls import TlsEnd, TlsError, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
@@ -37,7 +38,8 @@ class ByteStream(Protocol):
 
 
 class ControlConnection(Generic[M]):
-    """A non-blocking socket that carries messages both ways. `run_sender` must be running for a backlog to drain."""
+    """A non-blocking socket that carries messages both ways, through TLS after `start_tls`. `run_sender` must be
+    running for a backlog to drain."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int) -> None:
         sock.setblocking(False)
@@ -49,6 +51,7 @@ class ControlConnection(Generic[M]):
         self._wake = trio.Event()
         self._sender_ended = trio.Event()
         self._closing = False
+        self._tls: TlsEnd | None = None
 
     def bound_silence(self, timeout_s: float) -> None:
         """Has the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`:
@@ -64,8 +67,10 @@ class ControlConnection(Generic[M]):
         self._send(b"".join(encode(message) for message in messages))
 
     def _send(self, data: bytes) -> None:
-        if self._closing:
-            return
+        if not self._closing:
+            self._send_raw(data if self._tls is None else self._tls.encrypt(data))
+
+    def _send_raw(self, data: bytes) -> None:
         if not self._backlog:
             try:
                 data = data[self._sock.send(data) :]
@@ -101,6 +106,8 @@ class ControlConnection(Generic[M]):
 
     def finish(self) -> None:
         """Nothing more will be sent."""
+        if self._tls is not None and not self._closing:
+            self._send_raw(self._tls.farewell())
         self._closing = True
         self._wake.set()
 
@@ -117,17 +124,59 @@ class ControlConnection(Generic[M]):
         return messages
 
     async def _receive_some(self) -> bytes:
+        data = b""
+        while True:
+            if self._tls is not None:
+                data = self._decrypt(data)
+            if data:
+                return data
+            data = await self._receive_raw()
+            if not data and self._tls is not None and not self._tls.is_over:
+                raise ConnectionLost("the connection was cut off in the middle of TLS")
+            if not data:
+                raise ConnectionLost("the connection was closed by the other side")
+
+    def _decrypt(self, data: bytes) -> bytes:
+        assert self._tls is not None
+        try:
+            said, outgoing = self._tls.decrypt(data)
+        except TlsError as error:
+            self._send_raw(self._tls.last_words())
+            raise ConnectionLost(f"TLS failed: {error}") from None
+        self._send_raw(outgoing)
+        return said
+
+    async def _receive_raw(self, flags: int = 0) -> bytes:
+        """What has come, b"" at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
             try:
-                data = self._sock.recv(RECEIVE_BYTES)
+                return self._sock.recv(RECEIVE_BYTES, flags)
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise ConnectionLost(error.strerror or str(error)) from None
-            if not data:
-                raise ConnectionLost("the connection was closed by the other side")
-            return data
+
+    async def speaks_tls(self) -> bool:
+        """Whether the other side has begun with TLS. Before anything else is received."""
+        return begins_tls(await self._receive_raw(socket.MSG_PEEK))
+
+    async def start_tls(self, end: TlsEnd) -> None:
+        """All that is said from here on goes through `end`. TlsError or ConnectionLost. Before anything else is sent,
+        and for the accepting side, received."""
+        received = b""
+        while not end.is_established:
+            try:
+                outgoing = end.handshake(received)
+            except TlsError:
+                self._send_raw(end.last_words())
+                raise
+            self._send_raw(outgoing)
+            if not end.is_established:
+                received = await self._receive_raw()
+                if not received:
+                    raise ConnectionLost("the connection was closed by the other side in the TLS handshake")
+        self._tls = end
 
     # What a handshake needs. Messages stay under the opening's bound until `trust`.
 

@@ -1,0 +1,92 @@
+"""TLS without sockets: what a control connection passes its bytes through, so that sending still never waits.
+
+`TlsEnd` turns messages' bytes into the network's and back. Its owner carries both: what `handshake`, `encrypt`,
+`decrypt` and `farewell` return is to be sent as it is. Contexts are Python's own (`ssl.SSLContext`); nothing is
+configured here.
+
+Only control connections to the master speak TLS. One port serves both: a TLS conversation begins with the byte 22, one
+of ours with a length below 2**24, so with a 0.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+
+RECORD_TYPE_HANDSHAKE = 22
+READ_BYTES = 256 * 1024
+
+
+class TlsError(Exception):
+    """The other side does not speak TLS, is not who it should be, or was tampered with; the text says which."""
+
+
+class TlsEnd:
+    def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
+        """The dialing end, which expects `server_hostname`; without it the accepting one."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+        )
+        self.is_established = False
+        self.is_over = False
+        """The other side has said that it has no more to say."""
+
+    def handshake(self, received: bytes) -> bytes:
+        """One step with what has been received; returns what is to be sent. TlsError, after which what
+        `last_words` returns should be sent."""
+        self._incoming.write(received)
+        try:
+            self._object.do_handshake()
+            self.is_established = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise TlsError(_explained(error)) from None
+        return self._outgoing.read()
+
+    def last_words(self) -> bytes:
+        """The alert that tells the other side why."""
+        return self._outgoing.read()
+
+    def encrypt(self, data: bytes) -> bytes:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._object.write(rest) :]
+        return self._outgoing.read()
+
+    def decrypt(self, received: bytes) -> tuple[bytes, bytes]:
+        """What was said, and what TLS itself wants to send. TlsError, as with `handshake`."""
+        self._incoming.write(received)
+        said = bytearray()
+        try:
+            while some := self._object.read(READ_BYTES):
+                said += some
+            self.is_over = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise TlsError(_explained(error)) from None
+        return bytes(said), self._outgoing.read()
+
+    def farewell(self) -> bytes:
+        """Tells the other side that this is the end and no cut."""
+        with suppress(ssl.SSLError):  # it would like to hear the other's farewell
+            self._object.unwrap()
+        return self._outgoing.read()
+
+
+def begins_tls(first: bytes) -> bool:
+    return first[:1] == bytes([RECORD_TYPE_HANDSHAKE])
+
+
+def _explained(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was not accepted: {error.verify_message}"
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+        return f"it does not speak TLS ({reason})"
+    if error.reason and "ALERT" in error.reason:
+        return f"it refused our side of TLS: {reason}"
+    return reason
