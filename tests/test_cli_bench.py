@@ -140,14 +140,25 @@ def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
     assert "40 KiB" in table
 
 
-def test_hosts_that_measure_different_things(master: MasterNode) -> None:
-    def host(size: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("here", "there", "difference"),
+    [
+        (("--sizes", "4KiB"), ("--sizes", "8KiB"), "sizes_bytes: [4096] here, [8192] on another"),
+        (("--memory",), (), "memory: True here, False on another"),
+        (("--against", "raw-ring"), ("--quantize", "min-max"), "quantizations: ['none'] here, ['min-max'] on another"),
+    ],
+)
+def test_hosts_that_measure_different_things(
+    master: MasterNode, here: tuple[str, ...], there: tuple[str, ...], difference: str
+) -> None:
+    def host(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", master.address, "--peers", "2"]
-        return subprocess.run([*command, "--sizes", size], capture_output=True, text=True, timeout=TIMEOUT_S)
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
 
-    hosts = together([lambda: host("4KiB"), lambda: host("8KiB")])
+    hosts = together([lambda: host(here), lambda: host(there)])
     assert [done.returncode for done in hosts] == [1, 1]
-    assert all(done.stderr.startswith("pccl bench: ") and "INVALID_ARGUMENT" in done.stderr for done in hosts)
+    assert hosts[0].stderr == f"pccl bench: hosts were asked for different {difference}\n"
+    assert hosts[1].stderr.startswith("pccl bench: hosts were asked for different ")
 
 
 def test_kill_with_several_connections() -> None:

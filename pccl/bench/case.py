@@ -5,7 +5,8 @@ and depends on everybody's contribution.
 
 In each iteration every contender has its turn, on the same arrays; who begins changes from one to the next, so that
 nobody always inherits another's caches. Around the timed part of a turn lie what all contenders pay alike and nobody is
-charged for: filling the arrays, a barrier, and checking the result.
+charged for: filling the arrays, a barrier, and checking the result. Ranks that share a machine check only once all are
+done: else the first would take the last ones' cores, which falls hardest on a contender whose ranks end apart.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ WATCHED_ITERATIONS = 3
 ALGORITHMS = {"auto": None, "ring": ReduceAlgorithm.RING, "direct": ReduceAlgorithm.DIRECT}
 
 Reduce = Callable[[], None]
+Timed = Callable[[Reduce], float]
+"""Calls it and returns the seconds it took."""
 Ruler = Callable[[NDArray[Any], int], Reduce]
 """Prepares the sum, in place, of an array that is cut into so many tensors: only what it returns is timed."""
 
@@ -46,17 +49,26 @@ def join(communicator: Communicator, world_size: int) -> None:
 class Rank:
     """A rank and what it measures pccl against. `barrier` returns once all ranks have called it."""
 
-    def __init__(self, number: int, world_size: int, barrier: Callable[[], None], rulers: Mapping[str, Ruler]) -> None:
+    def __init__(
+        self,
+        number: int,
+        world_size: int,
+        barrier: Callable[[], None],
+        rulers: Mapping[str, Ruler],
+        *,
+        shares_machine: bool,
+    ) -> None:
         self._number = number
         self._world_size = world_size
         self._barrier = barrier
         self._rulers = rulers
+        self._shares_machine = shares_machine
 
     def run(self, communicator: Communicator, case: Case) -> Samples:
         work = _Work(case, self._number, self._world_size)
-        turns = {PCCL: partial(work.turn, self._barrier, work.reduce_with(communicator))}
+        turns = {PCCL: partial(work.turn, self._timed, work.reduce_with(communicator))}
         for name, ruler in self._rulers.items():
-            turns[name] = partial(work.ruler_turn, self._barrier, ruler(work.recv, case.tensors))
+            turns[name] = partial(work.ruler_turn, self._timed, ruler(work.recv, case.tensors))
         names = list(turns)
         seconds: dict[str, list[float]] = {name: [] for name in names}
         with _no_garbage_collection():
@@ -67,6 +79,15 @@ class Rank:
                     if iteration >= case.warmup:
                         seconds[name].append(one_s)
         return Samples(seconds, _watched(communicator, turns[PCCL]) if case.memory else None)
+
+    def _timed(self, reduce: Reduce) -> float:
+        self._barrier()
+        start_s = time.perf_counter()
+        reduce()
+        elapsed_s = time.perf_counter() - start_s
+        if self._shares_machine:
+            self._barrier()
+        return elapsed_s
 
 
 class _Work:
@@ -108,21 +129,21 @@ class _Work:
 
         return reduce
 
-    def turn(self, barrier: Callable[[], None], reduce: Reduce) -> float:
+    def turn(self, timed: Timed, reduce: Reduce) -> float:
         """Seconds that pccl took."""
         np.copyto(self.send, self._contribution)
         if self.recv is not self.send:
             self.recv.fill(0)
-        elapsed_s = _timed(barrier, reduce)
+        elapsed_s = timed(reduce)
         if self.recv is not self.send and not np.array_equal(self.send, self._contribution):
             raise RuntimeError("the reduce has changed what it was given")
         self._check(self._error_max)
         return elapsed_s
 
-    def ruler_turn(self, barrier: Callable[[], None], reduce: Reduce) -> float:
+    def ruler_turn(self, timed: Timed, reduce: Reduce) -> float:
         """Seconds that a ruler took, which always works in place."""
         np.copyto(self.recv, self._contribution)
-        elapsed_s = _timed(barrier, reduce)
+        elapsed_s = timed(reduce)
         self._check(None)
         return elapsed_s
 
@@ -137,13 +158,6 @@ class _Work:
         np.abs(self._difference, out=self._difference)
         if not (error := float(self._difference.max())) <= error_max:  # NaN is not
             raise RuntimeError(f"a quantized result is off by {error:g}, more than the {error_max:g} that it may be")
-
-
-def _timed(barrier: Callable[[], None], reduce: Reduce) -> float:
-    barrier()
-    start_s = time.perf_counter()
-    reduce()
-    return time.perf_counter() - start_s
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import msgspec
+
 from pccl import Communicator, PCCLError
 from pccl.bench.assembly import Assembly
 from pccl.bench.between_hosts import join_gloo, join_raw_ring
@@ -32,9 +34,10 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
                 with Communicator(master, p2p_connection_pool_size=connections) as communicator:
                     join(communicator, world_size)
                     assembly = Assembly(communicator, world_size)
+                    _check_agreement(assembly, plan)
                     if not rulers:
                         rulers = _join_rulers(plan, assembly, master, resources)
-                    rank = Rank(assembly.rank, world_size, assembly.barrier, rulers)
+                    rank = Rank(assembly.rank, world_size, assembly.barrier, rulers, shares_machine=False)
                     for case in todo:
                         samples = rank.run(communicator, case)
                         slowest_s = {name: assembly.most(seconds) for name, seconds in samples.seconds.items()}
@@ -42,6 +45,15 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
                         yield row(world_size, connections, case, slowest_s, memories)
     except (PCCLError, RuntimeError, OSError) as error:
         raise BenchError(str(error)) from error
+
+
+def _check_agreement(assembly: Assembly, plan: Plan) -> None:
+    """Peers that measure different things would wait for each other in vain."""
+    own = msgspec.to_builtins(plan)
+    for text in assembly.gather(msgspec.json.encode(plan).decode()):
+        for field, theirs in msgspec.json.decode(text).items():
+            if theirs != own.get(field):
+                raise BenchError(f"hosts were asked for different {field}: {own.get(field)} here, {theirs} on another")
 
 
 def _join_rulers(plan: Plan, assembly: Assembly, master: str, resources: ExitStack) -> dict[str, Ruler]:

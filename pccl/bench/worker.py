@@ -48,7 +48,7 @@ def main() -> None:
             resources.callback(gloo.close)
             rulers[GLOO] = gloo.ruler
         _reply(Ready())
-        rank = Rank(setup.rank, world_size, ring.barrier, rulers)
+        rank = Rank(setup.rank, world_size, ring.barrier, rulers, shares_machine=True)
         in_run = resources.enter_context(ExitStack())
         communicator: Communicator | None = None
         while (request := _request()) is not None:
