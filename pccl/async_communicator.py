@@ -119,6 +119,9 @@ class AsyncCommunicator:
             ssl_context=security.client_tls(ssl_context, "Communicator"),
             segment_bytes=segment_bytes,
         )
+        if not addresses.is_loopback(addresses.parse(address)[0]):
+            # Where the master is out of strangers' reach, nobody tells them the run's name, without which peers refuse.
+            security.warn_if_exposed(listen_host, self._options.token, stacklevel=3)
         self._session: PeerSession | None = None
         self._is_closed = False
 

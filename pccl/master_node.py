@@ -65,6 +65,7 @@ class MasterNode:
             listener = addresses.listen(self._host, self._port)
         except OSError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
+        security.warn_if_exposed(self._host, self._token, stacklevel=2)
         try:
             service = _Service(listener, self._options, self._token, self._ssl_context)
         except OSError as error:

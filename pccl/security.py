@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import ssl
+import warnings
 from typing import Any
 
 from pccl.errors import PCCLError
+from pccl.runtime import addresses
 from pccl.types import Result
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
@@ -56,3 +58,26 @@ def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContex
             text = f"{CERT_VARIABLE}={certificate!r} and {KEY_VARIABLE} cannot be used: {error.strerror or error}"
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
     return context
+
+
+class ExposedWarning(UserWarning):
+    """Anybody on the internet may take part in a run."""
+
+
+_has_warned = False
+
+
+def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
+    """Once a process: `host`, empty for every interface, is listened on without a token and can be reached by all."""
+    global _has_warned
+    if token or _has_warned:
+        return
+    address = addresses.public_reach(host)
+    if address is not None:
+        _has_warned = True
+        text = (
+            f"pccl listens on the public address {address} without a token: whoever reaches it can join the run, and "
+            f"read and change its numbers. Give the master and all peers a token (token=, PCCL_TOKEN, `pccl master "
+            f"--token-file`), or listen on a private address (listen=, `--listen`)."
+        )
+        warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)

@@ -61,6 +61,34 @@ def is_unspecified(host: str) -> bool:
         return False
 
 
+def public_reach(host: str) -> str | None:
+    """An address that the whole internet may reach what listens on `host` at; None if there is none. An empty host
+    means every interface."""
+    if host and not is_unspecified(host):
+        try:
+            found = [
+                plain_host((str(entry[4][0]), 0)) for entry in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+            ]
+        except OSError:
+            return None
+    else:
+        found = _source_addresses()
+    return next((address for address in found if ipaddress.ip_address(address.partition("%")[0]).is_global), None)
+
+
+def _source_addresses() -> list[str]:
+    """What this machine would call itself to the internet. Nothing is sent."""
+    found = []
+    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((somewhere, 9))
+                found.append(plain_host(sock.getsockname()))
+        except OSError:
+            pass  # no route, or no such family
+    return found
+
+
 def reachable(hosts: list[str], master_host: str) -> list[str]:
     """Where to dial a peer that is known under `hosts`, seen from one that reached the master at `master_host`."""
     usable = [master_host if is_loopback(host) else host for host in hosts]
