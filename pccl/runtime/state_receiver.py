@@ -4,10 +4,12 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
 
 1. One donor at a time is asked for the block digests, which must hash to the root that the master elected, so a donor
    can neither lie nor be mistaken about the goal. The others wait, connected, until one has told.
-2. Every donor is then asked for blocks over one or several lanes, as `state_schedule` says. A block is received
-   straight into its tensor, hashed in a worker thread, and landed if its digest is right. A second copy of a block that
-   is already being written is received into the lane's scratch block, and copied if it is verified first; whoever
-   was writing the block is first made to let go of it. So a block that has landed is never written again.
+2. Every donor is then asked for blocks as `state_schedule` says. A block is received straight into its tensor, hashed
+   (a fraction of a millisecond, without the GIL), and landed if its digest is right. A second copy of a block that is
+   already being written is received into the lane's scratch block, and copied if it is complete first; whoever was
+   writing the block is first made to let go of it. So a block that has landed is never written again.
+   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more lanes by
+   and by, up to as many as it wants connections in a link.
 3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
    left out, and its blocks go to the others. Silent is who sends nothing for STALL_S while others move, or for
    PATIENCE_S when there is nobody to compare with. A donor with several lanes may lose all but one.
@@ -46,16 +48,13 @@ IDLE_S = 0.1
 """How often a lane with nothing to do looks for blocks that are late."""
 DONORS_MAX = 32
 """In use at once; others take the place of those that fail."""
-LANES_MAX = 16
+LANES_MAX = 64
 """Over all donors, but each has one."""
-LANES_PER_DONOR_MAX = 4
-BLOCKS_PER_LANE = 16
-"""A lane beyond a donor's first is opened only where it would have so much to do."""
+LANES_PER_DONOR_MAX = 8
+LANE_AFTER_S = 2.0
+"""A donor gets another lane so long after the last one, if the rest will take longer than twice that."""
 DIGEST_REQUESTS_AHEAD = 128
 """Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
-INLINE_BYTES = 64 * 2**10
-"""A block so small is hashed sooner than a worker thread is woken."""
-
 Connect = Callable[[m.Member], Awaitable[trio.socket.SocketType]]
 
 
@@ -118,6 +117,10 @@ class _Donor:
         self.member = member
         self.scope = trio.CancelScope()
         self.connections: list[_Connection] = []
+        self.nursery: trio.Nursery | None = None
+        """For more lanes, once it has one."""
+        self.lane_at = 0.0
+        """When it was given its last one."""
 
 
 class _Connection:
@@ -183,9 +186,22 @@ class _Writing:
     """A block whose bytes are on their way into the tensor."""
 
     def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        """Cancelled to have the writer let go."""
+        self.is_revoked = False
         self.ended = trio.Event()
+        self._scope = trio.CancelScope()
+
+    async def receive(self, connection: _Connection, view: memoryview) -> int:
+        """How many bytes have come; none if it has been revoked."""
+        self._scope = trio.CancelScope()
+        with self._scope:
+            return await connection.receive(view)
+        return 0
+
+    async def revoke(self) -> None:
+        """Has the writer let go."""
+        self.is_revoked = True
+        self._scope.cancel()
+        await self.ended.wait()
 
 
 class _Fetch:
@@ -211,7 +227,6 @@ class _Fetch:
         self._writing: dict[Block, _Writing] = {}
         self._returned = trio.Event()
         """Replaced whenever it was set: a lane has left blocks to the others."""
-        self._hashing = trio.CapacityLimiter(state_blocks.cores())
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -263,17 +278,23 @@ class _Fetch:
                 except BaseException:
                     connection.close()
                     raise
-                async with trio.open_nursery() as lanes:
-                    lanes.start_soon(self._use_lane, donor, connection)
-                    for _ in range(1, self._lanes_per_donor()):
-                        lanes.start_soon(self._open_lane, donor)
+                async with trio.open_nursery() as donor.nursery:
+                    donor.lane_at = trio.current_time()
+                    donor.nursery.start_soon(self._use_lane, donor, connection)
         except (LinkError, ConnectionLost, ProtocolError) as error:
             self._fail(donor.peer, str(error))
 
-    def _lanes_per_donor(self) -> int:
-        assert self._schedule is not None
-        donors = len(self._members)
-        return min(LANES_PER_DONOR_MAX, LANES_MAX // donors, self._schedule.remaining // (BLOCKS_PER_LANE * donors))
+    def _add_lanes(self, now: float) -> None:
+        if self._schedule is None or self._schedule.remaining_s <= 2 * LANE_AFTER_S:
+            return
+        lanes = sum(len(donor.connections) for donor in self._donors.values())
+        for donor in self._donors.values():
+            wanted = min(donor.member.connections, LANES_PER_DONOR_MAX)
+            if 0 < len(donor.connections) < wanted and now - donor.lane_at >= LANE_AFTER_S and lanes < LANES_MAX:
+                assert donor.nursery is not None
+                donor.nursery.start_soon(self._open_lane, donor)
+                donor.lane_at = now
+                lanes += 1
 
     async def _open_lane(self, donor: _Donor) -> None:
         try:
@@ -304,7 +325,7 @@ class _Fetch:
                 self._returned = trio.Event()
 
     async def _watch(self) -> None:
-        """Ends connections that have fallen silent. Only time in which we ran ourselves counts."""
+        """Ends connections that have fallen silent, and opens more. Only time in which we ran ourselves counts."""
         last = trio.current_time()
         while True:
             await trio.sleep(WATCH_S)
@@ -326,6 +347,7 @@ class _Fetch:
                 limit_s = STALL_S if is_alone else PATIENCE_S
                 if connection.lane.silent_s >= limit_s:
                     connection.end(f"sent nothing for {limit_s:g} s")
+            self._add_lanes(now)
 
     # Learning the goal.
 
@@ -373,34 +395,36 @@ class _Fetch:
     async def _run_lane(self, connection: _Connection, schedule: Schedule) -> None:
         lane = connection.lane
         while True:
-            while (block := schedule.draw(lane, trio.current_time())) is not None:
-                await send_message(connection, m.BlockRequest(block.tensor, block.number, 1))
+            await self._ask(connection, schedule)
             if lane.queue:
-                await self._receive_block(connection, lane.queue[0])
+                await self._receive_block(connection, schedule)
                 schedule.delivered(lane)
             else:
                 with trio.move_on_after(IDLE_S):
                     await self._returned.wait()
 
-    async def _receive_block(self, connection: _Connection, block: Block) -> None:
-        """Reads the block from the connection, whatever may become of it. Wrong bytes are a ProtocolError."""
+    async def _ask(self, connection: _Connection, schedule: Schedule) -> None:
+        while (block := schedule.draw(connection.lane, trio.current_time())) is not None:
+            await send_message(connection, m.BlockRequest(block.tensor, block.number, 1))
+
+    async def _receive_block(self, connection: _Connection, schedule: Schedule) -> None:
+        """Reads the lane's first block from the connection, whatever may become of it. Wrong bytes are a
+        ProtocolError."""
+        block = connection.lane.queue[0]
         if block.is_landed or block in self._writing:
             await self._receive_copy(connection, block)
-        else:
-            await self._receive_in_place(connection, block)
-
-    async def _receive_in_place(self, connection: _Connection, block: Block) -> None:
-        target = self._tensors[block.tensor].block(block.number)
-        rest = target
+            return
+        rest = target = self._tensors[block.tensor].block(block.number)
         writing = self._writing[block] = _Writing()
         try:
-            with writing.scope:
-                while rest:
-                    count = await connection.receive(rest)
+            while rest and not writing.is_revoked:
+                count = await writing.receive(connection, rest)
+                if count:
                     self._spoil(block)
                     rest = rest[count:]
+                    await self._ask(connection, schedule)
             if not rest:
-                await self._verify(target, block)
+                self._verify(target, block)
                 self._land(block)
         finally:
             del self._writing[block]
@@ -412,22 +436,17 @@ class _Fetch:
         copy = await connection.receive_scratch(block.size)
         if block.is_landed:
             return
-        await self._verify(copy, block)
-        with trio.CancelScope(shield=True):  # brief: the writer has been told to let go
+        self._verify(copy, block)
+        with trio.CancelScope(shield=True):  # brief: the writer only has to let go
             while (writing := self._writing.get(block)) is not None:
-                writing.scope.cancel()
-                await writing.ended.wait()
+                await writing.revoke()
         if not block.is_landed:
             self._spoil(block)
             self._tensors[block.tensor].block(block.number)[:] = copy
             self._land(block)
 
-    async def _verify(self, data: memoryview, block: Block) -> None:
-        if len(data) <= INLINE_BYTES:
-            found = state_blocks.digest(data)
-        else:
-            found = await trio.to_thread.run_sync(state_blocks.digest, data, limiter=self._hashing)
-        if found != state_blocks.digest_at(self._goal[block.tensor], block.number):
+    def _verify(self, data: memoryview, block: Block) -> None:
+        if state_blocks.digest(data) != state_blocks.digest_at(self._goal[block.tensor], block.number):
             name = self._tensors[block.tensor].name
             raise ProtocolError(f"block {block.number} of tensor {name!r} is not what its digest says")
 

@@ -1,9 +1,10 @@
 """Which block of a state transfer is asked of which donor: no I/O here, and time comes in as an argument.
 
 Theory of operation. A *lane* is one connection to a donor, which answers requests in order. Blocks wait in one pool;
-each lane draws from it whenever it has asked for less than it will deliver within its *horizon*, so a faster lane
-simply draws more often, and all lanes run dry at about the same time. The horizon is half a second, or twice the lane's
-latency where that is more: enough to keep a long fat pipe full, as what is asked for but not sent yet costs nothing.
+each lane draws from it as soon as what it has been asked for will have come within its *horizon*, so a faster lane
+simply draws more often, and all lanes run dry at about the same time. The horizon is a quarter of a second, or three
+times the lane's latency where that is more: enough to keep a long fat pipe full, as what is asked for but not sent yet
+costs nothing, and short, as it is what a lane holds back from the others at the end.
 
 When the pool is empty, an idle lane asks once more for a block that is *late*: one that the lanes which hold it will
 not have delivered, by their speed or by their silence, when this lane could have done so easily. A block can so be on
@@ -22,13 +23,16 @@ from dataclasses import dataclass, field
 
 from pccl.runtime import state_blocks
 
-HORIZON_S = 0.5
-REQUESTS_MIN = 2
-"""Asked for at least, however slow the lane: the donor is never idle for a round trip."""
+HORIZON_S = 0.25
+HORIZON_LATENCIES = 3
+REQUESTS_FIRST = 2
+"""Asked for while a lane's speed is not known."""
 REQUESTS_MAX = 256
 """Asked for at most: so many requests fit the donor's receive buffer also while it does not read."""
 RATE_WINDOW_S = 0.1
-RESCUE_S = 0.5
+RATE_WEIGHT = 0.3
+"""Of the newest window in the rate."""
+RESCUE_S = 0.25
 """What a rescue must win at least."""
 
 
@@ -54,8 +58,10 @@ class Lane:
         """How long nothing has come of what was asked for. The watch adds to it."""
         self.latency_s = 0.0
         """The shortest wait from a request to the first byte, when nothing else was under way."""
-        self._queued_bytes = 0
-        self._rate: float | None = None
+        self.rate: float | None = None
+        """Bytes a second, as far as known."""
+        self.to_come_bytes = 0
+        """Of the blocks in the queue."""
         self._asked_at: float | None = None
         self._window_start = 0.0
         self._window_bytes = 0
@@ -73,37 +79,41 @@ class Lane:
             latency_s = now - self._asked_at
             self.latency_s = min(self.latency_s or latency_s, latency_s)
             self._asked_at = None
+            self._window_start = now
+            self._window_bytes = -count  # came before the window
+        if self.queue:
+            self.to_come_bytes -= count
         self._window_bytes += count
         elapsed_s = now - self._window_start
         if elapsed_s >= RATE_WINDOW_S:
             rate = self._window_bytes / elapsed_s
-            self._rate = rate if self._rate is None else (self._rate + rate) / 2
+            self.rate = rate if self.rate is None else self.rate + RATE_WEIGHT * (rate - self.rate)
             self._window_start, self._window_bytes = now, 0
 
     @property
     def has_room(self) -> bool:
-        if len(self.queue) < REQUESTS_MIN:
+        if not self.queue:
             return True
-        if len(self.queue) >= REQUESTS_MAX:
-            return False
-        horizon_s = max(HORIZON_S, 2 * self.latency_s)
-        return self._queued_bytes < (self._rate or 0) * horizon_s
+        if self.rate is None:
+            return len(self.queue) < REQUESTS_FIRST
+        horizon_s = max(HORIZON_S, HORIZON_LATENCIES * self.latency_s)
+        return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
         """How long `size` bytes will take, as far as is known; silence counts as if it went on for as long again."""
-        return max(self.silent_s, size / self._rate if self._rate else 0.0)
+        return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:
         if not self.queue:
             self.asked(now)
+            self.to_come_bytes = 0
         self.queue.append(block)
         block.holders.append(self)
-        self._queued_bytes += block.size
+        self.to_come_bytes += block.size
 
     def _remove_first(self) -> Block:
         block = self.queue.popleft()
         block.holders.remove(self)
-        self._queued_bytes -= block.size
         return block
 
 
@@ -123,6 +133,12 @@ class Schedule:
     def enter(self, lane: Lane) -> None:
         self._lanes.append(lane)
 
+    @property
+    def remaining_s(self) -> float:
+        """How long the rest will take at the present speed."""
+        rate = sum(lane.rate or 0.0 for lane in self._lanes if lane.queue)
+        return self.remaining * state_blocks.BLOCK_BYTES / rate if rate else float("inf")
+
     def draw(self, lane: Lane, now: float) -> Block | None:
         """The next block to ask `lane` for, if any: it is in its queue then."""
         if not lane.has_room:
@@ -140,7 +156,7 @@ class Schedule:
         found_s = 0.0
         waits: dict[Block, float] = {}
         for lane in self._lanes:
-            ahead = 0
+            ahead = lane.to_come_bytes - sum(block.size for block in lane.queue)
             for block in lane.queue:
                 ahead += block.size
                 if not block.is_landed:
