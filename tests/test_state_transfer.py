@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
@@ -17,12 +18,13 @@ from pccl.protocol.codec import ProtocolError
 from pccl.runtime import state_blocks
 from pccl.runtime.links import LinkError
 from pccl.runtime.state_blocks import StateTensor, fingerprint
-from pccl.runtime.state_receiver import STALL_S
+from pccl.runtime.state_receiver import PATIENCE_S, STALL_S
 from pccl.runtime.state_transfer import Transfer, TransferError
-from pccl.runtime.wire import ConnectionLost, send_message
+from pccl.runtime.wire import ConnectionLost, receive_message, send_message
 
 BLOCK = 64
 BOUND_S = 20
+CONNECTIONS = 3
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
@@ -52,7 +54,7 @@ def plan_for(donor: Transfer, loose: bool = False) -> m.SyncPlan:
 
 
 def member(number: int) -> m.Member:
-    return m.Member(number, 0, ["10.0.0.1"], 1, 1)
+    return m.Member(number, 0, ["10.0.0.1"], 1, CONNECTIONS)
 
 
 def fetch(
@@ -324,3 +326,192 @@ def test_the_root_tells_names_dtypes_and_shapes_apart() -> None:
     ]
     roots = {fingerprint([tensor]).root for tensor in (one, *others)}
     assert len(roots) == 5
+
+
+# Many donors at once.
+
+
+def test_all_donors_serve_and_nothing_travels_twice() -> None:
+    content = pattern(400 * BLOCK)
+    donors = [transfer_of(state(content)) for _ in range(4)]
+    receiver = transfer_of(state(bytes(400 * BLOCK)))
+    assert fetch(receiver, plan_for(donors[0]), [donor.serve for donor in donors]) == []
+    assert contents(receiver) == [content]
+    assert all(donor.tx_bytes for donor in donors)
+    assert sum(donor.tx_bytes for donor in donors) == receiver.rx_bytes == 400 * BLOCK
+
+
+class _Slow:
+    """A socket of somebody who needs so long for each send."""
+
+    def __init__(self, sock: trio.socket.SocketType, send_s: float, free: int = 1) -> None:
+        self._sock = sock
+        self._send_s = send_s
+        self._free = free
+
+    async def recv_into(self, view: memoryview) -> int:
+        return await self._sock.recv_into(view)
+
+    async def send(self, data: memoryview) -> int:
+        self._free -= 1
+        if self._free < 0:
+            await trio.sleep(self._send_s)
+        return await self._sock.send(data)
+
+
+def slow(send_s: float, party: Transfer, free: int = 1) -> Serve:
+    """With the first sends (the digests come first) at once."""
+
+    async def serve(sock: trio.socket.SocketType) -> None:
+        await party.serve(cast(trio.socket.SocketType, _Slow(sock, send_s, free)))
+
+    return serve
+
+
+def virtual() -> trio.testing.MockClock:
+    return trio.testing.MockClock(autojump_threshold=0.02)
+
+
+def test_a_slow_donor_does_not_hold_the_end() -> None:
+    donor, snail = (transfer_of(state(pattern(100 * BLOCK))) for _ in range(2))
+    receiver = transfer_of(state(bytes(100 * BLOCK)))
+    # One block of the snail takes as long as twice the bound.
+    serve = [slow(2 * BOUND_S, snail), slow(0.01, donor)]
+    assert fetch(receiver, plan_for(donor), serve, virtual()) == []
+    assert contents(receiver) == contents(donor)
+
+
+def test_a_donor_that_stalls_while_others_move_is_given_up_and_named() -> None:
+    donor, stalled = (transfer_of(state(pattern(100 * BLOCK))) for _ in range(2))
+    receiver = transfer_of(state(bytes(100 * BLOCK)))
+    serve = [slow(float("inf"), stalled, free=5), slow(0.2, donor)]
+    assert fetch(receiver, plan_for(donor), serve, virtual(), bound_s=60) == [(1, "sent nothing for 5 s")]
+    assert contents(receiver) == contents(donor)
+
+
+def test_the_only_donor_may_pause_for_long() -> None:
+    donor = transfer_of(state(pattern(BLOCK)))
+    receiver = transfer_of(state(bytes(BLOCK)))
+    assert fetch(receiver, plan_for(donor), [slow(PATIENCE_S / 2, donor)], virtual(), bound_s=PATIENCE_S) == []
+    assert contents(receiver) == contents(donor)
+
+
+def test_a_donor_that_has_left_the_run_is_not_waited_for() -> None:
+    donor = transfer_of(state(pattern(5 * BLOCK)))
+    receiver = transfer_of(state(bytes(5 * BLOCK)))
+
+    async def frozen(sock: trio.socket.SocketType) -> None:
+        await trio.sleep(1)
+        receiver.lost(1, "no sign of life")
+        await trio.sleep_forever()
+
+    with pytest.raises(TransferError) as caught:
+        fetch(receiver, plan_for(donor), [frozen], virtual(), bound_s=PATIENCE_S / 2)
+    assert caught.value.suspects == [(1, "was lost: no sign of life")]
+
+
+def test_a_block_that_has_landed_is_never_written_again() -> None:
+    """The liar begins a block with wrong bytes, pauses until somebody else has landed it, and then goes on."""
+    content = pattern(40 * BLOCK)
+    donor = transfer_of(state(content))
+    receiver = transfer_of(state(bytes(40 * BLOCK)))
+    bad = Transfer(state(bytes(b ^ 255 for b in content)), donor.own)
+
+    async def liar(sock: trio.socket.SocketType) -> None:
+        request = await receive_message(sock, m.StateRequest)
+        while isinstance(request, m.DigestRequest):
+            await send_message(sock, m.Digests(request.tensor, BLOCK, donor.own.blocks[request.tensor]))
+            request = await receive_message(sock, m.StateRequest)
+        block = bad.tensors[0].block(request.first)
+        await sock.send(block[: BLOCK // 2])
+        for _ in range(1000):
+            if receiver.tensors[0].block(request.first) == donor.tensors[0].block(request.first):
+                was_rescued.append(True)
+                break
+            await trio.sleep(0.01)
+        await sock.send(block[BLOCK // 2 :])
+        await trio.sleep_forever()
+
+    was_rescued: list[bool] = []
+    # The last donor is so slow with its last block that the transfer outlives the rescue of the liar's.
+    suspects = fetch(receiver, plan_for(donor), [liar, slow(0.01, donor), slow(1.0, donor)], virtual())
+    assert contents(receiver) == [content]
+    assert receiver.overwritten == {"t0"}
+    assert {peer for peer, _ in suspects} <= {1}
+    assert was_rescued
+
+
+def test_wrong_bytes_cost_only_the_liar() -> None:
+    content = pattern(100 * BLOCK)
+    good = [transfer_of(state(content)) for _ in range(2)]
+    liar = Transfer(state(bytes(100 * BLOCK)), good[0].own)
+    receiver = transfer_of(state(b"\1" * 100 * BLOCK))
+    suspects = fetch(receiver, plan_for(good[0]), [good[0].serve, liar.serve, good[1].serve])
+    assert [peer for peer, _ in suspects] == [2]
+    assert contents(receiver) == [content]
+    assert receiver.rx_bytes == 100 * BLOCK, "what was wrong does not count"
+
+
+def test_a_retry_fetches_only_what_is_missing() -> None:
+    content = pattern(50 * BLOCK)
+    donor = transfer_of(state(content))
+    first = transfer_of(state(bytes(50 * BLOCK)))
+    with pytest.raises(TransferError):
+        fetch(first, plan_for(donor), [dying_after(30 * BLOCK, transfer_of(state(content)))])
+    assert 0 < first.rx_bytes < 50 * BLOCK
+    second = transfer_of(list(first.tensors))
+    assert fetch(second, plan_for(donor), [donor.serve]) == []
+    assert contents(second) == [content]
+    assert second.rx_bytes == 50 * BLOCK - first.rx_bytes
+
+
+def test_several_receivers_at_once() -> None:
+    content = pattern(50 * BLOCK)
+    donors = [transfer_of(state(content)) for _ in range(2)]
+    receivers = [transfer_of(state(bytes(50 * BLOCK))) for _ in range(3)]
+
+    async def body() -> None:
+        async def connect(wanted: m.Member) -> trio.socket.SocketType:
+            ours, theirs = trio.socket.socketpair()
+            serving.start_soon(serve, donors[wanted.peer - 1], theirs)
+            return ours
+
+        async def serve(donor: Transfer, sock: trio.socket.SocketType) -> None:
+            with sock, contextlib.suppress(ConnectionLost):
+                await donor.serve(sock)
+
+        with trio.fail_after(BOUND_S):
+            async with trio.open_nursery() as serving:
+                async with trio.open_nursery() as fetching:
+                    for receiver in receivers:
+                        fetching.start_soon(receiver.fetch, plan_for(donors[0]), [member(1), member(2)], connect)
+                serving.cancel_scope.cancel()
+
+    trio.run(body)
+    assert all(contents(receiver) == [content] for receiver in receivers)
+    assert sum(donor.tx_bytes for donor in donors) == 3 * 50 * BLOCK
+
+
+def test_a_long_transfer_opens_more_lanes_to_each_donor() -> None:
+    donor = transfer_of(state(pattern(60 * BLOCK)))
+    receiver = transfer_of(state(bytes(60 * BLOCK)))
+    lanes: list[trio.socket.SocketType] = []
+
+    async def serve(sock: trio.socket.SocketType) -> None:
+        lanes.append(sock)
+        await slow(0.5, donor)(sock)
+
+    assert fetch(receiver, plan_for(donor), [serve], virtual(), bound_s=60) == []
+    assert len(lanes) == CONNECTIONS
+    assert contents(receiver) == contents(donor)
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_hashing_does_not_depend_on_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = state(pattern(50 * BLOCK + 1), b"", *[pattern(i, i) for i in range(100)])
+    plain = fingerprint(tensors)
+    monkeypatch.setattr(state_blocks, "cores", lambda: cores)
+    monkeypatch.setattr(state_blocks, "SHARE_BYTES", 7 * BLOCK)
+    assert fingerprint(tensors) == plain
+    blocks = [bytes(tensors[0].block(number)) for number in range(51)]
+    assert plain.blocks[0] == b"".join(map(state_blocks.digest, blocks))

@@ -119,6 +119,8 @@ class _Donor:
         self.connections: list[_Connection] = []
         self.nursery: trio.Nursery | None = None
         """For more lanes, once it has one."""
+        self.lanes = 1
+        """How many it was given so far."""
         self.lane_at = 0.0
         """When it was given its last one."""
 
@@ -289,11 +291,17 @@ class _Fetch:
             return
         lanes = sum(len(donor.connections) for donor in self._donors.values())
         for donor in self._donors.values():
-            wanted = min(donor.member.connections, LANES_PER_DONOR_MAX)
-            if 0 < len(donor.connections) < wanted and now - donor.lane_at >= LANE_AFTER_S and lanes < LANES_MAX:
+            if (
+                donor.connections
+                and donor.lanes < min(donor.member.connections, LANES_PER_DONOR_MAX)
+                and now - donor.lane_at >= LANE_AFTER_S
+                and all(connection.lane.silent_s < LANE_AFTER_S / 2 for connection in donor.connections)
+                and lanes < LANES_MAX
+            ):
                 assert donor.nursery is not None
                 donor.nursery.start_soon(self._open_lane, donor)
                 donor.lane_at = now
+                donor.lanes += 1
                 lanes += 1
 
     async def _open_lane(self, donor: _Donor) -> None:

@@ -85,3 +85,30 @@ def test_the_call_goes_on_without_a_peer_that_is_killed_before_it_has_called(run
         worker.until_asleep()
     victim.kill()
     assert [worker.answer().value for worker in waiting] == [[0, 0, 5]] * 2
+
+
+def test_a_donor_that_is_stopped_is_not_waited_for(run: Run, file: Path) -> None:
+    transfer = Transfer(run(3), file)
+    first, second = transfer.donors
+    first.stop()
+    transfer.receiver.resume()
+    assert transfer.receiver.answer().value == [0, 4 * COUNT, 3]
+    assert second.answer().value[0] > 0
+    first.resume()
+    assert first.answer().value[2] == 3
+    digest = first.do("digest", name="x")
+    assert [worker.do("digest", name="x") for worker in (second, transfer.receiver)] == [digest, digest]
+
+
+def test_all_donors_serve_all_who_join(run: Run) -> None:
+    workers = run(4)
+    donors = workers[:2]
+    for worker in workers:
+        worker.do("array", name="x", count=COUNT // 2, value=7 if worker in donors else 0)
+        worker.do("state", name="s", arrays=["x"], revision=3 if worker in donors else 0)
+    for worker in workers:
+        worker.begin("sync", name="s")
+    moved = [worker.answer().value for worker in workers]
+    assert moved[2:] == [[0, 2 * COUNT, 3]] * 2
+    assert all(tx > 0 for tx, _, _ in moved[:2])
+    assert len({worker.do("digest", name="x") for worker in workers}) == 1

@@ -1,0 +1,167 @@
+"""Schedules of a state transfer, driven by hand: no sockets, and time is a number."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.runtime import state_blocks
+from pccl.runtime.state_schedule import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, Lane, Schedule, blocks_of
+
+SIZE = 1000
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_blocks, "BLOCK_BYTES", SIZE)
+
+
+def schedule_of(count: int, lanes: int = 1) -> tuple[Schedule, list[Lane]]:
+    schedule = Schedule(blocks_of(0, count * SIZE, range(count)), count)
+    entered = [Lane() for _ in range(lanes)]
+    for lane in entered:
+        schedule.enter(lane)
+    return schedule, entered
+
+
+def draw_all(schedule: Schedule, lane: Lane, now: float) -> list[Block]:
+    drawn = []
+    while (block := schedule.draw(lane, now)) is not None:
+        drawn.append(block)
+    return drawn
+
+
+def deliver(schedule: Schedule, lane: Lane, now: float) -> Block:
+    """The first block of the lane comes as a whole."""
+    block = lane.queue[0]
+    lane.moved(block.size, now)
+    if not block.is_landed:
+        schedule.land(block)
+    schedule.delivered(lane)
+    return block
+
+
+def run(schedule: Schedule, speeds: dict[Lane, float], now: float = 0.0) -> tuple[float, dict[Lane, int]]:
+    """Lanes that deliver so many bytes a second, until everything has landed: when that is, and how many blocks each
+    has landed."""
+    landed = dict.fromkeys(speeds, 0)
+    credit = dict.fromkeys(speeds, 0.0)
+    step_s = 0.01
+    while not schedule.is_done:
+        now += step_s
+        for lane, speed in speeds.items():
+            draw_all(schedule, lane, now)
+            credit[lane] = credit[lane] + speed * step_s if lane.queue else 0.0
+            lane.silent_s += step_s if lane.queue else 0.0
+            while lane.queue and credit[lane] >= SIZE and not schedule.is_done:
+                credit[lane] -= SIZE
+                landed[lane] += not lane.queue[0].is_landed
+                deliver(schedule, lane, now)
+                draw_all(schedule, lane, now)
+    return now, landed
+
+
+def test_blocks_cover_a_tensor_and_the_last_one_is_shorter() -> None:
+    blocks = list(blocks_of(3, 2500, range(3)))
+    assert [(block.tensor, block.number, block.size) for block in blocks] == [(3, 0, 1000), (3, 1, 1000), (3, 2, 500)]
+
+
+def test_a_lane_of_unknown_speed_is_asked_for_little() -> None:
+    schedule, (lane,) = schedule_of(100)
+    assert [block.number for block in draw_all(schedule, lane, 0.0)] == list(range(REQUESTS_FIRST))
+
+
+def test_a_fast_lane_with_a_long_way_is_asked_for_what_fills_the_way() -> None:
+    schedule, (lane,) = schedule_of(1000)
+    now, latency_s, speed = 0.0, 1.0, 40 * SIZE
+    draw_all(schedule, lane, now)
+    now += latency_s
+    for _ in range(200):
+        deliver(schedule, lane, now)
+        draw_all(schedule, lane, now)
+        now += SIZE / speed
+    assert lane.to_come_bytes >= speed * 2 * latency_s
+    assert len(lane.queue) <= REQUESTS_MAX
+
+
+def test_lanes_draw_as_they_deliver_and_end_together() -> None:
+    schedule, (fast, slow) = schedule_of(1000, 2)
+    end_s, landed = run(schedule, {fast: 90 * SIZE, slow: 10 * SIZE})
+    assert landed[fast] + landed[slow] == 1000
+    assert 850 <= landed[fast] <= 950
+    assert end_s <= 10.0 * 1.1, "ten seconds' work for both together"
+
+
+def test_a_slow_lane_does_not_hold_the_end() -> None:
+    schedule, (fast, slow) = schedule_of(100, 2)
+    end_s, _ = run(schedule, {fast: 100 * SIZE, slow: 0.1 * SIZE})
+    assert end_s < 2.0, "a block of the slow lane takes 10 s"
+
+
+def test_a_silent_lane_does_not_hold_the_end() -> None:
+    schedule, (fast, silent) = schedule_of(10, 2)
+    assert draw_all(schedule, silent, 0.0)
+    end_s, landed = run(schedule, {fast: 100 * SIZE, silent: 0.0})
+    assert end_s < 2.0
+    assert landed == {fast: 10, silent: 0}
+
+
+def test_a_block_is_not_rescued_without_need() -> None:
+    schedule, (busy, idle) = schedule_of(REQUESTS_FIRST, 2)
+    draw_all(schedule, busy, 0.0)
+    busy.silent_s = RESCUE_S / 2
+    assert draw_all(schedule, idle, 0.1) == []
+    busy.silent_s = RESCUE_S * 2
+    assert len(draw_all(schedule, idle, 1.0)) == 1, "one at a time"
+
+
+def test_what_a_lane_leaves_goes_to_the_others() -> None:
+    schedule, (first, second) = schedule_of(REQUESTS_FIRST, 2)
+    draw_all(schedule, first, 0.0)
+    assert draw_all(schedule, second, 0.0) == []
+    assert schedule.forsake(first)
+    assert len(draw_all(schedule, second, 0.0)) == REQUESTS_FIRST
+    assert not schedule.is_done
+
+
+def test_a_block_that_another_lane_holds_is_not_left() -> None:
+    schedule, (first, second) = schedule_of(1, 2)
+    draw_all(schedule, first, 0.0)
+    first.silent_s = 10.0
+    draw_all(schedule, second, 10.0)
+    assert not schedule.forsake(first)
+    deliver(schedule, second, 11.0)
+    assert schedule.is_done
+
+
+ACTIONS = st.sampled_from(["draw", "deliver", "wait", "end", "enter"])
+
+
+@given(st.integers(0, 30), st.lists(st.tuples(ACTIONS, st.integers(0, 5))))
+def test_no_block_is_forgotten(count: int, actions: list[tuple[str, int]]) -> None:
+    """Lanes draw, deliver, fall silent, end and come, in any order; whoever stays can land all the rest."""
+    schedule, lanes = schedule_of(count, 2)
+    now = 0.0
+    for action, which in actions:
+        now += 0.3
+        lane = lanes[which % len(lanes)]
+        if action == "draw":
+            schedule.draw(lane, now)
+        elif action == "deliver" and lane.queue:
+            deliver(schedule, lane, now)
+        elif action == "wait" and lane.queue:
+            lane.silent_s += 1.0
+        elif action == "end" and len(lanes) > 1:
+            lanes.remove(lane)
+            schedule.forsake(lane)
+        elif action == "enter":
+            lanes.append(Lane())
+            schedule.enter(lanes[-1])
+    keeper, *others = lanes
+    for lane in others:
+        schedule.forsake(lane)
+    while keeper.queue or draw_all(schedule, keeper, now):
+        now += 0.1
+        deliver(schedule, keeper, now)
+    assert schedule.is_done
