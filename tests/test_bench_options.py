@@ -62,9 +62,9 @@ def test_quantizations(text: str, options: QuantizationOptions | None) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("median", "'median' is not one of none, min-max"),
-        ("", "'' is not one of"),
-        ("none:uint8", "'none' is not one of"),
+        ("median", "does not begin with one of none, min-max"),
+        ("", "does not begin with one of"),
+        ("none:uint8", "nothing can follow 'none'"),
         ("min-max:float32", "'float32' is neither"),
         ("min-max:block=", "'block=' is neither"),
         ("min-max:block=-8", "'block=-8' is neither"),

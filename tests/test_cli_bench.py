@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
+from pccl.cli import main
 from tests.crew import together
 from tests.streams import TIMEOUT_S
 
@@ -161,10 +162,19 @@ def test_hosts_that_measure_different_things(
     assert hosts[1].stderr.startswith("pccl bench: hosts were asked for different ")
 
 
-def test_kill_with_several_connections() -> None:
-    command = [sys.executable, "-P", "-m", "pccl", "bench", "--kill", "--connections", "1,2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (1, "pccl bench: with --kill give one number of --connections\n")
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--kill", "--connections", "1,2"), "with --kill give one number of --connections"),
+        (("--kill", "--memory"), "--kill knows no --against, --memory or --plot"),
+        (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: there is no folder /nowhere"),
+    ],
+)
+def test_told_before_anything_is_measured(
+    arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 1
+    assert capsys.readouterr() == ("", f"pccl bench: {complaint}\n")
 
 
 @pytest.mark.parametrize("arguments", [("--peers", "2,3"), ("--peers", "3", "--kill")])

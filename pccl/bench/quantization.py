@@ -37,8 +37,10 @@ def parse_quantization(text: str) -> QuantizationOptions | None:
     if text == NONE:
         return None
     name, *words = text.split(":")
+    if name == NONE:
+        raise ValueError(f"{text!r}: nothing can follow {NONE!r}")
     if name not in ALGORITHMS:
-        raise ValueError(f"{text!r}: {name!r} is not one of {', '.join([NONE, *ALGORITHMS])}")
+        raise ValueError(f"{text!r} does not begin with one of {', '.join([NONE, *ALGORITHMS])}")
     algorithm = ALGORITHMS[name]
     found: dict[str, int | str] = {}
     for word in words:

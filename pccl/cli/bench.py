@@ -11,6 +11,7 @@ from pccl.bench.messages import ALGORITHMS, DTYPES, GLOO, RAW_RING
 from pccl.bench.quantization import parse_quantization
 from pccl.bench.sizes import parse_bytes
 from pccl.cli.arguments import natural, positive
+from pccl.cli.lists import listed, one_of
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -54,17 +55,19 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         help="be one peer of the run whose master is there; --peers is how many there will be in all",
     )
-    parser.add_argument("--peers", type=_world_sizes, default=[2, 4], metavar="LIST", help="world sizes (default: 2,4)")
+    parser.add_argument(
+        "--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="world sizes (default: 2,4)"
+    )
     parser.add_argument(
         "--sizes",
-        type=_sizes,
-        default=_sizes("4KiB,1MiB,64MiB"),
+        type=listed(parse_bytes),
+        default=[4 << 10, 1 << 20, 64 << 20],
         metavar="LIST",
         help="bytes per rank (default: 4KiB,1MiB,64MiB)",
     )
     parser.add_argument(
         "--tensors",
-        type=_positives,
+        type=listed(positive),
         default=[1],
         metavar="LIST",
         help="into how many concurrent tensors a size is cut (default: 1)",
@@ -72,21 +75,21 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: %(default)s)")
     parser.add_argument(
         "--connections",
-        type=_naturals,
+        type=listed(natural),
         default=[0],
         metavar="LIST",
         help="per link; 0 is the library's choice (default: 0)",
     )
     parser.add_argument(
         "--quantize",
-        type=_quantizations,
+        type=listed(_quantization),
         default=["none"],
         metavar="LIST",
         help="see below; rulers stay unquantized (default: none)",
     )
     parser.add_argument(
         "--algorithm",
-        type=_algorithms,
+        type=listed(one_of({name: name for name in ALGORITHMS})),
         default=["auto"],
         metavar="LIST",
         help="auto, ring, direct; auto is the library's choice (default: auto)",
@@ -103,7 +106,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--against",
-        type=_rulers,
+        type=listed(one_of({"gloo": GLOO, "raw-ring": RAW_RING})),
         default=[],
         metavar="LIST",
         help="gloo: also measure torch's Gloo, on the same arrays in the same processes; needs the extra pccl[torch]. "
@@ -137,6 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
             raise BenchError("with --master give one number of --peers, and not --kill")
+        if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+            raise BenchError(f"--json {arguments.json}: there is no folder {arguments.json.absolute().parent}")
         if arguments.kill:
             _run_kill(arguments)
         else:
@@ -203,6 +208,8 @@ def _run_kill(arguments: argparse.Namespace) -> None:
 
     if len(arguments.connections) > 1:
         raise BenchError("with --kill give one number of --connections")
+    if arguments.against or arguments.memory or arguments.plot is not None:
+        raise BenchError("--kill knows no --against, --memory or --plot")
     plan = KillPlan(
         steps_before=arguments.iterations, steps_after=arguments.iterations, connections=arguments.connections[0]
     )
@@ -212,50 +219,13 @@ def _run_kill(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, report)
 
 
-def _naturals(text: str) -> list[int]:
-    return [natural(part) for part in text.split(",")]
+def _world_size(text: str) -> int:
+    value = positive(text)
+    if value == 1:
+        raise ValueError("a peer alone has nobody to reduce with")
+    return value
 
 
-def _positives(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
-
-
-def _world_sizes(text: str) -> list[int]:
-    values = _positives(text)
-    if 1 in values:
-        raise argparse.ArgumentTypeError("a peer alone has nobody to reduce with")
-    return values
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_bytes(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _quantizations(text: str) -> list[str]:
-    parts = text.split(",")
-    for part in parts:
-        try:
-            parse_quantization(part)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-    return parts
-
-
-def _rulers(text: str) -> list[str]:
-    names = {"gloo": GLOO, "raw-ring": RAW_RING}
-    parts = text.split(",")
-    for part in parts:
-        if part not in names:
-            raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(names)}")
-    return [names[part] for part in parts]
-
-
-def _algorithms(text: str) -> list[str]:
-    parts = text.split(",")
-    for part in parts:
-        if part not in ALGORITHMS:
-            raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(ALGORITHMS)}")
-    return parts
+def _quantization(text: str) -> str:
+    parse_quantization(text)
+    return text
