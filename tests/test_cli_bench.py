@@ -188,6 +188,7 @@ def test_what_one_peer_cannot_measure(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("--peers", "2,x"),
         *(("--peers", "1,2"), ("--sizes", "huge"), ("--tensors", "0"), ("--dtype", "float7"), ("--against", "nccl")),
         *(("--connections", "1,-1"), ("--quantize", "none,min"), ("--algorithm", "ring,tree")),
         ("--in-place", "--out-of-place"),
