@@ -192,6 +192,10 @@ int pccl_engine_poll_events(pccl_engine *engine, pccl_event *events, int events_
  * failure. Link numbers are the caller's and are never used twice. */
 int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd);
 
+/* From now on a link is lost, with a LINK_LOST event, when bytes lie on it for so long without any of its connections
+ * getting one across or bringing one in. 0, as it is at first: never. */
+void pccl_engine_set_link_timeout(pccl_engine *engine, uint32_t timeout_ms);
+
 /* Closes all connections of a link, without a LINK_LOST event. Unknown links are ignored. */
 int pccl_engine_link_close(pccl_engine *engine, uint64_t link);
 

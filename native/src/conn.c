@@ -11,6 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#endif
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -326,6 +330,7 @@ void pccl_conn_receive(pccl_conn *conn)
         }
         received_bytes += (size_t)n;
         count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
+        conn->has_received = 1;
         size_t direct_bytes = pccl_min_size((size_t)n, payload_bytes);
         conn->rx_ahead_end += (uint32_t)((size_t)n - direct_bytes);
         if (direct_bytes > 0)
@@ -518,6 +523,7 @@ int pccl_conn_flush(pccl_conn *conn)
             return 0;
         }
         count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
+        conn->sent_bytes += (uint64_t)n;
         tx_advance(conn, (size_t)n);
         if ((size_t)n < bytes)
             return 0;
@@ -544,6 +550,34 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
         tx->payload = tx->spill;
         tx->op = NULL;
     }
+}
+
+/* What the system has taken and the other side's system has not acknowledged. Where it does not tell: what the other
+ * engine has not. */
+static uint64_t conn_lying_bytes(const pccl_conn *conn)
+{
+#if defined(__linux__)
+    int bytes;
+    if (ioctl(conn->poll.fd, SIOCOUTQ, &bytes) == 0)
+        return (uint64_t)bytes;
+#elif defined(SO_NWRITE)
+    int bytes;
+    socklen_t size = sizeof bytes;
+    if (getsockopt(conn->poll.fd, SOL_SOCKET, SO_NWRITE, &bytes, &size) == 0)
+        return (uint64_t)bytes;
+#endif
+    return conn->tx_counted - conn->tx_acked;
+}
+
+int pccl_conn_has_carried(pccl_conn *conn)
+{
+    uint64_t lying_bytes = conn_lying_bytes(conn);
+    uint64_t could_lie_bytes = conn->lying_bytes + (conn->sent_bytes - conn->looked_at_bytes);
+    int has_carried = conn->has_received || lying_bytes < could_lie_bytes;
+    conn->has_received = 0;
+    conn->looked_at_bytes = conn->sent_bytes;
+    conn->lying_bytes = lying_bytes;
+    return has_carried;
 }
 
 int pccl_conn_tick(pccl_conn *conn, int64_t now_ms)

@@ -33,6 +33,12 @@
  *     order. LOST frames count too, but are sent again at once when their own connection is lost: two ends
  *     could otherwise wait for each other's. So one may come twice, and the second is ignored.
  *
+ * A connection without another beside it has nothing to be compared with, nor have all of them when the path goes
+ * black. Then the system is asked what lies there without the other system's acknowledgement: a link on which bytes
+ * lie and none gets across or comes in for the link's timeout is lost. It is the systems that are asked because they
+ * acknowledge at once; engines may have a lot to say before they come to that, on a slow path. If nothing lies there,
+ * nothing is missed, or only by the other end, where it lies.
+ *
  * A frame is sent again from where it was sent from: no copy is kept. What is there is still the same. A range
  * is overwritten after it was sent only by what has come of it: a segment's final form, which cannot be on its
  * way before the frame was received, and then counted as such. Frames of ended ops are skipped: either every
@@ -144,6 +150,10 @@ typedef struct pccl_conn {
     int64_t moved_ms; /* when last seen to move */
     uint8_t has_moved; /* since the last tick */
     uint64_t peer_received_bytes;
+    uint64_t sent_bytes; /* taken by the system; these four since the last look of pccl_conn_has_carried */
+    uint8_t has_received;
+    uint64_t looked_at_bytes; /* of sent_bytes, at that look */
+    uint64_t lying_bytes; /* taken by the system and not acknowledged by the other one, at that look */
 
     enum pccl_conn_rx_state rx_state;
     pccl_op *rx_op;
@@ -214,6 +224,9 @@ int pccl_conn_flush(pccl_conn *conn);
 void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op);
 void pccl_conn_release_kept(pccl_conn *conn); /* what it receives into is about to be taken away */
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
+
+/* Whether anything has got across or come in since the last call. Sets lying_bytes. */
+int pccl_conn_has_carried(pccl_conn *conn);
 
 /* Every now and then. Whether there is anything to come back for. */
 int pccl_conn_tick(pccl_conn *conn, int64_t now_ms);

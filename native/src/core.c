@@ -24,7 +24,9 @@ struct pccl_core {
     pccl_announcements announcements;
     uint32_t eager_bytes_max;
     uint32_t stall_ms;
+    uint32_t link_timeout_ms; /* 0: none; written by any thread */
     int64_t tick_at_ms; /* -1: none is due */
+    int64_t ticked_ms;
     uint64_t ops_open; /* read by any thread */
     uint64_t connections;
 };
@@ -809,16 +811,28 @@ int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
     return core->tick_at_ms <= now_ms ? 0 : (int)(core->tick_at_ms - now_ms);
 }
 
+void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms)
+{
+    __atomic_store_n(&core->link_timeout_ms, timeout_ms, __ATOMIC_RELAXED);
+}
+
 void pccl_core_tick(pccl_core *core, int64_t now_ms)
 {
     if (core->tick_at_ms < 0 || now_ms < core->tick_at_ms)
         return;
     int has_more = 0;
+    uint32_t timeout_ms = __atomic_load_n(&core->link_timeout_ms, __ATOMIC_RELAXED);
+    /* Who was stopped meanwhile cannot tell what got through. */
+    int was_away = now_ms - core->ticked_ms > (int64_t)pccl_max_size(timeout_ms / 2, 5 * TICK_MS);
     for (pccl_list *node = core->links.next; node != &core->links; node = node->next) {
         pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
-        if (!link->is_failed)
-            has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
+        if (link->is_failed)
+            continue;
+        has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
+        if (timeout_ms > 0)
+            has_more |= pccl_link_watch(link, now_ms, timeout_ms, was_away);
     }
+    core->ticked_ms = now_ms;
     core->host.wants_tick = (uint8_t)has_more;
     core->tick_at_ms = -1;
 }

@@ -58,6 +58,7 @@ int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms);
 void pccl_core_tick(pccl_core *core, int64_t now_ms);
 
 /* Of any thread. */
+void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms);
 void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);
 
 #endif

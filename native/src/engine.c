@@ -322,6 +322,11 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd)
     return status;
 }
 
+void pccl_engine_set_link_timeout(pccl_engine *engine, uint32_t timeout_ms)
+{
+    pccl_core_set_link_timeout(engine->core, timeout_ms);
+}
+
 int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
 {
     command *todo = command_create(COMMAND_LINK_CLOSE);

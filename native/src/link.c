@@ -11,6 +11,7 @@ pccl_link *pccl_link_create(uint64_t id)
     if (link == NULL)
         return NULL;
     link->id = id;
+    link->carried_ms = -1;
     pccl_list_init(&link->in_links);
     pccl_list_init(&link->in_failed);
     pccl_list_init(&link->in_pending);
@@ -40,6 +41,7 @@ void pccl_link_adopt(pccl_link *link, pccl_conn *conn)
     link->live_count++;
     pccl_list_append(&link->conns, &conn->in_conns);
     conn->is_hello_due = 1;
+    link->host->wants_tick = 1;
     pccl_link_offer(conn);
 }
 
@@ -209,6 +211,24 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
             link_look_at_stuck(link, stuck, now_ms, stall_ms);
     }
     return has_more;
+}
+
+int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew)
+{
+    int is_loaded = 0;
+    int has_carried = starts_anew;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->is_lost)
+            continue;
+        has_carried |= pccl_conn_has_carried(conn);
+        is_loaded |= conn->lying_bytes > 0;
+    }
+    if (has_carried || !is_loaded || link->carried_ms < 0)
+        link->carried_ms = now_ms;
+    else if (now_ms - link->carried_ms > timeout_ms)
+        pccl_link_fail(link, 0, "nothing got through for %lld ms", (long long)(now_ms - link->carried_ms));
+    return is_loaded;
 }
 
 /* Eager payload */

@@ -58,6 +58,7 @@ typedef struct pccl_link {
     unsigned conns_count; /* in `conns`: not buried */
     unsigned live_count; /* of them, not lost */
     unsigned conns_added;
+    int64_t carried_ms; /* when something was last seen to get across, or nothing to lie on it; -1: never looked */
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
@@ -87,6 +88,10 @@ const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame);
 /* A connection that has stood still for longer than stall_ms is given up, if another one has moved since.
  * Whether there is anything to come back for. */
 int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
+
+/* Fails the link when bytes have lain on it for longer than timeout_ms and nothing has got across, or come in, on any
+ * of its connections. `starts_anew`: what was before says nothing. Whether there is anything to come back for. */
+int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew);
 
 /* Nonzero if a frame with this payload may go out as eager; it then must, or be cancelled. */
 int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes);

@@ -231,6 +231,68 @@ static void a_connection_that_stands_still_is_given_up(void)
     }
 }
 
+static void set_link_timeout(world *w, uint32_t timeout_ms)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        pccl_engine_set_link_timeout(w->nodes[rank].engine, timeout_ms);
+}
+
+/* All connections of a link stop passing bytes on, from rank 0, from rank 1 or from both, at any byte: the first
+ * too, before the ends have greeted each other. Whose bytes they are notices. */
+static void a_link_that_stands_still_is_lost(void)
+{
+    for (int run = 0; run < 9; run++) {
+        proxied p;
+        trial t;
+        unsigned connections = 1 + (unsigned)run % 2;
+        int is_held[2] = {run % 3 != 1, run % 3 != 0};
+        pccl_op_shape shape = plain_shape(1 << 20, PCCL_FLOAT32, PCCL_SUM, 65536, 2);
+        trial_open(&t, &shape, run % 2);
+        proxied_open(&p, 2, connections, 0, STALL_MS);
+        set_link_timeout(&p.w, 300);
+        for (unsigned i = 0; i < 2 * connections; i++)
+            if (is_held[i % 2])
+                set_fault(&p.pumps[i], FAULT_HOLD, run < 3 ? 0 : random_below(300000));
+        proxied_start(&p);
+        trial_submit(&t, &p.w, 0);
+        trial_submit(&t, &p.w, 1);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            if (!is_held[rank])
+                continue;
+            pccl_event event = node_wait(&p.w.nodes[rank], PCCL_EVENT_LINK_LOST, link_number(0, 1));
+            CHECK_MSG(strstr(event.detail, "nothing got through") != NULL, "'%s'", event.detail);
+        }
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            trial_end(&t, &p.w, rank, 0);
+            trial_check_inputs_kept(&t, rank);
+        }
+        proxied_close(&p);
+        trial_close(&t);
+    }
+}
+
+/* Nor is one that only waits for its other end to launch an op, nor one that passes little at a time. */
+static void a_link_with_nothing_to_carry_is_not_lost(void)
+{
+    proxied p;
+    trial t;
+    pccl_op_shape shape = plain_shape(1 << 18, PCCL_FLOAT32, PCCL_SUM, 65536, 2);
+    trial_open(&t, &shape, 0);
+    proxied_open(&p, 2, 2, 0, STALL_MS);
+    set_link_timeout(&p.w, 300);
+    proxied_start(&p);
+    poll(NULL, 0, 900);
+    trial_submit(&t, &p.w, 0);
+    poll(NULL, 0, 900);
+    trial_submit(&t, &p.w, 1);
+    trial_await_done(&t, &p.w);
+    trial_end_all(&t, &p.w, 1);
+    trial_check_results(&t);
+    check_no_link_lost(&p.w);
+    proxied_close(&p);
+    trial_close(&t);
+}
+
 int main(void)
 {
     RUN(a_flipped_bit_never_reaches_a_result);
@@ -241,6 +303,8 @@ int main(void)
         RUN(connections_can_be_replaced);
         RUN(the_last_connection_takes_the_link);
         RUN(a_connection_that_stands_still_is_given_up);
+        RUN(a_link_that_stands_still_is_lost);
+        RUN(a_link_with_nothing_to_carry_is_not_lost);
     }
     return check_summary();
 }

@@ -486,10 +486,12 @@ class Master:
         if newcomers or any(group.changed for group in self._groups.values()):
             self._prepare(newcomers)
             return True
-        if not self._preparing or self._awaiting_ready:
+        if not self._preparing:
             return False
-        if self._failed_pairs:
+        if self._failed_pairs and self._are_needed_pairs_settled():
             self._resolve_failed_pairs()
+        elif self._awaiting_ready:
+            return False
         else:
             self._install()
         return True
@@ -538,6 +540,16 @@ class Master:
                 self._say(member.connection, message)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
+
+    def _are_needed_pairs_settled(self) -> bool:
+        """Of every needed pair the end that dials has said what became of it, or the other that it stands. One that
+        waits to be dialed by a peer that has given up need not be waited for."""
+        awaiting = self._awaiting_ready
+        needed = {pair for group in self._groups.values() for pair in topology.ring_pairs(group.ring)}
+        return all(
+            high not in awaiting or (low not in awaiting and (low, high) not in self._failed_pairs)
+            for low, high in needed
+        )
 
     def _resolve_failed_pairs(self) -> None:
         newcomers = {peer for peer, member in self._members.items() if not member.accepted}

@@ -19,6 +19,11 @@ when the next view is installed: a caller that then asks for the world size sees
 
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
 belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
+
+A link between two live peers that carries nothing any more is missed by whichever end has something lying on it, after
+half the peer timeout, and made anew; the other half is for that, so that a path that stays black is known after a peer
+timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the one that
+expects it to dial is patient, for a process that is merely busy.
 """
 
 from __future__ import annotations
@@ -34,6 +39,13 @@ from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind,
 from pccl.protocol.topology import linked_peers, neighbours
 from pccl.types import Result
 
+LINK_SHARE = 0.5
+"""Of the peer timeout: how long a link may carry nothing, and how long making it anew may then get nowhere."""
+LINK_TIMEOUTS = 2.0
+"""Making a link may take so many peer timeouts, and `LINK_TIMEOUT_S_MIN` at least."""
+LINK_TIMEOUT_S_MIN = 2.0
+GRACE_S = 0.5
+"""How much later the other end may have begun to make a link."""
 STALL_AFTER_S = 2.0
 """An op that takes longer is reported to the master once."""
 
@@ -126,13 +138,16 @@ class CallResult:
 @dataclass(frozen=True)
 class MakeLink:
     """Make a link of `connections` connections: dial `member`, or expect it to dial. Report each connection that is
-    handed to the engine with `link_connected`, or `link_failed`."""
+    handed to the engine with `link_connected`, or `link_failed`: if not all are there after `timeout_s`, or if by
+    dialing no word got through to the other side and back within `reach_s`."""
 
     link: int
     member: m.Member
     made_in: int
     connections: int
     dial: bool
+    reach_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -409,15 +424,21 @@ class Peer:
         self._flush = None
         lost = "; ".join(f"peer {peer} was lost ({reason})" for peer, reason in message.lost)
         self._settle(set(message.commits), lost or "the ring was changed")
-        for a, b in message.relink:
-            if self.peer in (a, b):
-                self._drop_link(b if a == self.peer else a)
+        relinked = {b if a == self.peer else a for a, b in message.relink if self.peer in (a, b)}
+        for peer in relinked:
+            self._drop_link(peer)
         for peer in [peer for peer in self._links if peer not in self._members]:
             self._drop_link(peer)
         for peer in linked_peers(ring.peers, self.peer):
             if peer not in self._links:
-                self._make_link(peer, message.view, dial=self.peer > peer)
+                is_needed = peer in neighbours(ring.peers, self.peer)
+                self._make_link(peer, message.view, self.peer > peer, is_urgent=peer in relinked, is_needed=is_needed)
         self._answer_prepare()
+
+    @property
+    def link_timeout_s(self) -> float:
+        """How long bytes may lie on a link without anything getting through; 0 before Welcome."""
+        return LINK_SHARE * self.peer_timeout_s
 
     @property
     def _known_view(self) -> int:
@@ -717,12 +738,17 @@ class Peer:
             ring = self.view.ring
         return peer in linked_peers(ring, self.peer)
 
-    def _make_link(self, peer: int, made_in: int, dial: bool) -> _Link:
+    def _make_link(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
+        """`is_urgent`: one that had stood, and broke. The group can go on without one that is not needed."""
         member = self._members[peer]
+        timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
+        reach_s = self.link_timeout_s if is_urgent else timeout_s
+        if is_urgent and not is_needed and not dial:
+            timeout_s = min(timeout_s, reach_s + GRACE_S)
         link = _Link(self._next_link, peer, made_in, max(self.connections, member.connections))
         self._next_link += 1
         self._links[peer] = link
-        self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial))
+        self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
 
     def _drop_link(self, peer: int) -> None:

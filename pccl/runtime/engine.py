@@ -191,6 +191,10 @@ class Engine:
         """Takes ownership of a connected socket."""
         self._check(lib.pccl_engine_link_add(self._handle, link, fd), "link_add")
 
+    def set_link_timeout(self, seconds: float) -> None:
+        """How long bytes may lie on a link and none get across before it is lost; 0: for ever."""
+        lib.pccl_engine_set_link_timeout(self._handle, round(seconds * 1000))
+
     def link_close(self, link: int) -> None:
         self._check(lib.pccl_engine_link_close(self._handle, link), "link_close")
 

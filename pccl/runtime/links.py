@@ -16,8 +16,8 @@ from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
 from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly
 
-LINK_TIMEOUT_S = 10.0
-"""How long making a link may take."""
+ANSWER_TIMEOUT_S = 10.0
+"""How long a connection for a state transfer or a measurement may take."""
 OPENING_TIMEOUT_S = 10.0
 """How long a stranger may take to say what it wants."""
 PINGS = 5
@@ -28,8 +28,15 @@ class LinkError(Exception):
     """A connection to another peer could not be made; the text names the addresses and what failed."""
 
 
-async def dial(member: m.Member, master_host: str, opening: m.PeerOpening, token: str) -> trio.socket.SocketType:
-    """A connection to `member` that has accepted `opening`. LinkError."""
+async def dial(
+    member: m.Member,
+    master_host: str,
+    opening: m.PeerOpening,
+    token: str,
+    reached: Callable[[], object] = lambda: None,
+) -> trio.socket.SocketType:
+    """A connection to `member` that has accepted `opening`. LinkError. `reached` is called once the network has been
+    seen to carry something there and back."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -39,6 +46,7 @@ async def dial(member: m.Member, master_host: str, opening: m.PeerOpening, token
             failures.append(f"{where}: {innermost(error)}")
             continue
         sock = stream.socket
+        reached()
         try:
             answer = await handshake.dial(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
         except (ConnectionLost, ProtocolError) as error:
@@ -73,19 +81,29 @@ async def dial_link(
     connections: int,
     token: str,
     take: Callable[[trio.socket.SocketType], None],
+    reach_s: float,
+    timeout_s: float,
 ) -> None:
-    """All connections of a link, at once. `take` gets each as it stands. LinkError names the first failure."""
+    """All connections of a link, at once. `take` gets each as it stands. LinkError names the first failure: at the
+    latest after `timeout_s`, and after `reach_s` if the network has carried nothing to the other side and back."""
     failure: LinkError | None = None
+    start_s = trio.current_time()
+    bound_s = min(reach_s, timeout_s)
+
+    def reached() -> None:
+        nonlocal bound_s
+        bound_s = timeout_s
+        scope.deadline = start_s + timeout_s
 
     async def one(index: int) -> None:
         nonlocal failure
         try:
-            take(await dial(member, master_host, hello(index), token))
+            take(await dial(member, master_host, hello(index), token, reached))
         except LinkError as error:
             failure = failure or error
             nursery.cancel_scope.cancel()
 
-    with trio.move_on_after(LINK_TIMEOUT_S) as scope:
+    with trio.move_on_at(start_s + bound_s) as scope:
         async with trio.open_nursery() as nursery:
             for index in range(connections):
                 nursery.start_soon(one, index)
@@ -93,12 +111,12 @@ async def dial_link(
         raise failure
     if scope.cancelled_caught:
         hosts = ", ".join(addresses.join(host, member.port) for host in member.hosts)
-        raise LinkError(f"peer {member.peer} at {hosts}: no answer within {LINK_TIMEOUT_S:g} s")
+        raise LinkError(f"peer {member.peer} at {hosts}: no answer within {bound_s:g} s")
 
 
 async def echo(sock: trio.socket.SocketType) -> None:
     """The answering side of `measure`."""
-    with trio.move_on_after(LINK_TIMEOUT_S):
+    with trio.move_on_after(ANSWER_TIMEOUT_S):
         for _ in range(PINGS):
             await sock.send(bytes(await receive_exactly(sock, bytearray(PING_BYTES))))
 

@@ -529,6 +529,7 @@ class PeerSession:
 
     def _keep_beats(self, effect: ps.KeepBeats) -> None:
         self._connection.bound_silence(effect.timeout_s)
+        self._engine.set_link_timeout(self._machine.link_timeout_s)
         self._spawn(self._beat, effect.timeout_s)
 
     async def _beat(self, timeout_s: float) -> None:
@@ -579,7 +580,16 @@ class PeerSession:
 
         with scope:
             try:
-                await links.dial_link(effect.member, self._master_host, hello, effect.connections, token, take)
+                await links.dial_link(
+                    effect.member,
+                    self._master_host,
+                    hello,
+                    effect.connections,
+                    token,
+                    take,
+                    effect.reach_s,
+                    effect.timeout_s,
+                )
             except links.LinkError as error:
                 logger.warning("no link to %s", error)
                 machine.link_failed(effect.link, str(error))
@@ -587,8 +597,8 @@ class PeerSession:
 
     async def _await_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
         with scope:
-            await trio.sleep(links.LINK_TIMEOUT_S)
-            reason = f"peer {effect.member.peer} did not connect to us within {links.LINK_TIMEOUT_S:g} s"
+            await trio.sleep(effect.timeout_s)
+            reason = f"peer {effect.member.peer} did not connect to us within {effect.timeout_s:g} s"
             self._machine.link_failed(effect.link, reason)
             self._pump()
 
@@ -721,9 +731,9 @@ class PeerSession:
 
         async def connect(donor: m.Member) -> trio.socket.SocketType:
             hello = m.StateHello(m.PROTOCOL_VERSION, machine.run, machine.peer, donor.peer, plan.sync)
-            with trio.move_on_after(links.LINK_TIMEOUT_S):
+            with trio.move_on_after(links.ANSWER_TIMEOUT_S):
                 return await links.dial(donor, self._master_host, hello, self._options.token)
-            raise links.LinkError(f"peer {donor.peer}: no answer within {links.LINK_TIMEOUT_S:g} s")
+            raise links.LinkError(f"peer {donor.peer}: no answer within {links.ANSWER_TIMEOUT_S:g} s")
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
         with syncing.scope():
@@ -749,7 +759,7 @@ class PeerSession:
         found: list[tuple[int, int]] = []
         for member in effect.members:
             hello = m.PingHello(m.PROTOCOL_VERSION, machine.run, machine.peer, member.peer)
-            with trio.move_on_after(links.LINK_TIMEOUT_S):
+            with trio.move_on_after(links.ANSWER_TIMEOUT_S):
                 try:
                     sock = await links.dial(member, self._master_host, hello, self._options.token)
                     try:

@@ -34,6 +34,10 @@ class Link:
 
     effect: ps.MakeLink
     expires_at: float
+    """When it is given up as things are, and when at the latest."""
+    ends_at: float
+    still_since: float | None = None
+    """Since when bytes lie on it that do not get across."""
     wires: list[Wire] = field(default_factory=list)
 
     @property

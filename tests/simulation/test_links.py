@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from pccl.protocol import messages as m
-from pccl.protocol.master import RELINKS_MAX
+from pccl.protocol.master import RELINKS_MAX, MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.simulation.node import Node
 from tests.simulation.world import TAG, World, rings
+
+Block = Callable[[World, Node, Node], None]
 
 
 def test_newcomer_that_cannot_reach_an_incumbent_is_evicted(world: World) -> None:
@@ -192,3 +199,97 @@ def test_link_between_no_neighbours_that_does_not_last_costs_the_mesh(world: Wor
     world.break_link(a, b)
     world.run()
     assert world.reduce(nodes) == [Result.SUCCESS] * 4
+
+
+# Links that carry nothing any more, between peers that the master hears.
+
+TIMEOUT_S = MasterOptions().peer_timeout_s
+
+
+@pytest.fixture(params=["there", "back", "both ways"])
+def block(request: pytest.FixtureRequest) -> Block:
+    def block(world: World, a: Node, b: Node) -> None:
+        if request.param != "back":
+            world.block(a, b)
+        if request.param != "there":
+            world.block(b, a)
+
+    return block
+
+
+def _pass(world: World, seconds: float) -> None:
+    """Lets time pass in small steps."""
+    until = world.now + seconds
+    while world.now < until - 1e-9:
+        world.wait(min(0.1, until - world.now))
+        while world.step():
+            pass
+
+
+def test_blocked_link_costs_one_of_its_peers_within_the_peer_timeout(world: World, block: Block) -> None:
+    a, b, c = world.join(0, 0, 0)
+    block(world, a, b)
+    ops = [world.launch(node, TAG) for node in (a, b, c)]
+    _pass(world, TIMEOUT_S + 0.5)
+    survivors = world.accepted
+    assert len(survivors) == 2
+    assert c in survivors
+    assert {node.result(op) for node, op in zip((a, b, c), ops, strict=True)} <= {
+        Result.RANK_CONNECTION_LOST,
+        Result.RANK_CONNECTION_FAILED,
+    }
+    assert world.reduce(survivors) == [Result.SUCCESS] * 2
+    (evicted,) = {a, b} - set(survivors)
+    assert evicted.ended is not None
+    assert "peers 1 and 2 cannot connect to each other" in evicted.ended.reason
+    world.heal()
+    world.run()
+    world.check_rest()
+
+
+def test_link_that_is_blocked_for_a_moment_costs_nobody(world: World, block: Block) -> None:
+    a, b, c = world.join(0, 0, 0)
+    block(world, a, b)
+    for node in (a, b, c):
+        world.launch(node, TAG)
+    _pass(world, TIMEOUT_S / 2 + 0.5)
+    assert any(isinstance(message, m.LinkLost) for _, message in world.said)
+    world.heal()
+    world.run()
+    assert len(world.accepted) == 3
+    assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
+    world.check_rest()
+
+
+def test_blocked_link_that_nobody_needs_costs_the_mesh(world: World, block: Block) -> None:
+    nodes = world.join(0, 0, 0, 0)
+    a, c = nodes[0], nodes[2]
+    assert a.view.is_meshed
+    block(world, a, c)
+    for node in nodes:
+        world.launch(node, TAG)
+    _pass(world, TIMEOUT_S + 1.0)
+    assert rings(nodes) == {(1, 2, 3, 4)}
+    assert not a.view.is_meshed
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+    world.check_rest()
+
+
+def test_blocked_link_without_anything_on_it_is_left_alone(world: World, block: Block) -> None:
+    a, b = world.join(0, 0)
+    view = world.master.view
+    block(world, a, b)
+    _pass(world, 10 * TIMEOUT_S)
+    world.heal()
+    assert world.reduce([a, b]) == [Result.SUCCESS] * 2
+    assert world.master.view == view
+
+
+def test_pair_that_cannot_connect_is_told_apart_by_the_one_that_dials(world: World) -> None:
+    """The other end would wait to be dialed for much longer."""
+    _, b, c = world.join(0, 0, 0)
+    world.unreachable = {frozenset(("n2", "n3"))}
+    world.break_link(b, c)
+    _pass(world, 0.1)
+    assert len(world.accepted) == 2
+    assert world.reduce(world.accepted) == [Result.SUCCESS] * 2

@@ -34,8 +34,6 @@ from tests.simulation.checks import Checks
 from tests.simulation.node import Key, Link, Node, Wire
 
 TAG = 5
-LINK_TIMEOUT_S = 10.0
-"""As the runtime's."""
 BATCH_MAX = 4
 MASTER = "master"
 BEATS_FROM = 1_000_000
@@ -58,6 +56,8 @@ class World:
         self._beats: dict[int, Node] = {}
         """Connections for signs of life that the master knows."""
         self._next_beats = BEATS_FROM
+        self._dials: list[tuple[Wire, int]] = []
+        """Connections, with the dialer's link, that get through when what cuts them off has healed."""
         self.decoders: dict[int, Decoder[m.FromPeer]] = {}
         self.log: list[str] = []
         self.unreachable: set[frozenset[str]] = set()
@@ -160,6 +160,14 @@ class World:
     def heal(self) -> None:
         self._note_heard()
         self.blocked.clear()
+        dials, self._dials = self._dials, []
+        for wire, number in dials:
+            self._later(wire.dialer, lambda wire=wire, number=number: self._dial(wire, number))  # type: ignore[misc]
+        for node in self.alive:
+            for wire in [wire for link in node.links.values() for wire in link.wires if wire.closed_by]:
+                self._later(node, lambda wire=wire, node=node: self._find_closed(wire, node))  # type: ignore[misc]
+            for key in node.submitted:
+                self._carry_on(self.ring_nodes(node), key)
 
     def break_link(self, a: Node, b: Node) -> None:
         """Resets a connection between two peers; each end finds it at its own time."""
@@ -236,6 +244,7 @@ class World:
         """Moves the clock and lets every timer fire."""
         self.now += seconds
         self._pass_silence()
+        self._pass_stillness()
         if not self.is_master_frozen:
             self._master(self.master.tick(self.now))
             deadline = self.master.deadline()
@@ -392,6 +401,33 @@ class World:
                 node.machine.link_lost(number, "connection reset")
         self._peer(node)
 
+    def _is_cut(self, a: Node, b: Node) -> bool:
+        """Nothing that needs an answer gets through between them."""
+        return not (self._gets_through(a, b) and self._gets_through(b, a))
+
+    def _pass_stillness(self) -> None:
+        """Engines find links on which bytes lie that do not get across."""
+        for node in self.alive:
+            for number, link in list(node.links.items()):
+                if node.is_frozen or not self._is_still(node, link):
+                    link.still_since = None
+                elif link.still_since is None:
+                    link.still_since = self.now
+                elif self.now - link.still_since >= node.machine.link_timeout_s:
+                    del node.links[number]
+                    for wire in link.wires:
+                        self._close_wire(wire, node)
+                    node.reports.append(("lost", number))
+
+    def _is_still(self, node: Node, link: Link) -> bool:
+        if not link.is_complete or not self._is_cut(node, self.node_of(link.effect.member.peer)):
+            return False
+        open_ops = [effect for key, effect in node.submitted.items() if key not in node.held]
+        return any(
+            link.effect.link in (effect.links if effect.is_meshed else (effect.link_prev, effect.link_next))
+            for effect in open_ops
+        )
+
     # Signs of life.
 
     def _gets_through(self, a: Node | str, b: Node | str) -> bool:
@@ -471,6 +507,10 @@ class World:
         link = node.links.get(number)
         if link is None or not node.is_reachable:
             return
+        if self._is_cut(node, other):
+            self._dials.append((wire, number))
+            return
+        link.expires_at = link.ends_at
         if not other.is_reachable or frozenset((node.name, other.name)) in self.unreachable:
             self._later(node, lambda: self._refused(node, number, "connection refused"))
             return
@@ -509,7 +549,8 @@ class World:
     def _close_wire(self, wire: Wire, node: Node) -> None:
         wire.closed_by.add(node.name)
         other = wire.other(node)
-        self._later(other, lambda: self._find_closed(wire, other))
+        if self._gets_through(node, other):
+            self._later(other, lambda: self._find_closed(wire, other))
 
     def _find_closed(self, wire: Wire, node: Node) -> None:
         """An engine finds a connection closed, and so its link lost."""
@@ -553,6 +594,9 @@ class World:
         for a, b in zip(ring, [*ring[1:], ring[0]], strict=True):
             if node in (a, b) and key in a.submitted and key in b.submitted and self._differ(a, b, key):
                 self._later(a, lambda a=a: self._find_mismatch(a, key))  # type: ignore[misc]
+        self._carry_on(ring, key)
+
+    def _carry_on(self, ring: list[Node], key: Key) -> None:
         if self._can_finish(ring, key):
             for each in ring:
                 self._later(each, lambda each=each: self._finish(each, ring, key))  # type: ignore[misc]
@@ -566,7 +610,9 @@ class World:
             return False
         is_meshed = self.checks.meshed[key[:2]]
         return all(
-            self.is_linked(a, a.submitted[key].links[j], b, b.submitted[key].links[i]) and not self._differ(a, b, key)
+            self.is_linked(a, a.submitted[key].links[j], b, b.submitted[key].links[i])
+            and not self._is_cut(a, b)
+            and not self._differ(a, b, key)
             for (i, a), (j, b) in combinations(enumerate(ring), 2)
             if is_meshed or j - i in (1, len(ring) - 1)
         )
@@ -605,7 +651,7 @@ class World:
         suspects = []
         giver = None
         for donor in donors:
-            if not donor.is_reachable or donor.is_frozen or not donor.serves:
+            if not donor.is_reachable or donor.is_frozen or not donor.serves or self._is_cut(node, donor):
                 suspects.append((donor.number, "connection refused"))
             elif not donor.plans or donor.plans[-1].plan.sync < plan.sync:
                 self._later(node, lambda: self._fetch(node, effect, call))  # until it has heard of the plan
@@ -633,7 +679,7 @@ class World:
         found = []
         for member in effect.members:
             pair = frozenset((node.name, self.node_of(member.peer).name))
-            if pair not in self.unreachable:
+            if pair not in self.unreachable and not self._is_cut(node, self.node_of(member.peer)):
                 found.append((member.peer, self.costs.get(pair, 100)))
         node.machine.probed(effect.probe, found)
         self._peer(node)
@@ -717,7 +763,8 @@ class World:
             if node.kinds[effect.call] == m.Kind.SYNC and effect.code is Result.SUCCESS:
                 node.revision = effect.value
         elif isinstance(effect, ps.MakeLink):
-            link = node.links[effect.link] = Link(effect, self.now + LINK_TIMEOUT_S)
+            patience_s = effect.reach_s if effect.dial else effect.timeout_s
+            link = node.links[effect.link] = Link(effect, self.now + patience_s, self.now + effect.timeout_s)
             if effect.dial:
                 other = self.node_of(effect.member.peer)
                 for _ in range(link.effect.connections):
