@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,34 +31,36 @@ class Answer:
 
 
 class Worker:
-    """A process that runs `tests.processes.worker`."""
+    """A process that runs `tests.processes.worker`; `within` is put before the command, and replaces itself by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, within: Sequence[str] = ()) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this does
-        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[float, dict[str, Any] | None]] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tests.processes.worker"],
+            [*within, sys.executable, "-P", "-m", "tests.processes.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        self.heard_at_s = 0.0
+        """When what was last heard came, by time.monotonic."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._messages.put(json.loads(line))
-        self._messages.put(None)
+            self._messages.put((time.monotonic(), json.loads(line)))
+        self._messages.put((time.monotonic(), None))
 
     # Talking.
 
     def hear(self, limit_s: float = WAIT_S) -> dict[str, Any]:
         """The next thing it says."""
         try:
-            message = self._messages.get(timeout=limit_s)
+            self.heard_at_s, message = self._messages.get(timeout=limit_s)
         except queue.Empty:
             before = self.stderr
             self.process.send_signal(signal.SIGUSR1)  # has it write the stacks of its threads
@@ -99,6 +103,12 @@ class Worker:
     def stderr(self) -> str:
         self._stderr.seek(0)
         return self._stderr.read()
+
+    @property
+    def is_running(self) -> bool:
+        """It has neither ended nor been stopped."""
+        state = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return state is None
 
     def kill(self) -> None:
         self.process.kill()

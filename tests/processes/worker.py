@@ -233,9 +233,9 @@ class Member:
 
     # The process itself.
 
-    def listen(self, peer_timeout: float | None = None) -> str:
+    def listen(self, peer_timeout: float | None = None, host: str = "127.0.0.1") -> str:
         """Runs a master."""
-        self.node = MasterNode("127.0.0.1:0", peer_timeout=peer_timeout)
+        self.node = MasterNode(f"{host}:0", peer_timeout=peer_timeout)
         self.node.run()
         return self.node.address
 

@@ -1,0 +1,20 @@
+"""A run of three peers on hosts of their own goes on without the one that is cut off. How soon is printed by
+`python -m tests.wan.outage`; here it only has to come."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wan.outage import FAULTS, outage
+from tests.wan.shape import Link
+
+OFTEN = ["a peer's cable pulled", "peer 2 to peer 3 blocked"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FAULTS]
+)
+def test_two_of_three_go_on(name: str) -> None:
+    found = outage(FAULTS[name], peer_timeout_s=1.0, link=Link(delay_ms=1))
+    assert found.lost == 1
+    assert found.seconds < 30
