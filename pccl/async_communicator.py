@@ -323,7 +323,7 @@ class AsyncCommunicator:
                     retry.launch(session, spec)
                 with trio.move_on_after(max(0.0, end_s - time.monotonic())):
                     await retry.oldest.async_wait()
-                retry.collect(limit_s)
+                retry.collect(session, limit_s)
         finally:
             if retry.abandon(session, limit_s):
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_GRACE_S):
@@ -410,6 +410,7 @@ class Retry:
         self._left = sorted(self._specs, reverse=True)
         self._infos: list[ReduceInfo] = []
         self._failure: PCCLError | None = None
+        self._gave_up = False
 
     @property
     def has_more(self) -> bool:
@@ -436,8 +437,11 @@ class Retry:
     def oldest(self) -> PendingOp:
         return self.in_flight[0]
 
-    def collect(self, timeout_s: float | None) -> None:
-        """Takes in every op that has ended; called when the oldest has, or when `timeout_s` has passed: TIMEOUT."""
+    def collect(self, session: PeerSession, timeout_s: float | None) -> None:
+        """Takes in every op that has ended; called when the oldest has, or when `timeout_s` has passed: TIMEOUT.
+
+        Once one has failed for good, those in flight are given up on all peers: a peer whose own call has failed may
+        never launch them."""
         if not self.oldest.is_over:
             raise PCCLError(Result.TIMEOUT, self._func_name, f"not all ops were committed within {timeout_s:g} s")
         still = []
@@ -452,8 +456,12 @@ class Retry:
                     self.retries += 1
                     self._left.append(op.tag)
                     self._left.sort(reverse=True)
-                else:
-                    self._failure = self._failure or error
+                elif self._failure is None:
+                    self._failure = error
+        if self._failure is not None and not self._gave_up:
+            self._gave_up = True
+            for op in still:
+                session.cancel(op, self._failure.result, self._failure.message)
         self.in_flight = still
         if self._failure is not None and not still:
             raise self._failure

@@ -273,7 +273,7 @@ class Communicator:
                 for spec in retry.next_specs():
                     retry.launch(session, spec)
                 retry.oldest.wait(None if limit_s is None else max(0.0, end_s - time.monotonic()))
-                retry.collect(limit_s)
+                retry.collect(session, limit_s)
         finally:
             if retry.abandon(session, limit_s):
                 grace_end_s = deadline(INTERRUPT_GRACE_S)

@@ -322,6 +322,19 @@ def test_many_ops_end_with_too_few_peers(crew: Crew) -> None:
     assert [x[0] for x in arrays] == [0, 1]
 
 
+def test_many_ops_do_not_wait_for_what_others_never_launch(crew: Crew) -> None:
+    """One of them fails for good: the others are given up, with the same reason for everybody."""
+    crew.join(2)
+    arrays, ops = descriptors(50, [0, 1, 2])
+    call = Background(partial(crew[0].all_reduce_multiple_with_retry, ops))
+    until(lambda: crew[0].stats["ops_open"] == 3, "they are in flight")
+    differing = refusal(partial(crew[1].all_reduce, np.zeros(50), op=ReduceOp.MAX, tag=0))
+    assert call.outcome().result is differing.result is Result.INVALID_ARGUMENT
+    assert [x[0] for x in arrays] == [0, 1, 2]
+    late = refusal(partial(crew[1].all_reduce, np.zeros(50), op=SUM, tag=1))
+    assert (late.result, late.message) == (Result.INVALID_ARGUMENT, differing.message)
+
+
 @pytest.mark.parametrize(("tags", "max_in_flight"), [([], 4), ([1, 2, 1], 4), ([1, 2], 0)])
 def test_many_ops_with_wrong_arguments(crew: Crew, tags: list[int], max_in_flight: int) -> None:
     (peer,) = crew.join()
