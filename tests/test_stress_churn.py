@@ -21,7 +21,7 @@ def _play(plan: Plan, disturbances: int) -> tuple[list[Action], list[int]]:
     for _ in range(disturbances):
         assert plan.disturb_every.least_s <= churn.next_at - now <= plan.disturb_every.most_s
         now = churn.next_at
-        for action in churn.disturb(now, len(running), running):
+        for action in churn.disturb(now, len(running), 0, running):
             actions.append(action)
             if isinstance(action, Start):
                 newest += 1
@@ -36,7 +36,8 @@ def _play(plan: Plan, disturbances: int) -> tuple[list[Action], list[int]]:
 def test_the_number_of_peers_stays_in_its_limits(seed: int) -> None:
     plan = Plan(seed=seed, peers_max=6, freeze=True, groups=2)
     actions, sizes = _play(plan, 400)
-    assert (min(sizes), max(sizes)) == (1, 6)
+    assert min(sizes) <= 1  # all may go, where others come
+    assert 5 <= max(sizes) <= 6
     kinds = {
         type(action) if not isinstance(action, Hit) else ("kill", "freeze")[action.freeze_s is not None]
         for action in actions
@@ -47,13 +48,13 @@ def test_the_number_of_peers_stays_in_its_limits(seed: int) -> None:
 
 
 def test_without_joins_two_are_left() -> None:
-    actions, sizes = _play(Plan(peers=5, join=False), 50)
+    actions, sizes = _play(Plan(peers=5, join=False, freeze=False), 50)
     assert len(actions) == 3
     assert sizes[-1] == 2
 
 
 def test_nothing_to_do() -> None:
-    assert _play(Plan(kill=False, join=False, leave=False), 20)[0] == []
+    assert _play(Plan(kill=False, join=False, leave=False, freeze=False), 20)[0] == []
 
 
 def test_intervals() -> None:

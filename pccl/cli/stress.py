@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--kill", action=switch, default=True, help="SIGKILL peers (default: do)")
     option("--join", action=switch, default=True, help="start new ones (default: do)")
     option("--leave", action=switch, default=True, help="let some leave (default: do)")
-    option("--freeze", action=switch, default=False, help="SIGSTOP peers, and SIGCONT them later (default: do not)")
+    option("--freeze", action=switch, default=True, help="SIGSTOP peers, and SIGCONT them later (default: do)")
     option(
         "--freeze-for", type=_interval, default="0.1..10", metavar="A..B", help="seconds, with --freeze (%(default)s)"
     )

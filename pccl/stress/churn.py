@@ -16,6 +16,10 @@ AIM_CHANCE = 0.5
 """That a peer is hit where it next begins to do something chosen, instead of at any moment."""
 AIM_S_MAX = 0.03
 """How long after it has begun."""
+AIM_FOR_S = 3.0
+"""It is hit then at the latest."""
+EXTINCTION_CHANCE = 0.1
+"""That the last peer may go too, where others may join."""
 AIMS: tuple[Doing, ...] = tuple(doing for doing in get_args(Doing) if doing not in ("starting", "resting", "leaving"))
 
 
@@ -58,17 +62,18 @@ class Churn:
     def initial(self) -> list[Start]:
         return [Start(index % self._plan.groups) for index in range(self._plan.peers)]
 
-    def disturb(self, now: float, running: int, targets: Sequence[int]) -> list[Action]:
-        """What to do now. `running` counts all peers, `targets` are those that nothing is being done to."""
+    def disturb(self, now: float, running: int, doomed: int, targets: Sequence[int]) -> list[Action]:
+        """What to do now. `running` counts all peers, `doomed` those of them that are about to end, `targets` are those
+        that nothing is being done to."""
         self._pause(now)
         actions: list[Action] = []
         targets = list(targets)
         for _ in range(2 if self._random.random() < TWICE_CHANCE else 1):
-            action = self._choose(running, targets)
+            action = self._choose(running, doomed, targets)
             if isinstance(action, Start):
                 running += 1
             elif action is not None:
-                running -= isinstance(action, Dismiss) or action.freeze_s is None
+                doomed += isinstance(action, Dismiss) or action.freeze_s is None
                 targets.remove(action.peer)
             if action is not None:
                 actions.append(action)
@@ -78,10 +83,11 @@ class Churn:
         every = self._plan.disturb_every
         self.next_at = now + self._random.uniform(every.least_s, every.most_s)
 
-    def _choose(self, running: int, targets: Sequence[int]) -> Action | None:
+    def _choose(self, running: int, doomed: int, targets: Sequence[int]) -> Action | None:
         plan, random = self._plan, self._random
         # Where nobody joins, enough stay for there to be something to reduce.
-        spare = running - (1 if plan.join else 2)
+        few = 2 if not plan.join else 1 if random.random() >= EXTINCTION_CHANCE else 0
+        spare = max(0, running - doomed - few)
         weights = {
             "join": plan.join * (plan.peers_max - running),
             "kill": plan.kill * spare * bool(targets),

@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kill: bool = True
     join: bool = True
     leave: bool = True
-    freeze: bool = False
+    freeze: bool = True
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
     """Peers break connections of their own."""

@@ -21,7 +21,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -31,7 +32,7 @@ import msgspec
 
 from pccl.launcher import Guard, module_command
 from pccl.stress.checker import Checker
-from pccl.stress.churn import Action, Churn, Dismiss, Hit, Start
+from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
 from pccl.stress.display import Display
 from pccl.stress.messages import LEAVE, At, Joined, Left, Message, SessionOver, Stepped, WorkerOptions
 from pccl.stress.plan import Plan
@@ -46,6 +47,8 @@ LOGS_KEPT = 40
 """Of processes that have ended as they should: what led to a failure may be in them."""
 LAST_WORDS_BYTES = 6000
 STACKS_S = 3.0
+LONG_STEP_S = 1.0
+"""What lasts longer is noted among the events."""
 # Many peers on few cores: threads of one array operation would only wait for each other.
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -131,7 +134,12 @@ class _Peer:
 
     @property
     def is_killed(self) -> bool:
-        return self.hit is not None and self.hit.freeze_s is None and self.hit_at is None and self.hit.aim is None
+        return self.hit is not None and self.hit.freeze_s is None and self.hit_at is None
+
+    @property
+    def is_doomed(self) -> bool:
+        """It is about to end, or has ended."""
+        return self.is_dismissed or (self.hit is not None and self.hit.freeze_s is None)
 
     def __str__(self) -> str:
         return f"peer {self.number} (slot {self.slot}, group {self.group})"
@@ -145,6 +153,7 @@ class Supervisor:
         self._display = display
         self._logs = Path(tempfile.mkdtemp(prefix="pccl-stress-"))
         self._keeps_logs = True
+        self._events = (self._logs / "events.log").open("w", buffering=1)
         self._guard = Guard()
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._master: _Process | None = None
@@ -168,6 +177,7 @@ class Supervisor:
         self._guard.close()
         for process in [*self._peers, *self._ended, *([self._master] if self._master else [])]:
             process.close()
+        self._events.close()
         if not self._keeps_logs or isinstance(error, KeyboardInterrupt):
             shutil.rmtree(self._logs)
 
@@ -202,8 +212,9 @@ class Supervisor:
         end_s = time.monotonic() + 60 * self._plan.minutes
         while not self._problems and (now := time.monotonic()) < end_s:
             if now >= self._churn.next_at:
-                targets = [peer.number for peer in self._peers.values() if peer.hit is None and not peer.is_dismissed]
-                for action in self._churn.disturb(now, len(self._peers), targets):
+                peers = self._peers.values()
+                targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
+                for action in self._churn.disturb(now, len(peers), sum(peer.is_doomed for peer in peers), targets):
                     self._act(action)
             self._wait(min(end_s, self._churn.next_at))
 
@@ -244,6 +255,10 @@ class Supervisor:
 
     # Acting.
 
+    def _note(self, what: str) -> None:
+        """For whoever looks into a failure; the clock is that of the peers' logs."""
+        self._events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {what}\n")
+
     def _act(self, action: Action) -> None:
         match action:
             case Start(group):
@@ -256,6 +271,8 @@ class Supervisor:
                 peer.hit = action
                 if action.aim is None:
                     self._hit(peer)
+                else:
+                    peer.hit_at = time.monotonic() + AIM_FOR_S
 
     def _peer(self, number: int) -> _Peer:
         return next(peer for peer in self._peers.values() if peer.number == number)
@@ -268,18 +285,21 @@ class Supervisor:
         process = _Process(f"peer {number}", command, self._guard, self._logs, self._heard)
         self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), time.monotonic())
         self._checker.started(number, slot, group)
+        self._note(f"start {self._peers[process]}")
         self._done.started += 1
         self._done.peers_most = max(self._done.peers_most, len(self._peers))
 
     def _ask_to_leave(self, peer: _Peer) -> None:
         if not peer.is_dismissed:
+            self._note(f"dismiss {peer}")
             peer.is_dismissed = True
             peer.process.command(LEAVE)
 
     def _hit(self, peer: _Peer) -> None:
         hit = peer.hit
         assert hit is not None
-        peer.hit = Hit(hit.peer, hit.freeze_s, None, 0.0)
+        kind = "kill" if hit.freeze_s is None else f"freeze for {hit.freeze_s:.2f} s:"
+        self._note(f"{kind} {peer}, {peer.at.doing} at revision {peer.at.revision}")
         peer.hit_at = None
         if hit.freeze_s is None:
             self._done.killed += 1
@@ -291,6 +311,7 @@ class Supervisor:
             peer.thaw_at = time.monotonic() + hit.freeze_s
 
     def _thaw(self, peer: _Peer) -> None:
+        self._note(f"thaw {peer}")
         peer.process.popen.send_signal(signal.SIGCONT)
         peer.hit = peer.thaw_at = None
         for each in self._peers.values():
@@ -341,15 +362,19 @@ class Supervisor:
         match message:
             case At():
                 peer.at = message
-                if peer.hit is not None and peer.hit.aim == message.doing and peer.hit_at is None:
+                if peer.hit is not None and peer.hit.aim == message.doing:
                     peer.hit_at = time.monotonic() + peer.hit.delay_s
+                    peer.hit = replace(peer.hit, aim=None)
             case Joined():
                 peer.is_joined = True
                 peer.stepped = None
             case SessionOver():
                 peer.is_joined = False
+                self._note(f"{peer} lost its session: {message.reason}")
             case Stepped():
                 peer.stepped = message
+                if message.seconds > LONG_STEP_S:
+                    self._note(f"{peer} needed {message.seconds:.2f} s for revision {message.revision}")
             case Left():
                 peer.has_left = True
             case _:

@@ -175,6 +175,7 @@ class Worker:
         self._state = State(options.peer, options.plan.state_bytes)
         self._leave = threading.Event()
         self._session = 0
+        self._is_newcomer = True
         self._say_lock = threading.Lock()
         self._retry_by = self._random.choice((self._by_library, self._by_hand, self._by_threads))
         self._comm = self._communicator()
@@ -183,6 +184,7 @@ class Worker:
     def run(self) -> None:
         while not self._leave.is_set():
             self._session += 1
+            self._is_newcomer = True
             try:
                 self._run_session()
             except PCCLError as error:
@@ -287,7 +289,8 @@ class Worker:
     def _sync(self) -> None:
         state, shared = self._state, self._state.shared
         strategy = SharedStateSyncStrategy.ENFORCE_POPULAR
-        if shared.revision == 0 and self._random.random() < 0.2:
+        # An incumbent that does not vote may be overwritten by whoever does, which is as documented.
+        if self._is_newcomer and self._random.random() < 0.2:
             strategy = SharedStateSyncStrategy.RECEIVE_ONLY
         for _ in range(SYNC_FAILURES_MAX):
             self._at("syncing")
@@ -303,6 +306,7 @@ class Worker:
                     state.begin_lineage(is_spoiled=True)
                 strategy = SharedStateSyncStrategy.ENFORCE_POPULAR
                 continue
+            self._is_newcomer = False
             self._say(Synced(state.lineage, shared.revision, state.digest(), *offered, info.rx_bytes))
             return
         raise BrokenPromiseError(f"{SYNC_FAILURES_MAX} syncs in a row have failed")
