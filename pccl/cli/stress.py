@@ -50,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--freeze-for", type=_interval, default="0.1..10", metavar="A..B", help="seconds, with --freeze (%(default)s)"
     )
     option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
+    option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
     option(
         "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
     )
@@ -97,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         freeze=arguments.freeze,
         freeze_for=arguments.freeze_for,
         cut=arguments.cut,
+        timeouts=arguments.timeouts,
         hang_s=arguments.hang,
     )
     try:

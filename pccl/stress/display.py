@@ -29,7 +29,7 @@ class Display:
 
     def __enter__(self) -> Display:
         plan = self._plan
-        kinds = [name for name in ("kill", "join", "leave", "freeze", "cut") if getattr(plan, name)]
+        kinds = [name for name in ("kill", "join", "leave", "freeze", "cut", "timeouts") if getattr(plan, name)]
         self._console.print(
             f"pccl stress: seed {plan.seed}, {plan.peers} to {plan.peers_max} peers, {plan.minutes:g} min, "
             f"{', '.join(kinds) or 'undisturbed'}",

@@ -48,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
     """Peers break connections of their own."""
+    timeouts: bool = False
+    """Some ops are given up after a few milliseconds, on all peers."""
     hang_s: float = 30.0
     """No call may last longer."""
     state_bytes: int = 4 << 20

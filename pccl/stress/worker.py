@@ -9,7 +9,8 @@ Theory of operation. A step is
 
 *Retrying*, in one of three ways that mix freely: all_reduce_multiple_with_retry; by hand over handles, waited for in
 the order of tags and launched again as soon as one was aborted; or several threads with blocking calls. What makes
-them mix is that each peer has the lowest tag that is not committed in flight.
+them mix is that each peer has the lowest tag that is not committed in flight. An op that one peer gave up because of a
+timeout (`Plan.timeouts`) is aborted on all, and is retried in the same way.
 
 *Lineage.* Revisions start again at 0 when all who held a state are gone, so a state also carries whose initial state it
 grew from, and reports name it by (lineage, revision). Whoever comes back from an eviction, or holds a state that a
@@ -77,6 +78,10 @@ CUT_S_MAX = 0.05
 REST_CHANCE = 0.05
 REST_S_MAX = 0.3
 ALONE_S = 0.02
+IMPATIENT_CHANCE = 0.004
+IMPATIENT_S_MAX = 0.005
+"""An op with so short a timeout is often given up, which aborts it on all peers."""
+RETRIED = (Result.RANK_CONNECTION_LOST, Result.TIMEOUT)
 LINEAGES_PER_PEER = 1 << 20
 
 
@@ -93,6 +98,12 @@ class Buffers:
         self.recv = self.send if in_place else np.empty_like(self.send)
         self.aborts = 0
         self._original = op.contribution(slot)
+
+    def descriptor(self) -> ReduceOpDescriptor:
+        op = self.op
+        quantization = op.quantization or QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
+        descriptor = ReduceDescriptor(op.count, op.op, op.tag, None, quantization, op.algorithm)
+        return ReduceOpDescriptor.from_numpy(self.send, self.recv, descriptor)
 
     def check_untouched(self) -> None:
         """After an abort."""
@@ -340,7 +351,7 @@ class Worker:
                 buffers.check_untouched()
                 if status is Result.TOO_FEW_PEERS:
                     break
-                if status is not Result.RANK_CONNECTION_LOST:
+                if status not in RETRIED:
                     handles[tag].result()  # raises, with the reason
                 buffers.aborts += 1
                 handles[tag] = self._launch(buffers)
@@ -372,6 +383,8 @@ class Worker:
         """None if this peer is left alone."""
         op = buffers.op
         while True:
+            is_impatient = self._plan.timeouts and self._random.random() < IMPATIENT_CHANCE
+            timeout_s = self._random.uniform(0, IMPATIENT_S_MAX) if is_impatient else None
             try:
                 info = self._comm.all_reduce(
                     buffers.send,
@@ -380,37 +393,43 @@ class Worker:
                     tag=op.tag,
                     quantization_options=op.quantization,
                     algorithm=op.algorithm,
+                    timeout=timeout_s,
                 )
             except PCCLError as error:
                 buffers.check_untouched()
                 if error.result is Result.TOO_FEW_PEERS:
                     return None
-                if error.result is not Result.RANK_CONNECTION_LOST:
+                if error.result not in RETRIED:
                     raise
                 buffers.aborts += 1
             else:
                 return buffers.outcome(self._options.slot, info.world_size)
 
     def _by_library(self, todo: list[Buffers]) -> list[Outcome]:
-        descriptors = []
-        for each in todo:
-            op = each.op
-            quantization = op.quantization or QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
-            descriptor = ReduceDescriptor(op.count, op.op, op.tag, None, quantization, op.algorithm)
-            descriptors.append(ReduceOpDescriptor.from_numpy(each.send, each.recv, descriptor))
-        self._random.shuffle(descriptors)
-        try:
-            info = self._comm.all_reduce_multiple_with_retry(
-                descriptors, max_in_flight=self._random.choice((1, 4, len(todo)))
-            )
-        except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
-                raise
-            return [each.outcome(self._options.slot, 0) for each in todo if each.is_committed]
-        outcomes = [each.outcome(self._options.slot, 0) for each in todo]
-        smallest = min(len(outcome.participants) for outcome in outcomes)
-        if smallest != info.world_size:
-            raise BrokenPromiseError(f"a smallest world of {info.world_size}, but {smallest} took part: {outcomes}")
+        outcomes: list[Outcome] = []
+        while todo:
+            descriptors = [each.descriptor() for each in todo]
+            self._random.shuffle(descriptors)
+            world_size = 0
+            try:
+                info = self._comm.all_reduce_multiple_with_retry(
+                    descriptors, max_in_flight=self._random.choice((1, 4, len(todo)))
+                )
+                committed, left, world_size = todo, [], info.world_size
+            except PCCLError as error:
+                if error.result not in (Result.TOO_FEW_PEERS, Result.TIMEOUT):
+                    raise
+                # Those that were committed before stay so.
+                committed = [each for each in todo if each.is_committed]
+                left = [each for each in todo if each not in committed] if error.result is Result.TIMEOUT else []
+            for each in left:
+                each.aborts += 1
+            found = [each.outcome(self._options.slot, 0) for each in committed]
+            smallest = min((len(outcome.participants) for outcome in found), default=0)
+            if world_size not in (0, smallest):
+                raise BrokenPromiseError(f"a smallest world of {world_size}, but {smallest} took part: {found}")
+            outcomes += found
+            todo = left
         return outcomes
 
     def _leave_reducing(self, todo: list[Buffers]) -> None:
@@ -424,7 +443,7 @@ class Worker:
                 buffers.outcome(self._options.slot, info.world_size)
                 continue
             buffers.check_untouched()
-            if status not in (Result.NOT_INITIALIZED, Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+            if status not in (Result.NOT_INITIALIZED, Result.TOO_FEW_PEERS, *RETRIED):
                 handle.result()
 
 
