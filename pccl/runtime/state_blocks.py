@@ -71,6 +71,8 @@ def digest_at(digests: bytes | bytearray, number: int) -> bytes:
 def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[int]:
     """Numbers of the blocks whose digests differ, ascending. Both list the same number of blocks."""
     assert len(mine) == len(theirs) and len(mine) % DIGEST_BYTES == 0  # noqa: PT018
+    if mine == theirs:
+        return ()
     words = [np.frombuffer(digests, np.uint64).reshape(-1, DIGEST_BYTES // 8) for digests in (mine, theirs)]
     found: Sequence[int] = np.flatnonzero((words[0] != words[1]).any(axis=1)).astype(np.uint32).data
     return found

@@ -8,8 +8,8 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
    (a fraction of a millisecond, without the GIL), and landed if its digest is right. A second copy of a block that is
    already being written is received into the lane's scratch block, and copied if it is complete first; whoever was
    writing the block is first made to let go of it. So a block that has landed is never written again.
-   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more lanes by
-   and by, up to as many as it wants connections in a link.
+   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more lanes,
+   one after the other, up to as many as it wants connections in a link, as long as they make it faster.
 3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
    left out, and its blocks go to the others. Silent is who sends nothing for STALL_S while others move, or for
    PATIENCE_S when there is nobody to compare with. A donor with several lanes may lose all but one.
@@ -52,7 +52,9 @@ LANES_MAX = 64
 """Over all donors, but each has one."""
 LANES_PER_DONOR_MAX = 8
 LANE_AFTER_S = 2.0
-"""A donor gets another lane so long after the last one, if the rest will take longer than twice that."""
+"""How long a donor's speed is measured before it gets another lane, if the rest will take longer than twice that."""
+LANE_GAIN = 1.1
+"""A donor that has not become so much faster by its last lane gets no more."""
 DIGEST_REQUESTS_AHEAD = 128
 """Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
 Connect = Callable[[m.Member], Awaitable[trio.socket.SocketType]]
@@ -121,15 +123,35 @@ class _Donor:
         """For more lanes, once it has one."""
         self.lanes = 1
         """How many it was given so far."""
-        self.lane_at = 0.0
-        """When it was given its last one."""
+        self.is_full = False
+        """More lanes would not make it faster."""
+        self.rx_bytes = 0
+        self._rate = 0.0
+        self._windows = 0
+        self._window_at = 0.0
+        self._window_bytes = 0
+
+    def measure(self, now: float) -> bool:
+        """Its speed, once in a while; True if it should get another lane."""
+        elapsed_s = now - self._window_at
+        if self._windows and elapsed_s < LANE_AFTER_S:
+            return False
+        rate = (self.rx_bytes - self._window_bytes) / elapsed_s
+        # The first window only begins the second; that has TCP's slow start in it, and is no measure either.
+        if self._windows > 2:
+            self.is_full = self.is_full or rate < LANE_GAIN * self._rate
+        self._rate = rate
+        self._windows += 1
+        self._window_at, self._window_bytes = now, self.rx_bytes
+        return self._windows > 2 and not self.is_full
 
 
 class _Connection:
     """A lane and its stream, which tells the lane what moves."""
 
-    def __init__(self, sock: trio.socket.SocketType) -> None:
+    def __init__(self, donor: _Donor, sock: trio.socket.SocketType) -> None:
         self.lane = Lane()
+        self._donor = donor
         self.is_learning = False
         self.silence = ""
         """Why the watch has ended it."""
@@ -158,6 +180,7 @@ class _Connection:
 
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
         count = await self._sock.recv_into(buffer)
+        self._donor.rx_bytes += count
         self.lane.moved(count, trio.current_time())
         return count
 
@@ -272,7 +295,7 @@ class _Fetch:
         donor = self._donors[member.peer] = _Donor(member)
         try:
             with donor.scope:
-                connection = _Connection(await self._connect(member))
+                connection = _Connection(donor, await self._connect(member))
                 try:
                     async with self._learning:
                         if self._schedule is None:
@@ -281,32 +304,29 @@ class _Fetch:
                     connection.close()
                     raise
                 async with trio.open_nursery() as donor.nursery:
-                    donor.lane_at = trio.current_time()
                     donor.nursery.start_soon(self._use_lane, donor, connection)
         except (LinkError, ConnectionLost, ProtocolError) as error:
             self._fail(donor.peer, str(error))
 
     def _add_lanes(self, now: float) -> None:
-        if self._schedule is None or self._schedule.remaining_s <= 2 * LANE_AFTER_S:
-            return
         lanes = sum(len(donor.connections) for donor in self._donors.values())
         for donor in self._donors.values():
+            if self._schedule is None or not donor.connections or not donor.measure(now):
+                continue
             if (
-                donor.connections
-                and donor.lanes < min(donor.member.connections, LANES_PER_DONOR_MAX)
-                and now - donor.lane_at >= LANE_AFTER_S
-                and all(connection.lane.silent_s < LANE_AFTER_S / 2 for connection in donor.connections)
+                donor.lanes < min(donor.member.connections, LANES_PER_DONOR_MAX)
                 and lanes < LANES_MAX
+                and all(connection.lane.silent_s < LANE_AFTER_S / 2 for connection in donor.connections)
+                and self._schedule.remaining_s > 2 * LANE_AFTER_S
             ):
                 assert donor.nursery is not None
                 donor.nursery.start_soon(self._open_lane, donor)
-                donor.lane_at = now
                 donor.lanes += 1
                 lanes += 1
 
     async def _open_lane(self, donor: _Donor) -> None:
         try:
-            connection = _Connection(await self._connect(donor.member))
+            connection = _Connection(donor, await self._connect(donor.member))
         except LinkError as error:
             logger.info("a connection less to donor %d: %s", donor.peer, error)
             return
