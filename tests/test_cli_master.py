@@ -52,6 +52,14 @@ def test_serves_until_a_signal(number: signal.Signals) -> None:
     assert "Traceback" not in stderr
 
 
+def test_a_peer_timeout_that_is_none_is_refused() -> None:
+    done = subprocess.run(
+        _pccl("master", "--listen", "127.0.0.1:0", "--peer-timeout", "0"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "peer_timeout '0.0' is no number of seconds" in done.stderr
+
+
 def test_a_token_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("secret\n")

@@ -415,6 +415,19 @@ def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
     assert m.JointResult(1, Result.SUCCESS) in rig.told(1)
 
 
+@pytest.mark.parametrize(("reporter", "other"), [(3, 1), (1, 3)])
+def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) -> None:
+    """The newcomer dials, and has given up. Peer 1 may wait to be dialed for much longer; peer 3, if it is peer 1 that
+    has given up, may still do so."""
+    rig = Rig(0, 0)
+    rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(2, m.LinksReady(3))
+    rig.hear(reporter, m.LinksReady(3, [(other, "no answer")]))
+    assert rig.peers == ([1, 2] if reporter == 3 else [1, 2, 3])
+
+
 @pytest.mark.parametrize("other", [3, 4, 99])
 def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
     rig = Rig(0, 0, 1)

@@ -33,6 +33,26 @@ def test_run_returns_at_once_and_interrupt_stops_it() -> None:
     crew.close_all()
 
 
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 1e6])
+def test_a_peer_timeout_is_a_number_of_seconds(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refusal(lambda: MasterNode("127.0.0.1:0", peer_timeout=value))
+    assert error.result is Result.INVALID_ARGUMENT
+    assert f"peer_timeout '{value}'" in str(error)
+    monkeypatch.setenv("PCCL_PEER_TIMEOUT", str(value))
+    assert f"PCCL_PEER_TIMEOUT '{value}'" in str(refusal(lambda: MasterNode("127.0.0.1:0")))
+
+
+@pytest.mark.parametrize(("argument", "variable", "told"), [(None, "", 5.0), (None, "7.5", 7.5), (3, "7.5", 3.0)])
+def test_the_peer_timeout_is_told_to_the_peers(
+    argument: float | None, variable: str, told: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_PEER_TIMEOUT", variable)
+    with MasterNode("127.0.0.1:0", peer_timeout=argument) as node, Communicator(node.address) as peer:
+        session = peer._inner._session
+        assert session is not None
+        assert session._machine.peer_timeout_s == told
+
+
 def test_it_can_run_again_at_the_same_address() -> None:
     with MasterNode("127.0.0.1:0") as first:
         address = first.address

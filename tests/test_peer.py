@@ -132,6 +132,22 @@ def test_small_group_links_all_pairs_but_needs_only_neighbours() -> None:
     assert said(rig.connect(3)) == [m.LinksReady(1, [], [(4, "connection refused")])]
 
 
+def test_link_that_had_stood_is_made_anew_without_much_patience() -> None:
+    """By the one that dials. The other end is patient where the link is needed, for it cannot tell why nothing comes;
+    where it is not needed it need not be."""
+    rig = Rig()
+    for link in of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1))):
+        assert (link.reach_s, link.timeout_s) == (10.0, 10.0)
+        rig.connect(link.member.peer)
+    rig.hear(m.Install(1))
+    effects = rig.hear(m.Flush(1, 1), prepare([1, 2, 3, 4], 2, relink=[(1, 2), (2, 3), (2, 4), (1, 4)]))
+    made = {link.member.peer: link for link in of(ps.MakeLink, effects)}
+    assert {peer: link.dial for peer, link in made.items()} == {1: True, 3: False, 4: False}
+    assert (made[1].reach_s, made[1].timeout_s) == (2.5, 10.0)
+    assert made[3].timeout_s == 10.0
+    assert made[4].timeout_s == 3.0
+
+
 @pytest.mark.usefixtures("no_mesh")
 def test_ready_once_every_link_stands() -> None:
     rig = Rig()

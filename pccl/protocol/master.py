@@ -388,7 +388,8 @@ class Master:
     def _beat_hello(self, connection: int, host: str, message: m.BeatHello) -> None:
         member = self._members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self.run or member is None:
-            self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run")
+            # As a rule it was evicted, and learns why on the other connection.
+            self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
             return
         if member.beats is not None:
             # The peer has found it closed before we have.
@@ -404,8 +405,8 @@ class Master:
             self._effects.append(Close(member.beats))
             member.beats = None
 
-    def _refuse(self, connection: int, host: str, reason: str) -> None:
-        self._log("warning", f"{host} refused: {reason}")
+    def _refuse(self, connection: int, host: str, reason: str, level: str = "warning") -> None:
+        self._log(level, f"{host} refused: {reason}")
         self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
         self._effects.append(Close(connection))
 

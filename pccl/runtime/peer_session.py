@@ -173,6 +173,7 @@ class PeerSession:
         self._connection = connection
         self._master_name = master_name
         self._master_host = addresses.plain_host(connection.remote_address)
+        self._master_port: int = connection.remote_address[1]
         self._listener = listener
         self._engine = engine
         self._machine = ps.Peer(options.group, options.connections)
@@ -533,12 +534,21 @@ class PeerSession:
         self._spawn(self._beat, effect.timeout_s)
 
     async def _beat(self, timeout_s: float) -> None:
-        host, port = self._master_host, self._connection.remote_address[1]
+        master = (self._master_host, self._master_port)
         hello = m.BeatHello(m.PROTOCOL_VERSION, self._machine.run, self._machine.peer)
         token = self._options.token
-        self._beacon = Beacon(timeout_s)
-        reason = await keep_beats(self._beacon, lambda: dial_beats((host, port), hello, token), timeout_s)
-        self._machine.master_lost(f"the master at {addresses.join(host, port)} {reason}")
+
+        async def connect() -> socket.socket:
+            if self._ended.is_set():
+                await trio.sleep_forever()  # the master has let us go
+            return await dial_beats(master, hello, token)
+
+        try:
+            self._beacon = Beacon(timeout_s)
+            reason = await keep_beats(self._beacon, connect, timeout_s)
+        except OSError as error:
+            reason = f"cannot be given signs of life: {error}"
+        self._machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
         self._pump()
 
     def _log(self, effect: ps.Log) -> None:

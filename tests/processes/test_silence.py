@@ -82,6 +82,7 @@ def test_a_peer_that_lets_no_thread_into_python_stays_and_its_transfers_go_on(ru
     sums = [np.memmap(tmp_path / f"sum {number}", np.float32, "r") for number in range(3)]
     busy.begin("background", command="all_reduce", name="x", into="sum")
     assert not busy.answer().error
+    until(lambda: busy.do("stats") == 1, "its engine has the op")
     busy.begin("hold_python", seconds=HOLD_S)
     for worker in others:
         worker.begin("all_reduce", name="x", into="sum")

@@ -1,0 +1,102 @@
+"""Signs of life over real connections: dialed, broken and made anew, refused, and missed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+import trio
+
+from pccl.runtime import beacon as beacons
+from pccl.runtime.beacon import Beacon, Closed, Silent, keep_beats
+from pccl.runtime.wire import ConnectionLost
+
+TIMEOUT_S = 0.3
+LONG_S = 600.0
+WAIT_S = 30.0
+
+T = TypeVar("T")
+
+
+def run(function: Callable[[], Awaitable[T]]) -> T:
+    async def bounded() -> T:
+        with trio.fail_after(WAIT_S):
+            return await function()
+
+    return trio.run(bounded)
+
+
+def test_events_name_the_connection_and_the_reason() -> None:
+    async def main() -> None:
+        mine, closed = socket.socketpair()
+        other, silent = socket.socketpair()
+        beacon = Beacon(TIMEOUT_S)
+        try:
+            beacon.add(7, mine.detach())
+            closed.close()
+            (event,) = await beacon.events()
+            assert isinstance(event, Closed)
+            assert event.connection == 7
+            assert event.reason in ("closed by the other side", "Connection reset by peer")
+            beacon.add(8, other.detach())
+            (event,) = await beacon.events()
+            assert isinstance(event, Silent)
+            assert event.connection == 8
+            assert event.silent_s >= TIMEOUT_S
+            silent.close()
+        finally:
+            beacon.close()
+            beacon.remove(8)
+
+    run(main)
+
+
+def test_what_is_no_socket_is_refused() -> None:
+    beacon = Beacon(LONG_S)
+    with pytest.raises(OSError, match="not taken"):
+        beacon.add(1, -1)
+    beacon.close()
+
+
+def test_a_closed_connection_is_made_anew_until_there_is_silence() -> None:
+    """With failures in between, which are tried again."""
+
+    async def main() -> None:
+        ends: list[socket.socket] = []
+        failures = iter([True, False, True, True, False, False])
+        beacon = Beacon(TIMEOUT_S)
+
+        async def connect() -> socket.socket:
+            await trio.lowlevel.checkpoint()
+            if next(failures):
+                raise ConnectionLost("refused")
+            mine, other = socket.socketpair()
+            if len(ends) < 2:
+                other.close()
+            ends.append(other)
+            return mine
+
+        reason = await keep_beats(beacon, connect, TIMEOUT_S)
+        beacon.close()
+        assert reason.startswith("was silent for 0.")
+        assert len(ends) == 3
+        ends[-1].close()
+
+    run(main)
+
+
+def test_what_cannot_be_reached_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beacons, "FIRST_BEAT_S", 0.1)
+
+    async def main() -> None:
+        async def connect() -> socket.socket:
+            raise ConnectionLost("no route")
+
+        beacon = Beacon(TIMEOUT_S)
+        reason = await keep_beats(beacon, connect, TIMEOUT_S)
+        beacon.close()
+        assert reason == "could not be reached with signs of life: no route"
+
+    run(main)
