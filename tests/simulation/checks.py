@@ -3,11 +3,14 @@
 `Checks` is told of what the master hears and says and of what peers are to carry out, and raises AssertionError for
 
     an op with two verdicts, one committed that a peer of the run lacks, one aborted that all survivors of a flush hold
+    a committed op whose buffer does not hold exactly one contribution of each peer of the ring, and the same on all
+    an aborted op whose buffer is not as its caller gave it
     an op that a flush has ended and that returns before the next view is in force
     an epoch with two rings, or one that is a mesh to some peers only
     a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
-    a sync after which contents differ, or whose revision went back while somebody of the last one was there
+    a sync after which contents differ, or whose revision went back while somebody of the last one was there, or that
+    overwrote who only sends, took from who only receives, or elected what no sender offered
 
 `rest` looks for waits that nothing will end.
 """
@@ -20,7 +23,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.master import Master
 from pccl.types import Result
-from tests.simulation.node import Key, Node
+from tests.simulation.node import Key, Node, Value
 
 
 class Checks:
@@ -40,6 +43,10 @@ class Checks:
         """By group and epoch, who has answered a flush that is under way."""
         self._survivors: dict[tuple[int, int], set[Node]] = {}
         """By group and epoch, whose answers a flush ended with."""
+        self._values: dict[Key, Value] = {}
+        """What peers have got from committed ops."""
+        self._offers: dict[Node, m.SyncOffer] = {}
+        """What peers came with to their last sync."""
         self._synced: dict[int, tuple[int, list[Node]]] = {}
         """Per group the last elected revision and who took part."""
 
@@ -49,6 +56,8 @@ class Checks:
         if isinstance(message, m.FlushReply) and message.flush in self._flushes:
             self._flushed.get(self._flushes[message.flush], set()).add(node)
             self._note_survivors()
+        elif isinstance(message, m.JointCall) and message.offer is not None:
+            self._offers[node] = message.offer
 
     def gone(self, node: Node) -> None:
         """The master has lost it, evicted it or let it go."""
@@ -66,6 +75,18 @@ class Checks:
         elif isinstance(message, m.Flush):
             self._flushes[message.flush] = node.group, message.epoch
             self._flushed.setdefault((node.group, message.epoch), set())
+        elif isinstance(message, m.SyncPlan):
+            self._planned(node, message)
+
+    def _planned(self, node: Node, plan: m.SyncPlan) -> None:
+        ours = self._offers[node]
+        assert not (plan.fetch_content and ours.strategy == "send_only"), f"{node} only sends and is overwritten"
+        assert plan.fetch_content == (ours.root != plan.root)
+        assert plan.donors
+        for donor, offer in self._offers.items():
+            if donor.number in plan.donors and donor.is_known:
+                assert offer.strategy != "receive_only", f"{donor} only receives and is a donor"
+                assert (offer.revision, offer.root) == (plan.revision, plan.root)
 
     def _note_survivors(self) -> None:
         for epoch, answered in list(self._flushed.items()):
@@ -98,6 +119,9 @@ class Checks:
 
     def _synced_to(self, group: int, members: list[Node], revision: int) -> None:
         assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
+        for node in members:
+            offer = self._offers[node]
+            assert offer.strategy != "send_only" or offer.root == node.root, f"{node} only sends and was overwritten"
         before, incumbents = self._synced.get(group, (0, []))
         if any(node in incumbents for node in members):
             assert revision >= before, "an elected revision went back"
@@ -126,6 +150,8 @@ class Checks:
         """`end` is the end of the session where that comes at once with the result."""
         assert effect.op not in node.results
         node.results[effect.op] = effect
+        if effect.code is not Result.SUCCESS:
+            assert node.buffers[effect.op] == frozenset(((node.name, effect.op),)), f"{node} lost its input: {effect}"
         end = end or node.ended
         if end is not None and (effect.code, effect.reason) == (end.code, end.reason):
             return  # no verdict
@@ -144,7 +170,12 @@ class Checks:
             )
         if effect.code is Result.SUCCESS:
             assert key in node.held
-            assert effect.world_size == len(self._rings[key[:2]])
+            ring = self._rings[key[:2]]
+            assert effect.world_size == len(ring)
+            value = node.buffers[effect.op]
+            assert (node.name, effect.op) in value
+            assert sorted(name for name, _ in value) == sorted(each.name for each in self._nodes if each.number in ring)
+            assert self._values.setdefault(key, value) == value, f"{node} has another result of {key}"
 
     # What hangs.
 

@@ -16,6 +16,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield world
     for node in world.alive:
         world.thaw(node)
-    world.held_back.clear()
+    world.engines.held_back.clear()
     world.run()
     world.check_rest()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import Decoder
 from pccl.types import Result
 
+if TYPE_CHECKING:
+    from tests.simulation.engine import Frame
+
 Key = tuple[int, int, int, int]
 """An op by (group, epoch, tag, sequence)."""
+Value = frozenset[tuple[str, int]]
+"""Whose numbers are in a buffer: names of nodes, and the ops they launched."""
 
 
 @dataclass(eq=False)
@@ -79,15 +86,23 @@ class Node:
     reports: deque[tuple[str, int]] = field(default_factory=deque)
     """What the engine has to say, in order."""
     links: dict[int, Link] = field(default_factory=dict)
-    knocking: list[tuple[Wire, int]] = field(default_factory=list)
-    """Connections, with the dialer's link, that wait for the next message of the master or for the end of a freeze."""
+    knocking: list[Callable[[], None]] = field(default_factory=list)
+    """What others want of it that waits for the next message of the master or for the end of a freeze."""
+    commands: deque[Callable[[], None]] = field(default_factory=deque)
+    """What the engine has been told to do, in order."""
     launched: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Tag and arguments of every op, by its number."""
     submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
     """Ops in the engine."""
+    buffers: dict[int, Value] = field(default_factory=dict)
+    """Of every op."""
+    parked: dict[Key, list[Frame]] = field(default_factory=dict)
+    """Frames of ops that are not in the engine."""
+    finished: set[Key] = field(default_factory=set)
+    """Ops of which all result bytes have come."""
     keys: dict[int, Key] = field(default_factory=dict)
     held: set[Key] = field(default_factory=set)
-    """Ops of which all result bytes have come."""
+    """Ops whose engine has reported them done, or is about to."""
     uses: Counter[tuple[int, int]] = field(default_factory=Counter)
     frozen: set[int] = field(default_factory=set)
     refuses: set[int] = field(default_factory=set)

@@ -82,7 +82,7 @@ def test_question_for_pending_peers_is_answered_no_while_others_wait_in_an_op(wo
 
 def test_question_of_a_peer_that_is_in_the_op_itself_goes_on(world: World) -> None:
     a, b = world.join(0, 0)
-    world.held_back = {"n1", "n2"}
+    world.engines.held_back = {"n1", "n2"}
     for node in (a, b):
         world.launch(node, TAG)
     world.run()
@@ -92,7 +92,7 @@ def test_question_of_a_peer_that_is_in_the_op_itself_goes_on(world: World) -> No
     world.run()
     assert call not in b.calls
     assert world.call_all([a], Kind.ARE_PEERS_PENDING) == [Result.SUCCESS]
-    world.release()
+    world.engines.release()
     world.run()
 
 

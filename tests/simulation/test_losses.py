@@ -132,7 +132,7 @@ def test_newcomer_that_does_not_answer_is_evicted(world: World) -> None:
 def test_evicted_peer_learns_why(world: World) -> None:
     a, b = world.join(0, 0)
     ops = [world.launch(node, TAG) for node in (a, b)]
-    world.held_back = {"n1", "n2"}
+    world.engines.held_back = {"n1", "n2"}
     world.run()
     call = world.joint(b, Kind.ARE_PEERS_PENDING)
     waiting = world.joint(b, Kind.UPDATE_TOPOLOGY)
@@ -148,7 +148,7 @@ def test_evicted_peer_learns_why(world: World) -> None:
 
 def test_master_lost(world: World) -> None:
     a, b = world.join(0, 0)
-    world.held_back = {"n1", "n2"}
+    world.engines.held_back = {"n1", "n2"}
     ops = [world.launch(node, TAG) for node in (a, b)]
     world.run()
     call = world.joint(a, Kind.ARE_PEERS_PENDING)
@@ -180,7 +180,7 @@ def test_op_launched_before_the_first_view_ends_with_the_session(world: World) -
 def test_leaver_gets_its_open_ops_back(world: World) -> None:
     a, b = world.join(0, 0)
     ops = [world.launch(node, TAG) for node in (a, b)]
-    world.held_back = {"n1", "n2"}
+    world.engines.held_back = {"n1", "n2"}
     world.run()
     world.leave(b)
     world.run()

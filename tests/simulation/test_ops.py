@@ -12,11 +12,11 @@ from tests.simulation.world import TAG, World
 
 def test_op_is_committed_once_all_are_done(world: World) -> None:
     nodes = world.join(0, 0, 0)
-    world.held_back = {"n3"}
+    world.engines.held_back = {"n3"}
     ops = [world.launch(node, TAG) for node in nodes]
     world.run()
     assert not any(node.results for node in nodes)
-    world.release()
+    world.engines.release()
     world.run()
     assert [node.result(op) for node, op in zip(nodes, ops, strict=True)] == [Result.SUCCESS] * 3
     result = nodes[0].results[ops[0]]
@@ -42,7 +42,7 @@ def test_tag_counters_restart_with_the_ring(world: World) -> None:
 
 def test_op_that_all_survivors_hold_is_committed(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
-    world.held_back = {"n3"}
+    world.engines.held_back = {"n3"}
     ops = [world.launch(node, TAG) for node in (a, b, c)]
     world.run()
     assert not a.results
@@ -56,7 +56,7 @@ def test_op_that_all_survivors_hold_is_committed(world: World) -> None:
 
 def test_op_that_a_survivor_lacks_is_aborted(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
-    world.held_back = {"n2"}
+    world.engines.held_back = {"n2"}
     ops = [world.launch(node, TAG) for node in (a, b, c)]
     world.run()
     world.kill(c)
@@ -69,7 +69,7 @@ def test_op_that_a_survivor_lacks_is_aborted(world: World) -> None:
 
 def test_each_op_has_its_own_verdict_at_a_flush(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
-    world.held_back = {"n3"}
+    world.engines.held_back = {"n3"}
     held = [world.launch(node, 1) for node in (a, b, c)]
     lacking = [world.launch(node, 2) for node in (a, b)]
     world.run()
@@ -144,7 +144,7 @@ def test_op_runs_while_its_peer_asks_for_pending_peers(world: World) -> None:
 
 def test_cancelled_op_is_aborted_on_all(world: World) -> None:
     a, b = world.join(0, 0)
-    world.held_back = {"n2"}
+    world.engines.held_back = {"n2"}
     ops = [world.launch(node, TAG) for node in (a, b)]
     world.run()
     world.cancel(a, ops[0])
@@ -176,7 +176,7 @@ def test_commit_that_crosses_a_cancel_stands(world: World) -> None:
 
 def test_cancel_during_a_flush_leaves_the_verdict_to_it(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
-    world.held_back = {"n3"}
+    world.engines.held_back = {"n3"}
     ops = [world.launch(node, TAG) for node in (a, b, c)]
     world.run()
     world.kill(c)

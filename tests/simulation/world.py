@@ -8,8 +8,7 @@ What is pretended:
     control connections   byte queues that may be cut anywhere, lose their tail, or break, on each end at its own time
     signs of life         none travel; when time passes, it is looked up who could have heard whom, and since when not
     links                 `Wire`s, dialled, offered, accepted and closed one by one; a closed wire breaks its link
-    the engine            an op is done once every rank has submitted it with equal arguments over links that stand on
-                          both ends; reports reach the machine in the order they happened, in batches
+    the engine            `engine.Engines`; reports reach the machine in the order they happened, in batches
     shared state          a root and a revision; a fetch copies a donor's root
 
 Nodes and the master may freeze, and nothing may get from one of them to another for a while (`block`, `cut`, `heal`;
@@ -23,7 +22,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from itertools import combinations
+from functools import partial
 
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
@@ -31,11 +30,17 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import Decoder, ProtocolError, encode
 from pccl.types import Result
 from tests.simulation.checks import Checks
-from tests.simulation.node import Key, Link, Node, Wire
+from tests.simulation.engine import Engines
+from tests.simulation.node import Link, Node, Wire
 
 TAG = 5
 BATCH_MAX = 4
+FETCHED_BLOCKS = 3
 MASTER = "master"
+SLOWNESS = 0.95
+"""How often something else goes first where a link is slow."""
+_Choice = tuple[Callable[[Node], None], Node]
+_Event = tuple[Node, Callable[[], None], tuple[tuple[str, str], ...]]
 BEATS_FROM = 1_000_000
 """Connections for signs of life are numbered from here."""
 
@@ -52,26 +57,25 @@ class World:
         self.by_connection: dict[int, Node] = {}
         self.blocked: set[tuple[str, str]] = set()
         """From whom nothing gets to whom."""
+        self.slow: set[tuple[str, str]] = set()
+        """From whom things get to whom only when little else is under way, mostly."""
         self.is_master_frozen = False
+        self.is_master_dead = False
         self._beats: dict[int, Node] = {}
         """Connections for signs of life that the master knows."""
         self._next_beats = BEATS_FROM
-        self._dials: list[tuple[Wire, int]] = []
-        """Connections, with the dialer's link, that get through when what cuts them off has healed."""
         self.decoders: dict[int, Decoder[m.FromPeer]] = {}
         self.log: list[str] = []
         self.unreachable: set[frozenset[str]] = set()
         self.costs: dict[frozenset[str], int] = {}
         """Round trips in microseconds; 100 where nothing is said."""
-        self.held_back: set[str] = set()
-        """Nodes in whose engine nothing becomes done."""
         self.said: list[tuple[str, m.FromPeer]] = []
         """Everything that the master was told, with the name of the node."""
         self.told: list[tuple[str, m.FromMaster]] = []
         self.checks = Checks(self.nodes)
-        self._stalled: list[Callable[[], None]] = []
-        self._events: list[tuple[Node, Callable[[], None]]] = []
-        """What is under way outside of control connections, with the node it concerns."""
+        self.engines = Engines(self._later, self.node_of, self._pick)
+        self._events: list[_Event] = []
+        """What is under way outside of control connections, with the node it concerns and the directions it needs."""
 
     # What a test does.
 
@@ -108,10 +112,12 @@ class World:
         node.is_alive = False
         self._hang_up(node, lost_bytes)
         node.submitted.clear()
+        node.commands.clear()
         for wire in [wire for link in node.links.values() for wire in link.wires]:
             self._close_wire(wire, node)
         node.links.clear()
         node.reports.clear()
+        self._answer_knocks(node)
 
     def sever(self, node: Node, lost_bytes: int = 0) -> None:
         """Breaks a living peer's control connection."""
@@ -143,6 +149,17 @@ class World:
         for node in self._beats.values():
             node.heard_at = self.now
 
+    def kill_master(self) -> None:
+        """As by SIGKILL, on a machine that goes on."""
+        self._note_heard()
+        self.is_master_dead = True
+        for node in self.nodes:
+            if not node.is_hung_up_on:
+                node.is_hung_up_on = True
+                node.inbox.append(b"")
+        for connection in list(self._beats):
+            self._lose_beats(connection)
+
     def block(self, a: Node | str, b: Node | str) -> None:
         """Nothing gets from `a` to `b` any more."""
         self._note_heard()
@@ -154,20 +171,14 @@ class World:
 
     def isolate(self, node: Node) -> None:
         """As by pulling its cable."""
-        for other in [MASTER, *(other for other in self.nodes if other is not node)]:
-            self.cut(node, other)
+        self.cut(node, MASTER)
+        for other in self.nodes:
+            if other is not node:
+                self.cut(node, other)
 
     def heal(self) -> None:
         self._note_heard()
         self.blocked.clear()
-        dials, self._dials = self._dials, []
-        for wire, number in dials:
-            self._later(wire.dialer, lambda wire=wire, number=number: self._dial(wire, number))  # type: ignore[misc]
-        for node in self.alive:
-            for wire in [wire for link in node.links.values() for wire in link.wires if wire.closed_by]:
-                self._later(node, lambda wire=wire, node=node: self._find_closed(wire, node))  # type: ignore[misc]
-            for key in node.submitted:
-                self._carry_on(self.ring_nodes(node), key)
 
     def break_link(self, a: Node, b: Node) -> None:
         """Resets a connection between two peers; each end finds it at its own time."""
@@ -180,6 +191,7 @@ class World:
     def launch(self, node: Node, tag: int, arguments: str = "", refused: bool = False) -> int:
         op = node.next()
         node.launched[op] = tag, arguments
+        node.buffers[op] = frozenset(((node.name, op),))
         if refused:
             node.refuses.add(op)
         node.machine.launch(op, tag, self.now)
@@ -245,7 +257,7 @@ class World:
         self.now += seconds
         self._pass_silence()
         self._pass_stillness()
-        if not self.is_master_frozen:
+        if not self.is_master_away:
             self._master(self.master.tick(self.now))
             deadline = self.master.deadline()
             assert deadline is None or deadline > self.now
@@ -286,6 +298,10 @@ class World:
         return [node.result(op) for node, op in zip(nodes, ops, strict=True)]
 
     @property
+    def is_master_away(self) -> bool:
+        return self.is_master_frozen or self.is_master_dead
+
+    @property
     def alive(self) -> list[Node]:
         return [node for node in self.nodes if node.is_reachable]
 
@@ -311,7 +327,7 @@ class World:
 
     def step(self) -> bool:
         """Delivers one pending thing; False if there is none."""
-        choices: list[tuple[Callable[[Node], None], Node]] = []
+        choices: list[_Choice] = []
         for node in self.nodes:
             if node.outbox and self._gets_through(node, MASTER):
                 choices.append((self._deliver_to_master, node))
@@ -319,10 +335,12 @@ class World:
                 choices.append((self._deliver_to_peer, node))
             if node.reports and node.is_alive and not node.is_frozen:
                 choices.append((self._deliver_reports, node))
-        ready = [index for index, (node, _) in enumerate(self._events) if not node.is_frozen]
+            if node.commands and node.is_alive and not node.is_frozen:
+                choices.append((self._deliver_command, node))
+        ready = [index for index, event in enumerate(self._events) if self._is_ready(event)]
         if not choices and not ready:
             return False
-        chosen = self.rng.randrange(len(choices) + len(ready)) if self.rng else 0
+        chosen = self._choose(choices, ready) if self.rng else 0
         if chosen < len(choices):
             deliver, node = choices[chosen]
             deliver(node)
@@ -330,9 +348,38 @@ class World:
             self._events.pop(ready[chosen - len(choices)])[1]()
         return True
 
-    def _later(self, node: Node, action: Callable[[], None]) -> None:
-        """Something that happens to a node at its own time. A frozen node holds it up."""
-        self._events.append((node, action))
+    def _choose(self, choices: list[_Choice], ready: list[int]) -> int:
+        assert self.rng is not None
+        total = len(choices) + len(ready)
+        chosen = int(self.rng.random() * total)
+        if self.slow and self.rng.random() < SLOWNESS:
+            for at in range(chosen, chosen + total):
+                if not self._is_slow(choices, ready, at % total):
+                    return at % total
+        return chosen
+
+    def _is_slow(self, choices: list[_Choice], ready: list[int], at: int) -> bool:
+        if at >= len(choices):
+            return not self.slow.isdisjoint(self._events[ready[at - len(choices)]][2])
+        deliver, node = choices[at]
+        if deliver == self._deliver_to_master:
+            return (node.name, MASTER) in self.slow
+        return deliver == self._deliver_to_peer and (MASTER, node.name) in self.slow
+
+    def _is_ready(self, event: _Event) -> bool:
+        node, _, ways = event
+        return not node.is_frozen and (not ways or not self.blocked or self.blocked.isdisjoint(ways))
+
+    def _later(
+        self, node: Node, action: Callable[[], None], source: Node | None = None, is_answered: bool = False
+    ) -> None:
+        """Something that happens to a node at its own time. A frozen node holds it up, and so do blocks on the way
+        from its source, or back if it takes an answer."""
+        ways = () if source is None else ((source.name, node.name), (node.name, source.name))[: 1 + is_answered]
+        self._events.append((node, action, ways))
+
+    def _pick(self, wires: list[Wire]) -> Wire:
+        return self.rng.choice(wires) if self.rng else wires[0]
 
     def _take(self, queue: deque[bytes]) -> bytes:
         data = queue.popleft()
@@ -386,6 +433,9 @@ class World:
         self._peer(node)
         self._answer_knocks(node)
 
+    def _deliver_command(self, node: Node) -> None:
+        node.commands.popleft()()
+
     def _deliver_reports(self, node: Node) -> None:
         for _ in range(self._batch(len(node.reports))):
             kind, number = node.reports.popleft()
@@ -431,7 +481,9 @@ class World:
     # Signs of life.
 
     def _gets_through(self, a: Node | str, b: Node | str) -> bool:
-        return (str(a), str(b)) not in self.blocked and not (self.is_master_frozen and b == MASTER)
+        return (not self.blocked or (str(a), str(b)) not in self.blocked) and not (
+            b == MASTER and (self.is_master_frozen or self.is_master_dead)
+        )
 
     def _note_heard(self) -> None:
         """To be called before anything changes that has to do with who hears whom."""
@@ -507,9 +559,6 @@ class World:
         link = node.links.get(number)
         if link is None or not node.is_reachable:
             return
-        if self._is_cut(node, other):
-            self._dials.append((wire, number))
-            return
         link.expires_at = link.ends_at
         if not other.is_reachable or frozenset((node.name, other.name)) in self.unreachable:
             self._later(node, lambda: self._refused(node, number, "connection refused"))
@@ -517,18 +566,18 @@ class World:
         offered = None if other.is_frozen else other.machine.link_offered(node.number, link.effect.made_in)
         self._peer(other)
         if offered is None:
-            other.knocking.append((wire, number))
+            other.knocking.append(lambda: self._dial(wire, number))
         elif isinstance(offered, str):
             refusal = offered
             self._later(node, lambda: self._refused(node, number, refusal))
         else:
             self._attach(wire, other, offered)
-            self._later(node, lambda: self._attach(wire, node, number))
+            self._later(node, lambda: self._attach(wire, node, number), other)
 
     def _answer_knocks(self, node: Node) -> None:
         knocking, node.knocking = node.knocking, []
-        for wire, number in knocking:
-            self._dial(wire, number)
+        for knock in knocking:
+            knock()
 
     def _refused(self, node: Node, number: int, reason: str) -> None:
         if node.is_reachable and number in node.links:
@@ -549,8 +598,7 @@ class World:
     def _close_wire(self, wire: Wire, node: Node) -> None:
         wire.closed_by.add(node.name)
         other = wire.other(node)
-        if self._gets_through(node, other):
-            self._later(other, lambda: self._find_closed(wire, other))
+        self._later(other, lambda: self._find_closed(wire, other), node)
 
     def _find_closed(self, wire: Wire, node: Node) -> None:
         """An engine finds a connection closed, and so its link lost."""
@@ -575,86 +623,21 @@ class World:
             and not any(wire.closed_by for wire in ours.wires)
         )
 
-    # Ops.
-
-    def _submit(self, node: Node, effect: ps.SubmitOp) -> None:
-        view = node.view
-        assert (effect.epoch, effect.world_size) == (view.epoch, view.world_size)
-        assert view.ring[effect.rank] == node.number
-        assert node.in_call not in m.Kind.EXCLUSIVE
-        assert effect.is_meshed == view.is_meshed
-        key = node.next_use(effect.op)
-        assert key == (node.group, effect.epoch, effect.tag, effect.sequence)
-        node.keys[effect.op] = key
-        if effect.op in node.refuses:
-            node.machine.op_refused(effect.op, Result.INVALID_ARGUMENT, "the engine refuses")
-            return
-        node.submitted[key] = effect
-        ring = self.ring_nodes(node)
-        for a, b in zip(ring, [*ring[1:], ring[0]], strict=True):
-            if node in (a, b) and key in a.submitted and key in b.submitted and self._differ(a, b, key):
-                self._later(a, lambda a=a: self._find_mismatch(a, key))  # type: ignore[misc]
-        self._carry_on(ring, key)
-
-    def _carry_on(self, ring: list[Node], key: Key) -> None:
-        if self._can_finish(ring, key):
-            for each in ring:
-                self._later(each, lambda each=each: self._finish(each, ring, key))  # type: ignore[misc]
-
-    def _differ(self, a: Node, b: Node, key: Key) -> bool:
-        return a.launched[a.submitted[key].op][1] != b.launched[b.submitted[key].op][1]
-
-    def _can_finish(self, ring: list[Node], key: Key) -> bool:
-        """Every rank is there, with equal arguments, and linked to all to whom it may have to send."""
-        if not all(key in node.submitted for node in ring):
-            return False
-        is_meshed = self.checks.meshed[key[:2]]
-        return all(
-            self.is_linked(a, a.submitted[key].links[j], b, b.submitted[key].links[i])
-            and not self._is_cut(a, b)
-            and not self._differ(a, b, key)
-            for (i, a), (j, b) in combinations(enumerate(ring), 2)
-            if is_meshed or j - i in (1, len(ring) - 1)
-        )
-
-    def _finish(self, node: Node, ring: list[Node], key: Key) -> None:
-        """The last result byte arrives, unless the op was stopped or the bytes were lost before."""
-        effect = node.submitted.get(key)
-        if effect is None or key in node.held or effect.epoch in node.frozen:
-            return
-        if node.name in self.held_back:
-            self._stalled.append(lambda: self._finish(node, ring, key))
-        elif self._can_finish(ring, key) or self.rng is None or self.rng.random() < 0.5:
-            node.held.add(key)
-            node.reports.append(("done", effect.op))
-
-    def release(self) -> None:
-        """Lets what was held back become done."""
-        self.held_back.clear()
-        stalled, self._stalled = self._stalled, []
-        for action in stalled:
-            action()
-
-    def _find_mismatch(self, node: Node, key: Key) -> None:
-        effect = node.submitted.get(key)
-        if effect is not None and effect.epoch not in node.frozen:
-            node.reports.append(("mismatch", effect.op))
-
     # Shared state.
 
-    def _fetch(self, node: Node, effect: ps.RunSync, call: int) -> None:
-        """A transfer comes to its end."""
+    def _fetch(self, node: Node, effect: ps.RunSync, call: int, blocks: int, suspects: list[tuple[int, str]]) -> None:
+        """One more block comes from a donor; the last one ends the transfer."""
         plan = effect.plan
         if not node.is_reachable or call in node.calls:
             return
-        donors = [self.node_of(member.peer) for member in effect.donors]
-        suspects = []
         giver = None
-        for donor in donors:
+        for donor in (self.node_of(member.peer) for member in effect.donors):
+            if donor.number in dict(suspects):
+                continue
             if not donor.is_reachable or donor.is_frozen or not donor.serves or self._is_cut(node, donor):
                 suspects.append((donor.number, "connection refused"))
             elif not donor.plans or donor.plans[-1].plan.sync < plan.sync:
-                self._later(node, lambda: self._fetch(node, effect, call))  # until it has heard of the plan
+                donor.knocking.append(lambda: self._fetch(node, effect, call, blocks, suspects))
                 return
             elif donor.plans[-1].plan.sync > plan.sync or node.fails_to_fetch:
                 suspects.append((donor.number, "rejected"))
@@ -665,8 +648,12 @@ class World:
             assert giver.strategy != "receive_only"
             assert node.strategy != "send_only" or not plan.fetch_content
             assert giver.root == plan.root
+            is_last = blocks == 1
             if plan.fetch_content:
-                node.root = giver.root
+                node.root = giver.root if is_last else b"half " + giver.root
+            if not is_last:
+                self._later(node, lambda: self._fetch(node, effect, call, blocks - 1, suspects))
+                return
             if plan.fetch_loose:
                 node.loose = giver.loose
         reason = "" if giver is not None else "no donor is left"
@@ -743,16 +730,14 @@ class World:
             node.master_heard_at = self.now
             self._later(node, lambda: self._dial_beats(node))
         elif isinstance(effect, ps.SubmitOp):
-            self._submit(node, effect)
+            assert node.in_call not in m.Kind.EXCLUSIVE
+            self.engines.submit(node, effect)
         elif isinstance(effect, ps.FreezeOps):
-            node.frozen.add(effect.epoch)
-            node.reports.append(("frozen", effect.epoch))
+            self.engines.freeze(node, effect.epoch)
         elif isinstance(effect, ps.EndOp):
-            key = node.keys[effect.op]
             if effect.commit:
-                self.checks.commit(key)
-            if node.submitted.pop(key, None) is not None:
-                node.reports.append(("ended", effect.op))
+                self.checks.commit(node.keys[effect.op])
+            self.engines.end(node, effect.op, effect.commit)
         elif isinstance(effect, ps.OpResult):
             self.checks.op_result(node, effect, end)
         elif isinstance(effect, ps.CallResult):
@@ -769,7 +754,8 @@ class World:
                 other = self.node_of(effect.member.peer)
                 for _ in range(link.effect.connections):
                     wire = Wire(node, other)
-                    self._later(node, lambda wire=wire: self._dial(wire, effect.link))  # type: ignore[misc]
+                    dial = partial(self._dial, wire, effect.link)
+                    self._later(node, dial, other, is_answered=True)
         elif isinstance(effect, ps.CloseLink):
             closed = node.links.pop(effect.link, None)
             for wire in closed.wires if closed is not None else ():
@@ -782,19 +768,20 @@ class World:
                 node.machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
             elif effect.plan.fetch_content or effect.plan.fetch_loose:
                 call = next(call for call in node.open_calls if node.kinds[call] == m.Kind.SYNC)
-                self._later(node, lambda: self._fetch(node, effect, call))
+                self._later(node, lambda: self._fetch(node, effect, call, FETCHED_BLOCKS, []))
         elif isinstance(effect, ps.RunProbe):
             self._later(node, lambda: self._probe(node, effect))
         elif isinstance(effect, ps.Ended):
             assert not node.links
             node.ended = effect
             self._hang_up(node, 0)
+            self._answer_knocks(node)
         else:
             assert isinstance(effect, ps.Log)
 
     def check_rest(self) -> None:
         """At rest, with nobody frozen: nobody waits for something that nobody else could bring about."""
-        self.checks.rest(self.master, self.accepted, self.is_linked, bool(self.held_back))
+        self.checks.rest(self.master, self.accepted, self.is_linked, bool(self.engines.held_back))
 
 
 def rings(nodes: list[Node]) -> set[tuple[int, ...]]:

@@ -1,0 +1,189 @@
+"""The engines of all nodes, pretended: ops that travel in frames over the links, with sets of contributors for bytes.
+
+A buffer holds the set of those whose numbers are summed up in it, each named by node and op; in the beginning that is
+its owner alone. An op is in place, so partial sums overwrite what the caller gave, and an abort has to put it back. A
+frame carries a buffer's value:
+
+    ring      the owner's value goes once round and becomes the sum, the sum goes round once more
+    direct    everybody sends the owner its value, the owner sends everybody the sum; this takes no word back
+
+The owner is another rank in every use of a tag. What arrives before its op is submitted is kept. A frame is lost with
+its connection; one that two ends describe differently is a mismatch and carries nothing.
+
+What the machine commands is carried out later and in order, as by a thread: until then an op goes on and writes. Who
+writes to a buffer that its caller has back is found at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pccl.protocol import peer as ps
+from pccl.types import Result
+from tests.simulation.node import Key, Node, Value, Wire
+
+Later = Callable[[Node, Callable[[], None], Node | None, bool], None]
+"""Something that happens to a node at its own time, caused by another, which may need an answer."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    key: Key
+    arguments: str
+    is_sum: bool
+    value: Value
+
+
+class Engines:
+    def __init__(self, later: Later, node_of: Callable[[int], Node], pick: Callable[[list[Wire]], Wire]) -> None:
+        self.held_back: set[str] = set()
+        """Nodes in whose engine nothing becomes done."""
+        self._later = later
+        self._node_of = node_of
+        self._pick = pick
+        self._stalled: list[Callable[[], None]] = []
+
+    # What the machine commands.
+
+    def submit(self, node: Node, effect: ps.SubmitOp) -> None:
+        view = node.view
+        assert (effect.epoch, effect.world_size) == (view.epoch, view.world_size)
+        assert view.ring[effect.rank] == node.number
+        assert effect.is_meshed == view.is_meshed
+        key = node.next_use(effect.op)
+        assert key == (node.group, effect.epoch, effect.tag, effect.sequence)
+        node.keys[effect.op] = key
+        if effect.op in node.refuses:
+            node.machine.op_refused(effect.op, Result.INVALID_ARGUMENT, "the engine refuses")
+            return
+        node.submitted[key] = effect
+        self._announce(node, key)
+        owner = self._owner(effect)
+        if effect.rank == owner and not _goes_direct(effect):
+            self._send(node, effect, effect.rank + 1, False)
+        elif effect.rank != owner and _goes_direct(effect):
+            self._send(node, effect, owner, False)
+        for frame in node.parked.pop(key, ()):
+            self.arrive(node, frame)
+
+    def freeze(self, node: Node, epoch: int) -> None:
+        node.commands.append(lambda: self._freeze(node, epoch))
+
+    def end(self, node: Node, op: int, commit: bool) -> None:
+        node.commands.append(lambda: self._end(node, op, commit))
+
+    def _freeze(self, node: Node, epoch: int) -> None:
+        node.frozen.add(epoch)
+        node.reports.append(("frozen", epoch))
+
+    def _end(self, node: Node, op: int, commit: bool) -> None:
+        del node.submitted[node.keys[op]]
+        if not commit:
+            self._write(node, op, _own(node, op))
+        node.reports.append(("ended", op))
+
+    # Frames.
+
+    def _send(self, node: Node, effect: ps.SubmitOp, rank: int, is_sum: bool) -> None:
+        rank %= effect.world_size
+        link = node.links.get(effect.links[rank])
+        if link is None or not link.wires:
+            return  # it has just been lost, and a flush must follow
+        wire = self._pick(link.wires)
+        other = wire.other(node)
+        assert other.number == node.view.ring[rank]
+        frame = Frame(node.keys[effect.op], node.launched[effect.op][1], is_sum, node.buffers[effect.op])
+        is_announced = not _goes_direct(effect)
+        self._later(other, lambda: self._receive(wire, other, frame), node, is_announced)
+
+    def _receive(self, wire: Wire, node: Node, frame: Frame) -> None:
+        link = node.links.get(wire.ends.get(node.name, 0))
+        if link is not None and wire in link.wires:
+            self.arrive(node, frame)
+
+    def arrive(self, node: Node, frame: Frame) -> None:
+        key = frame.key
+        effect = node.submitted.get(key)
+        if effect is None:
+            node.parked.setdefault(key, []).append(frame)
+            return
+        if key[1] in node.frozen or node.launched[effect.op][1] != frame.arguments:
+            return
+        assert key not in node.finished, f"{node} hears of {key} after its last byte"
+        op, following, owner = effect.op, (effect.rank + 1) % effect.world_size, self._owner(effect)
+        if frame.is_sum:
+            self._complete(node, effect, frame.value)
+            if not _goes_direct(effect) and (following + 1) % effect.world_size != owner:
+                self._send(node, effect, following, True)
+        elif _goes_direct(effect):
+            self._complete(node, effect, node.buffers[op] | frame.value, effect.world_size)
+            if len(node.buffers[op]) == effect.world_size:
+                for rank in range(effect.world_size):
+                    if rank != effect.rank:
+                        self._send(node, effect, rank, True)
+        elif following == owner:
+            self._complete(node, effect, _own(node, op) | frame.value)
+            self._send(node, effect, following, True)
+        else:
+            self._write(node, op, _own(node, op) | frame.value)
+            self._send(node, effect, following, False)
+
+    def _complete(self, node: Node, effect: ps.SubmitOp, value: Value, size: int = 0) -> None:
+        """The last result byte arrives, if the value is of `size`."""
+        self._write(node, effect.op, value)
+        if len(value) < size:
+            return
+        key = node.keys[effect.op]
+        node.finished.add(key)
+        if node.name in self.held_back:
+            self._stalled.append(lambda: self._report_done(node, key))
+        else:
+            self._report_done(node, key)
+
+    def _report_done(self, node: Node, key: Key) -> None:
+        if key in node.submitted and key[1] not in node.frozen:
+            node.held.add(key)
+            node.reports.append(("done", node.submitted[key].op))
+
+    def _write(self, node: Node, op: int, value: Value) -> None:
+        assert op not in node.results or node.buffers[op] == value, f"{node} writes to op {op}, which its caller has"
+        node.buffers[op] = value
+
+    def release(self) -> None:
+        """Lets what was held back become done."""
+        self.held_back.clear()
+        stalled, self._stalled = self._stalled, []
+        for action in stalled:
+            action()
+
+    def _owner(self, effect: ps.SubmitOp) -> int:
+        return effect.sequence % effect.world_size
+
+    # Descriptions.
+
+    def _announce(self, node: Node, key: Key) -> None:
+        """Neighbours in the ring compare what they were called with."""
+        ring = [self._node_of(peer) for peer in node.view.ring]
+        at = ring.index(node)
+        for a, b in ((ring[at - 1], node), (node, ring[(at + 1) % len(ring)])):
+            if key in a.submitted and key in b.submitted and _differ(a, b, key):
+                self._later(a, lambda a=a: self._find_mismatch(a, key), b, False)  # type: ignore[misc]
+
+    def _find_mismatch(self, node: Node, key: Key) -> None:
+        effect = node.submitted.get(key)
+        if effect is not None and effect.epoch not in node.frozen:
+            node.reports.append(("mismatch", effect.op))
+
+
+def _goes_direct(effect: ps.SubmitOp) -> bool:
+    """As small ops would. Some tags stand for large ones."""
+    return effect.is_meshed and effect.tag % 3 != 0
+
+
+def _own(node: Node, op: int) -> Value:
+    return frozenset(((node.name, op),))
+
+
+def _differ(a: Node, b: Node, key: Key) -> bool:
+    return a.launched[a.submitted[key].op][1] != b.launched[b.submitted[key].op][1]
