@@ -10,7 +10,7 @@
     a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
     a sync after which contents differ, or whose revision went back while somebody of the last one was there, or that
-    overwrote who only sends, took from who only receives, or elected what no sender offered
+    overwrote who only sends, took from who only receives, or let a newcomer outvote those who were there before
 
 `rest` looks for waits that nothing will end.
 """
@@ -125,6 +125,12 @@ class Checks:
         before, incumbents = self._synced.get(group, (0, []))
         if any(node in incumbents for node in members):
             assert revision >= before, "an elected revision went back"
+        senders = {node: offer.revision for node, offer in self._offers.items() if offer.strategy != "receive_only"}
+        if any(node in incumbents and node in senders for node in members):
+            # Also of those lost since, whose content may be here already.
+            of_seniors = {senders[node] for node in incumbents if node in senders}
+            assert revision in of_seniors, f"revision {revision} was brought by a newcomer; incumbents: {of_seniors}"
+            assert revision >= max(senders[node] for node in members if node in incumbents and node in senders)
         self._synced[group] = revision, members
 
     # What peers are to carry out.
