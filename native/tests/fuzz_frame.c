@@ -1,0 +1,395 @@
+/* fuzz_frame.c: streams of damaged, forged and misplaced frames against an engine that has honest work to do.
+ *
+ *     fuzz_frame [--frames N] [--seed S]
+ *
+ * A stream is a few frames of every kind, near to what an op that waits for them could get, with bytes and fields
+ * changed, most of them with their checksums made right again: what has a wrong one gets no further than that. It is
+ * written to a link of its own, with one connection or two, which is then closed. What must hold:
+ *
+ *     the process lives (run it under ASan and UBSan)
+ *     the link is lost, its op ends by abort, and its input is as it was
+ *     a reduce with an honest engine, in flight meanwhile, comes out right
+ *     nothing is left: no scratch, no op, no connection, no memory beyond a bound
+ *
+ * Everything is drawn from the seed. Built with -fsanitize=fuzzer and PCCL_LIBFUZZER defined, the same is done with
+ * streams that libFuzzer makes. */
+#include "crc32c.h"
+#include "engine_world.h"
+#include "frame.h"
+
+#include <inttypes.h>
+#include <sys/resource.h>
+
+enum {
+    COUNT = 40,
+    SEGMENT_BYTES = 40,
+    PAYLOAD_MAX = 160,
+    FRAMES_MAX = 12,
+    CONNECTIONS_MAX = 2,
+    HONEST_COUNT = 3000,
+    EVENT_MS = 20000, /* far more than anything here takes */
+    MEMORY_GROWTH_KIB_MAX = 256 * 1024
+};
+
+/* Freed memory is kept for a while to find its use; keep less, so that growth means something. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "quarantine_size_mb=16:malloc_context_size=4"; }
+
+typedef struct {
+    uint8_t bytes[FRAMES_MAX * (PCCL_FRAME_BYTES + PAYLOAD_MAX)];
+    size_t size;
+} stream;
+
+static world honest;
+static uint64_t next_number = 10000; /* of links and ops, both; honest links have smaller ones */
+static uint64_t streams_done;
+static uint64_t random_state;
+
+static uint64_t random_u64(void)
+{
+    /* splitmix64 */
+    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static uint32_t below(uint32_t bound) { return (uint32_t)(random_u64() % bound); }
+
+static void require(int condition, const char *what)
+{
+    if (!condition) {
+        fprintf(stderr, "stream %" PRIu64 ": not so: %s\n", streams_done, what);
+        abort();
+    }
+}
+
+static void write_some(int fd, const uint8_t *data, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = send(fd, data, bytes, MSG_NOSIGNAL);
+        if (n <= 0)
+            return; /* the engine has hung up */
+        data += n;
+        bytes -= (size_t)n;
+    }
+}
+
+/* The op that the stream is about. */
+static pccl_op_request fuzzed_request(uint64_t link, float *values)
+{
+    static uint64_t links[2];
+    pccl_op_request request;
+    memset(&request, 0, sizeof request);
+    links[1] = link;
+    request.op = link;
+    request.key.epoch = 1;
+    request.key.sequence = link;
+    request.shape = plain_shape(COUNT, PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, 2);
+    if (below(3) == 0)
+        request.shape.algorithm = PCCL_DIRECT;
+    if (below(3) == 0) {
+        request.shape.quantization = PCCL_QUANT_MIN_MAX;
+        request.shape.quantized_dtype = PCCL_UINT8;
+        request.shape.quantization_block = 8;
+    }
+    request.link_prev = request.link_next = link;
+    request.rank_links = links;
+    request.send = request.recv = values;
+    return request;
+}
+
+static pccl_op_request honest_request(uint32_t rank, uint64_t op, float *values)
+{
+    pccl_op_shape shape = plain_shape(HONEST_COUNT, PCCL_FLOAT32, PCCL_SUM, 4096, 2);
+    pccl_op_request request = request_for(&honest, rank, op, &shape);
+    request.send = request.recv = values;
+    return request;
+}
+
+static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index)
+{
+    static const uint8_t types[] = {PCCL_FRAME_READY, PCCL_FRAME_SEGMENT, PCCL_FRAME_SEGMENT, PCCL_FRAME_SEGMENT,
+        PCCL_FRAME_EAGER, PCCL_FRAME_CREDIT, PCCL_FRAME_HELLO, PCCL_FRAME_ACK, PCCL_FRAME_LOST};
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = (enum pccl_frame_type)types[below(sizeof types)];
+    if (index == 0 && below(16) != 0)
+        frame.type = PCCL_FRAME_HELLO;
+    frame.received_frames = below(4);
+    switch (frame.type) {
+    case PCCL_FRAME_READY:
+    case PCCL_FRAME_EAGER:
+        frame.key = request->key;
+        frame.shape = request->shape;
+        break;
+    case PCCL_FRAME_SEGMENT:
+        frame.key = request->key;
+        frame.chunk = below(2);
+        frame.segment = below(2);
+        frame.hop = below(2);
+        break;
+    case PCCL_FRAME_CREDIT:
+        frame.eager_bytes = below(200);
+        break;
+    case PCCL_FRAME_ACK:
+        frame.received_bytes = below(200);
+        break;
+    case PCCL_FRAME_HELLO:
+        frame.connection = 1 + below(2);
+        break;
+    case PCCL_FRAME_LOST:
+        frame.connection = 1 + below(2);
+        frame.peer_connection = 1 + below(2);
+        frame.frames = below(4);
+        break;
+    }
+    if (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_EAGER) {
+        pccl_op_shape shape = request->shape;
+        frame.payload_bytes = shape.quantization == PCCL_QUANT_NONE || below(4) == 0
+                                  ? SEGMENT_BYTES
+                                  : (uint32_t)pccl_quantized_bytes(&shape, SEGMENT_BYTES / sizeof(float));
+    }
+    return frame;
+}
+
+static uint64_t interesting(void)
+{
+    static const uint64_t numbers[] = {0, 1, 2, 3, 7, 19, 20, 39, 40, 41, 80, 160, 255, 256, 4096, 65535, 65536,
+        0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff, 0x100000000, 0x7fffffffffffffff, 0x8000000000000000,
+        0xfffffffffffffff0, 0xffffffffffffffff};
+    return below(8) == 0 ? random_u64() : numbers[below(sizeof numbers / sizeof *numbers)];
+}
+
+/* One field or byte of a frame, wherever its bounds are. */
+static void mutate(uint8_t *header, uint32_t payload_bytes)
+{
+    static const uint8_t fields[][2] = {{2, 1}, {3, 1}, {4, 4}, {8, 4}, {12, 4}, {16, 8}, {24, 8}, {32, 8}, {40, 4},
+        {48, 8}, {48, 4}, {52, 4}, {56, 4}, {56, 1}, {57, 1}, {58, 1}, {59, 1}, {60, 4}, {64, 4}, {68, 4}, {68, 1},
+        {71, 1}};
+    if (below(4) == 0) {
+        header[below(PCCL_FRAME_BYTES + payload_bytes)] ^= (uint8_t)(1u << below(8));
+        return;
+    }
+    const uint8_t *field = fields[below(sizeof fields / sizeof *fields)];
+    uint64_t value = 0;
+    for (unsigned i = 0; i < field[1]; i++)
+        value |= (uint64_t)header[field[0] + i] << 8 * i;
+    value = below(3) == 0 ? value + (below(2) ? 1 : ~(uint64_t)0) : interesting();
+    for (unsigned i = 0; i < field[1]; i++)
+        header[field[0] + i] = (uint8_t)(value >> 8 * i);
+}
+
+static void append_frame(stream *s, const pccl_frame *frame, int is_honest)
+{
+    uint8_t *header = s->bytes + s->size;
+    uint32_t payload_bytes = frame->payload_bytes;
+    pccl_frame_encode(frame, header);
+    for (uint32_t i = 0; i < payload_bytes; i++)
+        header[PCCL_FRAME_BYTES + i] = (uint8_t)random_u64();
+    for (uint32_t i = is_honest ? 0 : 1 + below(3); i > 0; i--)
+        mutate(header, payload_bytes);
+    if (!is_honest && below(8) == 0) /* more or less payload than is announced */
+        payload_bytes = below(PAYLOAD_MAX);
+    if (is_honest || below(8) != 0) {
+        if (payload_bytes > 0)
+            pccl_put_u32(header + 12, pccl_crc32c(0, header + PCCL_FRAME_BYTES, payload_bytes));
+        pccl_frame_seal(header);
+    }
+    s->size += PCCL_FRAME_BYTES + payload_bytes;
+}
+
+/* What the stream is played against. */
+typedef struct {
+    uint64_t link;
+    int peers[CONNECTIONS_MAX];
+    uint32_t connections;
+    float values[COUNT];
+    pccl_op_request request;
+    int is_with_honest; /* an honest reduce is in flight meanwhile */
+    uint64_t honest_op;
+    float honest_values[2][HONEST_COUNT];
+} play;
+
+static void play_open(play *p)
+{
+    node *victim = &honest.nodes[0];
+    p->link = next_number++;
+    p->connections = 1 + below(CONNECTIONS_MAX);
+    for (uint32_t i = 0; i < p->connections; i++) {
+        int fds[2];
+        pair_unix(fds);
+        require(pccl_engine_link_add(victim->engine, p->link, fds[0]) == 0, "link_add");
+        p->peers[i] = fds[1];
+    }
+    for (int i = 0; i < COUNT; i++)
+        p->values[i] = (float)i;
+    p->request = fuzzed_request(p->link, p->values);
+    require(pccl_engine_submit(victim->engine, &p->request) == 0, "submit");
+    p->is_with_honest = below(16) == 0;
+    if (p->is_with_honest) {
+        p->honest_op = next_number++;
+        for (uint32_t rank = 0; rank < 2; rank++)
+            for (int i = 0; i < HONEST_COUNT; i++)
+                p->honest_values[rank][i] = (float)(i + (int)rank);
+        pccl_op_request request = honest_request(0, p->honest_op, p->honest_values[0]);
+        require(pccl_engine_submit(victim->engine, &request) == 0, "submit");
+    }
+}
+
+static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
+{
+    pccl_event event;
+    node *n = &honest.nodes[rank];
+    if (node_wait_for(n, kind, id, &event, EVENT_MS))
+        return;
+    fprintf(stderr, "stream %" PRIu64 ": rank %u has no event of kind %u and id %" PRIu64 ", but\n", streams_done, rank, kind,
+        id);
+    for (int i = 0; i < n->events_count; i++)
+        fprintf(stderr, "    kind %u, id %" PRIu64 ", link %" PRIu64 ": %s\n", n->events[i].kind, n->events[i].id,
+            n->events[i].link, n->events[i].detail);
+    abort();
+}
+
+static void play_close(play *p)
+{
+    node *victim = &honest.nodes[0];
+    for (uint32_t i = 0; i < p->connections; i++)
+        shutdown(p->peers[i], SHUT_WR);
+    if (p->is_with_honest) {
+        pccl_op_request request = honest_request(1, p->honest_op, p->honest_values[1]);
+        require(pccl_engine_submit(honest.nodes[1].engine, &request) == 0, "submit");
+        for (uint32_t rank = 0; rank < 2; rank++)
+            wait_for(rank, PCCL_EVENT_OP_DONE, p->honest_op);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            pccl_engine_end(honest.nodes[rank].engine, p->honest_op, 1);
+            wait_for(rank, PCCL_EVENT_OP_ENDED, p->honest_op);
+            for (int i = 0; i < HONEST_COUNT; i++)
+                require(p->honest_values[rank][i] == (float)(2 * i + 1), "the honest reduce is right");
+        }
+    }
+    wait_for(0, PCCL_EVENT_LINK_LOST, p->link);
+    require(pccl_engine_end(victim->engine, p->request.op, 0) == 0, "end");
+    wait_for(0, PCCL_EVENT_OP_ENDED, p->request.op);
+    for (int i = 0; i < COUNT; i++)
+        require(p->values[i] == (float)i, "the input is as it was");
+    for (uint32_t i = 0; i < p->connections; i++)
+        close(p->peers[i]);
+    victim->events_count = 0; /* mismatches and the like, which are fine */
+    streams_done++;
+}
+
+static void check_nothing_left(void)
+{
+    pccl_engine_stats stats;
+    pccl_engine_get_stats(honest.nodes[0].engine, &stats);
+    require(stats.ops_open == 0, "no op is left");
+    require(stats.scratch_bytes == 0, "no scratch is left");
+    require(stats.connections == 2, "no connection is left but the honest ones");
+}
+
+static long peak_kib(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
+static void open_honest(void)
+{
+    world_open(&honest, 2, 2, 0, 0);
+}
+
+#ifdef PCCL_LIBFUZZER
+
+/* The first byte is the seed of everything but the stream, the next one whether checksums are made right. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static play p;
+    uint8_t bytes[4096];
+    if (size < 2 || size > sizeof bytes)
+        return 0;
+    if (honest.size == 0)
+        open_honest();
+    random_state = data[0];
+    play_open(&p);
+    size -= 2;
+    memcpy(bytes, data + 2, size);
+    for (size_t at = 0; data[1] & 1 && at + PCCL_FRAME_BYTES <= size;) {
+        size_t payload_bytes = pccl_get_u32(bytes + at + 8);
+        size_t left = size - at - PCCL_FRAME_BYTES;
+        if (payload_bytes > 0 && payload_bytes <= left)
+            pccl_put_u32(bytes + at + 12, pccl_crc32c(0, bytes + at + PCCL_FRAME_BYTES, payload_bytes));
+        pccl_put_u16(bytes + at, PCCL_FRAME_MAGIC);
+        bytes[at + 2] = PCCL_FRAME_VERSION;
+        pccl_frame_seal(bytes + at);
+        at += PCCL_FRAME_BYTES + (payload_bytes < left ? payload_bytes : left);
+    }
+    write_some(p.peers[0], bytes, size);
+    play_close(&p);
+    check_nothing_left();
+    return 0;
+}
+
+#else
+
+static uint64_t argument(int argc, char **argv, const char *name, uint64_t otherwise)
+{
+    for (int i = 1; i + 1 < argc; i += 2)
+        if (strcmp(argv[i], name) == 0)
+            return strtoull(argv[i + 1], NULL, 10);
+    return otherwise;
+}
+
+int main(int argc, char **argv)
+{
+    static play p;
+    uint64_t frames_max = argument(argc, argv, "--frames", 20000);
+    uint64_t seed = argument(argc, argv, "--seed", 1);
+    uint64_t frames = 0, mutated = 0;
+    long settled_kib = 0;
+    int64_t start_ms = now_ms();
+    printf("fuzz_frame: seed %" PRIu64 "\n", seed);
+    fflush(stdout);
+    random_state = seed;
+    open_honest();
+    while (mutated < frames_max) {
+        play_open(&p);
+        for (uint32_t connection = 0; connection < p.connections; connection++) {
+            stream s = {.size = 0};
+            for (uint32_t i = 0, count = 1 + below(FRAMES_MAX); i < count; i++) {
+                pccl_frame frame = plausible_frame(&p.request, i);
+                int is_honest = below(i == 0 ? 8 : 2) != 0;
+                if (p.is_with_honest && frame.type == PCCL_FRAME_SEGMENT && below(4) == 0) {
+                    /* Payload for somebody else's op. A contradicting description of it would count: any link may
+                     * be to a rank of the op that calls it with another algorithm. */
+                    frame.key.sequence = p.honest_op;
+                    is_honest = 1;
+                }
+                append_frame(&s, &frame, is_honest);
+                frames++;
+                mutated += !is_honest;
+            }
+            if (below(4) == 0)
+                s.size -= below((uint32_t)s.size);
+            write_some(p.peers[connection], s.bytes, s.size);
+        }
+        play_close(&p);
+        if (streams_done % 1000 == 0) {
+            check_nothing_left();
+            if (streams_done == 2000)
+                settled_kib = peak_kib();
+            require(settled_kib == 0 || peak_kib() < settled_kib + MEMORY_GROWTH_KIB_MAX, "memory is bounded");
+        }
+    }
+    check_nothing_left();
+    world_close(&honest);
+    int64_t taken_ms = now_ms() - start_ms + 1;
+    printf("%" PRIu64 " frames, %" PRIu64 " of them mutated, in %" PRIu64 " streams; %" PRId64 " a second; peak %ld MiB; "
+           "1 passed, 0 failed\n",
+        frames, mutated, streams_done, (int64_t)mutated * 1000 / taken_ms, peak_kib() / 1024);
+    return 0;
+}
+
+#endif
