@@ -91,6 +91,16 @@ def test_users_of_the_api_use_nothing_else(part: str) -> None:
     assert not wrong
 
 
+def test_the_extension_is_loaded_where_it_is_checked() -> None:
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for _, module, name in _imports(path)
+        if _within(module, ["pccl._native"]) or _within(f"{module}.{name}", ["pccl._native"])
+    }
+    assert users == {"runtime/extension.py"}
+
+
 def test_examples_use_the_public_api() -> None:
     wrong = [
         f"{path.name}:{line} imports {name or ''} from {module}"

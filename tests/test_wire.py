@@ -181,3 +181,45 @@ def test_messages_of_another_kind_are_refused() -> None:
                 await receive_message(b, m.PeerAnswer)
 
     run(body)
+
+
+def test_a_connection_is_given_away_with_what_follows() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        a.sendall(encode(m.Leave()))
+        assert await receiver.receive() == [m.Leave()]
+        a.sendall(b"more")
+        with socket.socket(fileno=receiver.detach()) as other:
+            other.settimeout(BOUND_S)
+            assert other.recv(4) == b"more"
+        receiver.close()
+        a.close()
+
+    run(body)
+
+
+def test_a_connection_on_which_more_was_said_is_not_given_away() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        a.sendall(encode(m.Leave()) + b"\0\0")
+        received: list[m.FromPeer] = []
+        while not received:
+            received += await receiver.receive()
+        with pytest.raises(ConnectionLost, match="more was said"):
+            receiver.detach()
+        receiver.close()
+        a.close()
+
+    run(body)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+def test_what_is_never_acknowledged_breaks_a_connection_in_the_end() -> None:
+    a, b = tcp_pair()
+    connection: ControlConnection[m.FromPeer] = ControlConnection(a, m.FromPeer, OPENING_BYTES_MAX)
+    connection.bound_silence(5.0)
+    assert a.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    a.close()
+    b.close()
