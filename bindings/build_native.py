@@ -51,7 +51,7 @@ ffibuilder.set_source(
     sources=sources(),
     include_dirs=["native/include", "native/src"],
     extra_compile_args=COMPILE_ARGS,
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
     define_macros=[("_GNU_SOURCE", "1")] if platform.system() == "Linux" else [],
     py_limited_api=False,
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Acceptor, AuthError, Dialer, proof, run_key
+from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Acceptor, AuthError, Dialer, payload_key, proof, run_key
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, decode_body
 
 TOKEN = "correct horse battery staple"
@@ -221,3 +221,25 @@ def test_a_change_of_any_byte_on_the_way_is_found(which: int, data: st.DataObjec
 
     with pytest.raises((AssertionError, ProtocolError)):
         converse()
+
+
+def test_vectors_of_payload_keys() -> None:
+    key = bytes.fromhex(VECTORS[0][4])  # type: ignore[arg-type]
+    assert payload_key(key, DIALER, b"opening", b"challenge").hex() == (
+        "98227db2ca0bc2e854da594f6205bfd7a96d0fa8fa6cc78ca80ab87113feb563"
+    )
+    assert payload_key(key, ACCEPTOR, b"opening", b"challenge").hex() == (
+        "934a870d57afd4a6772e819fe8c80143a46beef8839c9d19fd8a234645719b3a"
+    )
+
+
+def test_both_sides_have_the_same_payload_keys_and_no_connection_those_of_another() -> None:
+    found: set[bytes] = set()
+    for nonce in (b"a", b"b"):
+        shake = Handshake(nonces=(b"d" * NONCE_BYTES, nonce * NONCE_BYTES))
+        assert shake.dialer.payload_keys is None
+        shake.finish(shake.accept(shake.answer(shake.challenge())))
+        assert shake.dialer.payload_keys is not None
+        assert shake.dialer.payload_keys == (shake.acceptor.payload_keys or ())[::-1]
+        found.update(shake.dialer.payload_keys)
+    assert len(found) == 4

@@ -10,6 +10,8 @@ that the dialer has no token. Then
     acceptor -> dialer   Proof(HMAC(key, "pccl 1 acceptor" | transcript)), and the answer to the opening
 
     HMAC        HMAC-SHA256
+    payload     HMAC(key, "pccl 1 payload of the dialer" | transcript), or "... of the acceptor": the key of what that
+                side sends on this connection, if payload is to be encrypted
     key         HMAC(token in UTF-8, "pccl 1 run key" | field(run in UTF-8)), so keys differ from run to run
     transcript  field(body of the opening) | field(body of the Challenge), the msgpack bodies as they travelled
     field(x)    the length of x as 8 bytes, big-endian, then x
@@ -21,7 +23,8 @@ connection, and one that is sent back to its author fails by its label. The dial
 dialers learns nothing to guess at, and who dials learns nothing before it has proved itself. A token should still be
 random, not a word: who takes the acceptor's place can record one proof and try words against it.
 
-What does not. A proof says who is at the other end when the connection begins. It neither hides nor protects what
+What does not. Payload keys have no forward secrecy: who learns the token and has recorded a connection can read it. A
+proof says who is at the other end when the connection begins. It neither hides nor protects what
 follows; against somebody who can change packets on the way, TLS or a VPN does.
 """
 
@@ -54,6 +57,12 @@ def proof(key: bytes, role: bytes, opening: bytes, challenge: bytes) -> bytes:
     return _hmac(key, role + _field(opening) + _field(challenge))
 
 
+def payload_key(key: bytes, role: bytes, opening: bytes, challenge: bytes) -> bytes:
+    """What encrypts the payload that `role` sends on the connection with this handshake."""
+    label = b"pccl 1 payload of the " + role.rpartition(b" ")[2]
+    return _hmac(key, label + _field(opening) + _field(challenge))
+
+
 def _hmac(key: bytes, data: bytes) -> bytes:
     return hmac.new(key, data, hashlib.sha256).digest()
 
@@ -73,6 +82,8 @@ class Dialer:
         self.opening = encode(msgspec.structs.replace(opening, auth=nonce if token else b""))
         """The frame to send first."""
         self._expected = b""
+        self.payload_keys: tuple[bytes, bytes] | None = None
+        """Of what we send and of what they send, after `answer`; to be used after `check`. None without a token."""
 
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
         """The frame that answers a Challenge. AuthError."""
@@ -86,6 +97,7 @@ class Dialer:
         key = run_key(self._token, challenge.run)
         opening = self.opening[LENGTH_BYTES:]
         self._expected = proof(key, ACCEPTOR, opening, body)
+        self.payload_keys = payload_key(key, DIALER, opening, body), payload_key(key, ACCEPTOR, opening, body)
         return encode(m.Proof(proof(key, DIALER, opening, body)))
 
     def check(self, theirs: m.Proof) -> None:
@@ -110,6 +122,8 @@ class Acceptor:
         self._run = run
         self._expected = b""
         self._proof = b""
+        self.payload_keys: tuple[bytes, bytes] | None = None
+        """Of what we send and of what they send, after `challenge`; to be used after `check`. None without a token."""
 
     def challenge(self, opening: m.Opening, body: bytes) -> bytes | None:
         """The frame that answers an opening; None if neither side has a token. AuthError if one side has none."""
@@ -123,8 +137,10 @@ class Acceptor:
             raise AuthError(f"a nonce of {len(opening.auth)} bytes instead of {NONCE_BYTES}")
         key = run_key(self._token, self._run)
         frame = encode(m.Challenge(self._nonce, self._run))
-        self._expected = proof(key, DIALER, body, frame[LENGTH_BYTES:])
-        self._proof = encode(m.Proof(proof(key, ACCEPTOR, body, frame[LENGTH_BYTES:])))
+        ours = frame[LENGTH_BYTES:]
+        self._expected = proof(key, DIALER, body, ours)
+        self._proof = encode(m.Proof(proof(key, ACCEPTOR, body, ours)))
+        self.payload_keys = payload_key(key, ACCEPTOR, body, ours), payload_key(key, DIALER, body, ours)
         return frame
 
     def check(self, theirs: m.Proof) -> bytes:

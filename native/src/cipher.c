@@ -1,0 +1,202 @@
+#include "cipher.h"
+
+#include "base.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __APPLE__
+#define LIBRARY "libcrypto.3.dylib"
+#else
+#define LIBRARY "libcrypto.so.3"
+#endif
+
+enum { NONCE_BYTES = 12, EVP_CTRL_AEAD_GET_TAG = 0x10, EVP_CTRL_AEAD_SET_TAG = 0x11 };
+
+/* What is used of OpenSSL's evp.h, so that neither building nor running needs OpenSSL. Its ABI is fixed within
+ * version 3. */
+typedef struct {
+    void *(*context_new)(void);
+    void (*context_free)(void *);
+    int (*context_ctrl)(void *, int, int, void *);
+    const void *(*aes_256_gcm)(void);
+    int (*init)(void *, const void *, void *, const unsigned char *, const unsigned char *, int);
+    int (*update)(void *, unsigned char *, int *, const unsigned char *, int);
+    int (*final)(void *, unsigned char *, int *);
+    void (*cleanse)(void *, size_t);
+} libcrypto;
+
+struct pccl_cipher {
+    void *context;
+    int is_opening;
+    int is_broken;
+    uint64_t messages; /* under this key */
+    uint64_t bytes;
+    uint64_t rekey_bytes;
+    uint8_t key[PCCL_CIPHER_KEY_BYTES];
+};
+
+static libcrypto crypto;
+static int is_loaded;
+static char load_error[256];
+static pthread_once_t load_once = PTHREAD_ONCE_INIT;
+
+static int load(libcrypto *into, const char *library, char *error, size_t error_bytes)
+{
+    struct {
+        const char *name;
+        void *at;
+    } symbols[] = {
+        {"EVP_CIPHER_CTX_new", &into->context_new},
+        {"EVP_CIPHER_CTX_free", &into->context_free},
+        {"EVP_CIPHER_CTX_ctrl", &into->context_ctrl},
+        {"EVP_aes_256_gcm", &into->aes_256_gcm},
+        {"EVP_CipherInit_ex", &into->init},
+        {"EVP_CipherUpdate", &into->update},
+        {"EVP_CipherFinal_ex", &into->final},
+        {"OPENSSL_cleanse", &into->cleanse},
+    };
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        snprintf(error, error_bytes, "encryption needs OpenSSL 3, whose library cannot be loaded: %s", dlerror());
+        return -1;
+    }
+    for (size_t i = 0; i < PCCL_COUNT_OF(symbols); i++) {
+        void *symbol = dlsym(handle, symbols[i].name);
+        if (symbol == NULL) {
+            snprintf(error, error_bytes, "encryption needs OpenSSL 3, but %s has no %s", library, symbols[i].name);
+            dlclose(handle);
+            return -1;
+        }
+        memcpy(symbols[i].at, &symbol, sizeof symbol); /* C has no cast from an object to a function */
+    }
+    return 0;
+}
+
+static void load_default(void) { is_loaded = load(&crypto, LIBRARY, load_error, sizeof load_error) == 0; }
+
+int pccl_cipher_available(char *error, size_t error_bytes)
+{
+    pthread_once(&load_once, load_default);
+    if (!is_loaded)
+        snprintf(error, error_bytes, "%s", load_error);
+    return is_loaded ? 0 : -1;
+}
+
+int pccl_cipher_probe(const char *library, char *error, size_t error_bytes)
+{
+    libcrypto unused;
+    return load(&unused, library, error, error_bytes);
+}
+
+pccl_cipher *pccl_cipher_create(
+    const uint8_t *key, enum pccl_cipher_direction direction, char *error, size_t error_bytes)
+{
+    if (pccl_cipher_available(error, error_bytes) != 0)
+        return NULL;
+    pccl_cipher *cipher = calloc(1, sizeof *cipher);
+    if (cipher == NULL || (cipher->context = crypto.context_new()) == NULL) {
+        snprintf(error, error_bytes, "out of memory for a cipher");
+        free(cipher);
+        return NULL;
+    }
+    cipher->is_opening = direction == PCCL_CIPHER_OPEN;
+    cipher->rekey_bytes = PCCL_CIPHER_REKEY_BYTES;
+    memcpy(cipher->key, key, sizeof cipher->key);
+    if (crypto.init(cipher->context, crypto.aes_256_gcm(), NULL, key, NULL, !cipher->is_opening) != 1) {
+        snprintf(error, error_bytes, "OpenSSL refuses AES-256-GCM, perhaps by its configuration");
+        pccl_cipher_free(cipher);
+        return NULL;
+    }
+    return cipher;
+}
+
+void pccl_cipher_free(pccl_cipher *cipher)
+{
+    if (cipher == NULL)
+        return;
+    crypto.context_free(cipher->context);
+    crypto.cleanse(cipher->key, sizeof cipher->key);
+    free(cipher);
+}
+
+void pccl_cipher_set_rekey_bytes(pccl_cipher *cipher, uint64_t bytes) { cipher->rekey_bytes = bytes; }
+
+/* One message under the present key; `is_sealing` differs from the cipher's own direction only for a new key. */
+static int pass(pccl_cipher *cipher, int is_sealing, const uint8_t *nonce, const void *associated,
+    size_t associated_bytes, const void *from, size_t bytes, void *to, uint8_t *tag)
+{
+    static const unsigned char nothing;
+    unsigned char rest[16];
+    int done = 0;
+    PCCL_ASSERT(bytes <= INT_MAX && associated_bytes <= INT_MAX);
+    if (crypto.init(cipher->context, NULL, NULL, NULL, nonce, is_sealing) != 1)
+        return -1;
+    if (associated_bytes > 0 &&
+        crypto.update(cipher->context, NULL, &done, associated, (int)associated_bytes) != 1)
+        return -1;
+    if (bytes > 0 && (crypto.update(cipher->context, to, &done, from, (int)bytes) != 1 || done != (int)bytes))
+        return -1;
+    if (bytes == 0 && associated_bytes == 0 && crypto.update(cipher->context, NULL, &done, &nothing, 0) != 1)
+        return -1;
+    if (!is_sealing &&
+        crypto.context_ctrl(cipher->context, EVP_CTRL_AEAD_SET_TAG, PCCL_CIPHER_TAG_BYTES, tag) != 1)
+        return -1;
+    if (crypto.final(cipher->context, rest, &done) != 1)
+        return -1;
+    if (is_sealing &&
+        crypto.context_ctrl(cipher->context, EVP_CTRL_AEAD_GET_TAG, PCCL_CIPHER_TAG_BYTES, tag) != 1)
+        return -1;
+    return 0;
+}
+
+static int take_next_key(pccl_cipher *cipher)
+{
+    static const uint8_t zeros[PCCL_CIPHER_KEY_BYTES];
+    uint8_t nonce[NONCE_BYTES], tag[PCCL_CIPHER_TAG_BYTES];
+    memset(nonce, 0xff, sizeof nonce);
+    if (pass(cipher, 1, nonce, NULL, 0, zeros, sizeof zeros, cipher->key, tag) != 0 ||
+        crypto.init(cipher->context, NULL, NULL, cipher->key, NULL, !cipher->is_opening) != 1)
+        return -1;
+    cipher->messages = 0;
+    cipher->bytes = 0;
+    return 0;
+}
+
+static int next_message(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *from,
+    size_t bytes, void *to, uint8_t *tag)
+{
+    uint8_t nonce[NONCE_BYTES] = {0};
+    if (cipher->is_broken)
+        return -1;
+    for (int i = 0; i < 8; i++)
+        nonce[4 + i] = (uint8_t)(cipher->messages >> (56 - 8 * i));
+    cipher->messages++;
+    cipher->bytes += bytes + associated_bytes;
+    if (pass(cipher, !cipher->is_opening, nonce, associated, associated_bytes, from, bytes, to, tag) != 0 ||
+        (cipher->bytes >= cipher->rekey_bytes && take_next_key(cipher) != 0)) {
+        cipher->is_broken = 1;
+        return -1;
+    }
+    return 0;
+}
+
+int pccl_cipher_seal(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *plain,
+    size_t bytes, void *sealed, uint8_t *tag)
+{
+    PCCL_ASSERT(!cipher->is_opening);
+    return next_message(cipher, associated, associated_bytes, plain, bytes, sealed, tag);
+}
+
+int pccl_cipher_open(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *sealed,
+    size_t bytes, void *plain, const uint8_t *tag)
+{
+    uint8_t expected[PCCL_CIPHER_TAG_BYTES];
+    PCCL_ASSERT(cipher->is_opening);
+    memcpy(expected, tag, sizeof expected);
+    return next_message(cipher, associated, associated_bytes, sealed, bytes, plain, expected);
+}
