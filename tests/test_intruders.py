@@ -14,6 +14,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState
 from pccl.protocol import messages as m
+from pccl.protocol.auth import NONCE_BYTES, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, decode_body, encode
 from tests.crew import WAIT_S, Crew
 from tests.flood import idle_connections, ports, steps
@@ -234,6 +235,29 @@ def test_a_stranger_at_a_peers_port_is_refused(guarded: MasterNode, kind: str) -
         values = [np.ones(10, np.float32) for _ in range(2)]
         crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
         assert (values[0] == 2).all()
+
+
+def test_a_replayed_handshake_at_a_peers_port_is_refused(guarded: MasterNode) -> None:
+    with members(guarded, 1) as crew:
+        session = crew[0]._inner._session
+        assert session is not None
+        opening = m.PingHello(m.PROTOCOL_VERSION, session._machine.run, 2, session._machine.peer)
+        side = Dialer(TOKEN, b"n" * NONCE_BYTES, opening, session._machine.run)
+        with dialled(peer_port(crew[0])) as sock:
+            sock.sendall(side.opening)
+            frame = read_frame(sock)
+            challenge = read(frame)
+            assert isinstance(challenge, m.Challenge)
+            answer = side.answer(challenge, frame[LENGTH_BYTES:])
+            sock.sendall(answer)
+            theirs = read_message(sock)
+            assert isinstance(theirs, m.Proof)
+            side.check(theirs)
+            assert isinstance(read_message(sock), m.Accepted)
+        with dialled(peer_port(crew[0])) as sock:
+            sock.sendall(side.opening + answer)
+            assert isinstance(read_message(sock), m.Challenge)
+            assert isinstance(read_message(sock), m.Rejected)
 
 
 def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,12 @@
-"""Who is dropped when too many strangers wait."""
+"""Who is dropped when too many strangers wait, and how much is said of them."""
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
+from pccl.runtime.refusals import LINES_MAX, WINDOW_S, Refusals
 from pccl.runtime.strangers import Strangers, source_of
 
 
@@ -61,3 +66,16 @@ def test_an_ipv6_network_is_one_source() -> None:
     assert source_of("fe80::1%eth0") == source_of("fe80::2%eth0")
     assert source_of("10.0.0.1") != source_of("10.0.0.2")
     assert source_of("somewhere") == "somewhere"
+
+
+def test_strangers_cannot_fill_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    refusals = Refusals(logging.getLogger("pccl.test"), lambda: now)
+    with caplog.at_level(logging.INFO, "pccl.test"):
+        for i in range(10 * LINES_MAX):
+            refusals.log(logging.INFO, f"stranger {i}")
+        assert len(caplog.messages) == LINES_MAX + 1
+        assert "too many strangers" in caplog.messages[-1]
+        now = WINDOW_S
+        refusals.log(logging.INFO, "after a while")
+        assert caplog.messages[-2:] == [f"{9 * LINES_MAX} more lines about strangers were left out", "after a while"]

@@ -106,6 +106,8 @@ class Log:
     level: str
     """debug, info or warning."""
     text: str
+    is_of_stranger: bool = False
+    """Anybody can cause it, as often as they like."""
 
 
 Effect = Send | Close | TakeBeats | Log
@@ -288,7 +290,9 @@ class Master:
         for connection, (host, since) in list(self._strangers.items()):
             if now >= since + self.options.hello_timeout_s:
                 del self._strangers[connection]
-                self._log("info", f"{host}: no Hello within {self.options.hello_timeout_s:g} s, closed")
+                self._log(
+                    "info", f"{host}: no Hello within {self.options.hello_timeout_s:g} s, closed", is_of_stranger=True
+                )
                 self._effects.append(Close(connection))
         for member in list(self._members.values()):
             if member.asked_at is not None and now >= member.asked_at + self.options.answer_timeout_s:
@@ -406,7 +410,7 @@ class Master:
             member.beats = None
 
     def _refuse(self, connection: int, host: str, reason: str, level: str = "warning") -> None:
-        self._log(level, f"{host} refused: {reason}")
+        self._log(level, f"{host} refused: {reason}", is_of_stranger=True)
         self._say(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
         self._effects.append(Close(connection))
 
@@ -938,8 +942,8 @@ class Master:
     def _say(self, connection: int, message: m.FromMaster) -> None:
         self._effects.append(Send(connection, message))
 
-    def _log(self, level: str, text: str) -> None:
-        self._effects.append(Log(level, text))
+    def _log(self, level: str, text: str, is_of_stranger: bool = False) -> None:
+        self._effects.append(Log(level, text, is_of_stranger))
 
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []

@@ -20,6 +20,7 @@ from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, h
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send, TakeBeats
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
+from pccl.runtime.refusals import Refusals
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection
@@ -59,6 +60,7 @@ class MasterServer:
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
         self._strangers = Strangers()
+        self._refusals = Refusals(logger, trio.current_time)
         self._beacon = Beacon(self._options.peer_timeout_s)
         self._beating: set[int] = set()
         """Connections that the beacon has."""
@@ -143,10 +145,10 @@ class MasterServer:
             except ConnectionLost as error:
                 return str(error)
             except TlsError as error:
-                logger.warning("%s refused: TLS: %s", addresses.join(host, port), error)
+                self._refusals.log(logging.WARNING, f"{addresses.join(host, port)} refused: TLS: {error}")
                 return str(error)
             except AuthError as error:
-                logger.warning("%s refused: %s", addresses.join(host, port), error)
+                self._refusals.log(logging.WARNING, f"{addresses.join(host, port)} refused: {error}")
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"refused by the master: {error}")])
                 return str(error)
             except ProtocolError as error:
@@ -203,7 +205,11 @@ class MasterServer:
                 self._clients[effect.connection].is_for_beats = True
                 outgoing.setdefault(effect.connection, []).append(m.Accepted())
             elif isinstance(effect, Log):
-                logger.log(LEVELS[effect.level], "%s", harmless(effect.text, LOG_CHARACTERS_MAX))
+                text = harmless(effect.text, LOG_CHARACTERS_MAX)
+                if effect.is_of_stranger:
+                    self._refusals.log(LEVELS[effect.level], text)
+                else:
+                    logger.log(LEVELS[effect.level], "%s", text)
         for number, messages in outgoing.items():
             client = self._clients.get(number)
             if client is not None:

@@ -34,6 +34,7 @@ from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.latch import Latch
+from pccl.runtime.refusals import Refusals
 from pccl.runtime.state_transfer import Transfer, TransferError
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
@@ -193,6 +194,7 @@ class PeerSession:
         self._timer_changed = trio.Event()
         self._timer_deadline = float("inf")
         self._strangers = Strangers()
+        self._refusals = Refusals(logger, trio.current_time)
         self._ended = trio.Event()
         self._drained = trio.Event()
         """It has ended, and the engine has given all buffers back."""
@@ -660,11 +662,12 @@ class PeerSession:
             if serve is not None:
                 await serve()
         except AuthError as error:
-            logger.warning("connection from %s refused: %s", where, error)
+            self._refusals.log(logging.WARNING, f"connection from {where} refused: {error}")
         except (ConnectionLost, ProtocolError, OSError) as error:
-            logger.info("connection from %s: %s", where, error)
+            self._refusals.log(logging.INFO, f"connection from {where}: {error}")
         except trio.TooSlowError:
-            logger.info("connection from %s: nothing to be understood in time, or too many like it", where)
+            text = f"connection from {where}: nothing to be understood in time, or too many like it"
+            self._refusals.log(logging.INFO, text)
         finally:
             sock.close()
 
