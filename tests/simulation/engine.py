@@ -78,6 +78,8 @@ class Engines:
         node.reports.append(("frozen", epoch))
 
     def _end(self, node: Node, op: int, commit: bool) -> None:
+        if op in node.refuses:
+            return  # the verdict was on its way already; an engine ignores ops that it does not have
         del node.submitted[node.keys[op]]
         if not commit:
             self._write(node, op, _own(node, op))

@@ -142,9 +142,12 @@ class Schedule:
             for tag in sorted({other.launched[op][0] for other in self._company(node) for op in other.open_ops}):
                 self._launch(node, tag, is_sound)
             if not node.open_calls:
-                waiting = [other.kinds[call] for other in self.world.accepted for call in other.open_calls]
+                waits = ((other, other.kinds[other.open_calls[0]]) for other in self.world.accepted if other.open_calls)
+                waiting = [kind for other, kind in waits if kind != Kind.SYNC or other.group == node.group]
                 if waiting:
-                    self._joint(node, waiting[0], is_sound)
+                    # Who only asks is told no, and so need not be met there.
+                    kind = min(waiting, key=lambda kind: kind == Kind.ARE_PEERS_PENDING)
+                    self._joint(node, kind, is_sound)
 
     def _company(self, node: Node) -> list[Node]:
         return self.world.ring_nodes(node)
