@@ -587,7 +587,7 @@ def _nothing(rig: Rig) -> None:
         (_prepared, prepare([1, 2], 5)),
         (_prepared, prepare([1, 2], 4)),
         (_nothing, prepare([1, 3], 2)),
-        (_nothing, m.Prepare(2, [member(2)], [m.Ring(0, 2, [1, 2])])),
+        (_nothing, m.Prepare(2, [member(2)], [m.Ring(0, 2, [1, 2, 9])])),
         (_frozen, prepare([1, 2], 2, commits=[OpRef(TAG, 0)])),
         (_nothing, m.Install(1)),
         (_prepared, m.Install(6)),
@@ -640,3 +640,11 @@ def test_welcome_starts_signs_of_life() -> None:
 def test_impossible_timeout_is_no_welcome(seconds: float) -> None:
     with pytest.raises(ProtocolError, match="timeout"):
         ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, peer_timeout_s=seconds))
+
+
+def test_peers_that_were_told_of_once_are_known_until_they_are_gone(rig: Rig) -> None:
+    effects = rig.hear(m.Flush(1, 1), m.Prepare(2, [member(4)], [m.Ring(0, 2, [1, 2, 3, 4])]))
+    assert [made.member.peer for made in of(ps.MakeLink, effects)] == [4]
+    rig.hear(m.Prepare(3, [], [m.Ring(0, 3, [1, 2, 4])]))
+    with pytest.raises(ProtocolError):
+        rig.machine.received(m.Prepare(4, [], [m.Ring(0, 4, [1, 2, 3, 4])]))

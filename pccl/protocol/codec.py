@@ -36,6 +36,20 @@ def encode(message: Message) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
+class FrameCache:
+    """Encodes a message that goes to many once. It keeps what it has seen: to be used for one batch of messages."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, tuple[Message, bytes]] = {}
+
+    def frame(self, message: Message) -> bytes:
+        """As `encode`."""
+        found = self._frames.get(id(message))
+        if found is None:
+            found = self._frames[id(message)] = message, encode(message)
+        return found[1]
+
+
 def frame_length(head: bytes, limit_bytes: int) -> int:
     """The body length that a frame's first LENGTH_BYTES announce."""
     length = int.from_bytes(head, "big")

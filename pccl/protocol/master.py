@@ -37,10 +37,15 @@ are in are_peers_pending are told no; if there are none, the calls (and the op) 
 of who waits in what.
 
 A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
+
+Cost. What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at
+some time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers,
+and a message to many is one object, so that it can be encoded once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -56,6 +61,8 @@ from pccl.types import Result
 RELINKS_MAX = 3
 """How often a pair's link is made anew without an op being committed in between."""
 STALLS_LOGGED_MAX = 3
+NAMED_MAX = 20
+"""Peers that a line of the log names at most."""
 HOSTS_MAX = 16
 NAME_CHARACTERS_MAX = 255
 OPEN_OPS_MAX = 2**18
@@ -120,10 +127,8 @@ class _Wait:
     call: int
     kind: str
     offer: m.SyncOffer | None
-    since: float
     open_ops: list[OpRef]
     """What the peer had in flight when it called."""
-    is_logged: bool = False
 
 
 def _account(waits: Mapping[int, _Wait]) -> str:
@@ -143,12 +148,8 @@ class _Member:
     hosts: list[str]
     accepted: bool = False
     wait: _Wait | None = None
-    asked_at: float | None = None
-    """Since when an answer to Flush or Prepare is due."""
     beats: int | None = None
     """The connection that carries its signs of life."""
-    beats_due_at: float = 0.0
-    """While there is none: when there must be."""
     has_beaten: bool = False
 
     def as_record(self) -> m.Member:
@@ -183,6 +184,10 @@ class _Group:
     """Incumbents: peers of the last sync that are still here."""
     revision: int | None = None
     sync: _Sync | None = None
+    accepted: int = 0
+    """How many of the ring are accepted."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """How many of them wait in each kind of joint call."""
 
     @property
     def is_meshed(self) -> bool:
@@ -219,6 +224,18 @@ class Master:
         self._beats: dict[int, int] = {}
         """Connections for signs of life, and whose they are."""
         self._members: dict[int, _Member] = {}
+        self._accepted = 0
+        """How many of them are accepted."""
+        self._waiting: Counter[str] = Counter()
+        """How many of them wait in each kind of joint call."""
+        self._asked_at: dict[int, float] = {}
+        """Since when an answer to Flush or Prepare is due, longest first."""
+        self._beats_due_at: dict[int, float] = {}
+        """Those without a connection for signs of life, and when there must be one."""
+        self._unlogged: dict[int, float] = {}
+        """Who waits in a joint call, and since when, longest first; without those whose wait was logged."""
+        self._told: set[int] = set()
+        """Peers of the last Prepare, all of whom know of each other."""
         self._groups: dict[int, _Group] = {}
         self._admitting: set[int] = set()
         """Pending peers that the next view takes in."""
@@ -271,7 +288,7 @@ class Master:
         elif connection in self._beats:
             member = self._members[self._beats.pop(connection)]
             member.beats = None
-            member.beats_due_at = now + self.options.peer_timeout_s
+            self._beats_due_at[member.peer] = now + self.options.peer_timeout_s
             self._log("info", f"{member}: its signs of life broke off: {reason}")
         return self._drain()
 
@@ -294,31 +311,25 @@ class Master:
                     "info", f"{host}: no Hello within {self.options.hello_timeout_s:g} s, closed", is_of_stranger=True
                 )
                 self._effects.append(Close(connection))
-        for member in list(self._members.values()):
-            if member.asked_at is not None and now >= member.asked_at + self.options.answer_timeout_s:
-                self._evict(member.peer, f"did not answer the master within {self.options.answer_timeout_s:g} s")
-            elif member.beats is None and now >= member.beats_due_at:
-                allowed_s = self.options.peer_timeout_s if member.has_beaten else self.options.hello_timeout_s
-                self._evict(member.peer, f"silent for {allowed_s:.1f} s")
+        for peer in list(self._asked_at):
+            # Looked up one by one: an eviction may ask others anew.
+            if now >= self._asked_at[peer] + self.options.answer_timeout_s:
+                self._evict(peer, f"did not answer the master within {self.options.answer_timeout_s:g} s")
+        for peer, due_at in list(self._beats_due_at.items()):
+            if now >= due_at:
+                has_beaten = self._members[peer].has_beaten
+                allowed_s = self.options.peer_timeout_s if has_beaten else self.options.hello_timeout_s
+                self._evict(peer, f"silent for {allowed_s:.1f} s")
         self._log_long_waits()
         self._advance()
         return self._drain()
 
     def deadline(self) -> float | None:
         """When `tick` should be called next."""
-        # The first of the strangers has waited longest.
         times = [since + self.options.hello_timeout_s for _, since in islice(self._strangers.values(), 1)]
-        times += [
-            member.asked_at + self.options.answer_timeout_s
-            for member in self._members.values()
-            if member.asked_at is not None
-        ]
-        times += [member.beats_due_at for member in self._members.values() if member.beats is None]
-        times += [
-            member.wait.since + LONG_WAIT_S
-            for member in self._members.values()
-            if member.wait is not None and not member.wait.is_logged
-        ]
+        times += [asked_at + self.options.answer_timeout_s for asked_at in islice(self._asked_at.values(), 1)]
+        times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
+        times += self._beats_due_at.values()
         return min(times, default=None)
 
     # What tests and reports may look at.
@@ -372,7 +383,7 @@ class Master:
                 f"its hosts, name and version must be printable, {NAME_CHARACTERS_MAX} characters each at most, and "
                 f"{HOSTS_MAX} hosts at most"
             )
-        elif len(self.pending) >= self.options.pending_max:
+        elif len(self._members) - self._accepted >= self.options.pending_max:
             refusal = f"{self.options.pending_max} peers wait to be accepted already; try again later"
         if refusal is not None:
             self._refuse(connection, host, refusal)
@@ -383,9 +394,8 @@ class Master:
         hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
         self._members[peer] = _Member(peer, connection, message, hosts)
         self._peer_of[connection] = peer
-        self._members[peer].beats_due_at = self._now + self.options.hello_timeout_s
-        accepted = len(self.accepted)
-        welcome = m.Welcome(peer, self.run, self.term, accepted, peer_timeout_s=self.options.peer_timeout_s)
+        self._beats_due_at[peer] = self._now + self.options.hello_timeout_s
+        welcome = m.Welcome(peer, self.run, self.term, self._accepted, peer_timeout_s=self.options.peer_timeout_s)
         self._say(connection, welcome)
         self._log("info", f"{self._members[peer]} from {host} wants to join group {message.group}")
 
@@ -401,6 +411,7 @@ class Master:
         self._beats[connection] = member.peer
         member.beats = connection
         member.has_beaten = True
+        self._beats_due_at.pop(member.peer, None)
         self._effects.append(TakeBeats(connection))
 
     def _close_beats(self, member: _Member) -> None:
@@ -424,6 +435,9 @@ class Master:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
+        for by_peer in (self._asked_at, self._beats_due_at, self._unlogged):
+            by_peer.pop(peer, None)
+        self._told.discard(peer)
         self._admitting.discard(peer)
         self._awaiting_ready.discard(peer)
         self._relink = {pair for pair in self._relink if peer not in pair}
@@ -439,6 +453,10 @@ class Master:
             return
         if member.accepted:
             self._lost.append((peer, reason))
+            self._accepted -= 1
+            group.accepted -= 1
+            if member.wait is not None:
+                self._count_wait(member, member.wait.kind, -1)
         group.synced.discard(peer)
         if group.sync is not None:
             group.sync.receivers.discard(peer)
@@ -479,7 +497,7 @@ class Master:
 
     def _admit_first(self) -> bool:
         """With nobody accepted there is nobody to call update_topology: whoever waits is admitted."""
-        if self._admitting or not self.admissible or self.accepted:
+        if self._accepted or self._admitting or self._preparing or not self.admissible:
             return False
         self._admitting = set(self.admissible)
         return True
@@ -487,9 +505,8 @@ class Master:
     def _step_view(self) -> bool:
         if any(group.awaiting_flush for group in self._groups.values()):
             return False
-        newcomers = {peer for peer in self._admitting if peer not in self._group_of(self._members[peer]).ring}
-        if newcomers or any(group.changed for group in self._groups.values()):
-            self._prepare(newcomers)
+        if self._admitting or any(group.changed for group in self._groups.values()):
+            self._prepare()
             return True
         if not self._preparing:
             return False
@@ -501,18 +518,19 @@ class Master:
             self._install()
         return True
 
-    def _group_of(self, member: _Member) -> _Group:
-        return self._groups.setdefault(member.hello.group, _Group(member.hello.group))
-
-    def _prepare(self, newcomers: Iterable[int]) -> None:
+    def _prepare(self) -> None:
         self.view += 1
-        for peer in sorted(newcomers):
-            group = self._group_of(self._members[peer])
+        newcomers: dict[int, list[int]] = {}
+        for peer in self._admitting:
+            newcomers.setdefault(self._members[peer].hello.group, []).append(peer)
+        self._admitting.clear()
+        for number, peers in newcomers.items():
+            group = self._groups.setdefault(number, _Group(number))
             # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
             group.running = False
             group.ledger = Ledger(())
             group.changed = True
-            group.ring = topology.updated_ring(group.ring, {*group.ring, peer})
+            group.ring = topology.updated_ring(group.ring, {*group.ring, *peers})
         for number in [number for number, group in self._groups.items() if not group.ring]:
             del self._groups[number]
         affected: set[int] = set()
@@ -533,16 +551,21 @@ class Master:
         self._preparing = True
         self._awaiting_ready = set(affected)
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in self._groups.values()]
-        listed = [peer for group in self._groups.values() for peer in group.ring]
-        members = [self._members[peer].as_record() for peer in sorted(listed)]
-        for peer in listed:
-            member = self._members[peer]
-            group = self._groups[member.hello.group]
-            message = m.Prepare(self.view, members, rings, list(group.commits), relink, list(self._lost))
-            if peer in affected:
-                self._ask(peer, message)
-            else:
-                self._say(member.connection, message)
+        listed = sorted(peer for group in self._groups.values() for peer in group.ring)
+        members = [self._members[peer].as_record() for peer in listed]
+        new_members = [member for member in members if member.peer not in self._told]
+        for group in self._groups.values():
+            verdicts = list(group.commits)
+            lost = list(self._lost)
+            to_all = m.Prepare(self.view, new_members, rings, verdicts, relink, lost)
+            to_new = m.Prepare(self.view, members, rings, verdicts, relink, lost)
+            for peer in group.ring:
+                message = to_all if peer in self._told else to_new
+                if peer in affected:
+                    self._ask(peer, message)
+                else:
+                    self._say(self._members[peer].connection, message)
+        self._told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
 
@@ -573,18 +596,20 @@ class Master:
                 group.running = True
                 group.commits = []
                 group.ledger = Ledger(group.ring)
+            install = m.Install(self.view, group.is_meshed)
             for peer in group.ring:
                 member = self._members[peer]
-                member.accepted = True
-                member.asked_at = None
-                self._admitting.discard(peer)
-                self._say(member.connection, m.Install(self.view, group.is_meshed))
+                if not member.accepted:
+                    member.accepted = True
+                    group.accepted += 1
+                    self._accepted += 1
+                self._say(member.connection, install)
         self._lost.clear()
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")
         if self._updating:
             self._updating = False
-            self._finish(self._members.values(), Kind.UPDATE_TOPOLOGY)
+            self._finish_all(Kind.UPDATE_TOPOLOGY)
 
     # Messages of accepted or pending peers.
 
@@ -597,7 +622,7 @@ class Master:
         if message.flush != group.flush or member.peer not in group.awaiting_flush:
             return
         group.awaiting_flush.discard(member.peer)
-        member.asked_at = None
+        self._asked_at.pop(member.peer, None)
         # All survivors being done is what settle() looks for, so an op that is committed by this very call would
         # have been by it too; it must only not be lost.
         group.commits += group.ledger.done(member.peer, message.ops)
@@ -606,7 +631,9 @@ class Master:
         if message.view != self.view or member.peer not in self._awaiting_ready:
             return
         self._awaiting_ready.discard(member.peer)
-        member.asked_at = None
+        self._asked_at.pop(member.peer, None)
+        if not message.failed and not message.missing:
+            return
         group = self._groups[member.hello.group]
         needed, all_pairs = topology.ring_pairs(group.ring), topology.linked_pairs(group.ring)
         for other, reason in [*message.failed, *message.missing]:
@@ -653,8 +680,9 @@ class Master:
             # Decided during the flush, told with the next Prepare.
             group.commits += commits
             return
+        commit = m.OpsCommit(group.epoch, commits)
         for peer in group.ring:
-            self._say(self._members[peer].connection, m.OpsCommit(group.epoch, commits))
+            self._say(self._members[peer].connection, commit)
         for pair in topology.linked_pairs(group.ring) if self._relinks else ():
             self._relinks.pop(pair, None)
 
@@ -675,8 +703,8 @@ class Master:
         if not group.ledger.abort(op):
             return
         self._log("info", f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}")
+        abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
         for peer in group.ring:
-            abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
             self._say(self._members[peer].connection, abort)
 
     def _on_ops_stalled(self, member: _Member, message: m.OpsStalled) -> None:
@@ -687,7 +715,8 @@ class Master:
         self._bound_book(group)
         for op in message.ops[:STALLS_LOGGED_MAX]:
             if op in group.ledger.stalled:
-                missing = [peer for peer in group.ring if peer not in group.ledger.holders(op)]
+                holders = group.ledger.holders(op)
+                missing = list(islice((peer for peer in group.ring if peer not in holders), NAMED_MAX))
                 self._log("info", f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}")
 
     def _on_joint_call(self, member: _Member, message: m.JointCall) -> None:
@@ -697,7 +726,9 @@ class Master:
         if member.wait is not None:
             self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
             return
-        member.wait = _Wait(message.call, message.kind, message.offer, self._now, message.open_ops)
+        member.wait = _Wait(message.call, message.kind, message.offer, message.open_ops)
+        self._unlogged[member.peer] = self._now
+        self._count_wait(member, message.kind, 1)
 
     def _on_joint_cancel(self, member: _Member, message: m.JointCancel) -> None:
         wait = member.wait
@@ -735,25 +766,22 @@ class Master:
 
     def _step_joint(self) -> bool:
         """Carries out one joint call that has become complete."""
-        accepted = [self._members[peer] for peer in self.accepted]
-        if not accepted:
+        if not self._accepted:
             self._probing = None
             return False
-        kinds = {member.wait.kind if member.wait else None for member in accepted}
-        if len(kinds) == 1:
-            (kind,) = kinds
-            if kind == Kind.ARE_PEERS_PENDING:
-                self._finish(accepted, kind, value=len(self.admissible))
-                return True
-            if kind == Kind.UPDATE_TOPOLOGY and not self.is_changing and not self._updating:
-                self._updating = True
-                self._admitting = set(self.admissible)
-                if not self._admitting:
-                    self._updating = False
-                    self._finish(accepted, kind)
-                return True
-            if kind == Kind.OPTIMIZE_TOPOLOGY and not self.is_changing:
-                return self._step_optimize(accepted)
+        kind = next((kind for kind, number in self._waiting.items() if number == self._accepted), None)
+        if kind == Kind.ARE_PEERS_PENDING:
+            self._finish_all(kind, value=len(self.admissible))
+            return True
+        if kind == Kind.UPDATE_TOPOLOGY and not self.is_changing and not self._updating:
+            self._updating = True
+            self._admitting = set(self.admissible)
+            if not self._admitting:
+                self._updating = False
+                self._finish_all(kind)
+            return True
+        if kind == Kind.OPTIMIZE_TOPOLOGY and not self.is_changing:
+            return self._step_optimize()
         return self._step_syncs()
 
     def _step_syncs(self) -> bool:
@@ -763,11 +791,11 @@ class Master:
         return progress
 
     def _step_sync(self, group: _Group) -> bool:
-        members = [self._members[peer] for peer in group.ring]
         sync = group.sync
+        if sync.receivers if sync is not None else not 0 < group.accepted == group.waiting[Kind.SYNC]:
+            return False
+        members = [self._members[peer] for peer in group.ring]
         if sync is not None:
-            if sync.receivers:
-                return False
             group.sync = None
             waiting = [member for member in members if member.peer in sync.members]
             if sync.failure is not None:
@@ -780,8 +808,7 @@ class Master:
             for member in members
             if member.accepted and member.wait is not None and member.wait.offer is not None
         }
-        if not offers or len(offers) < len([member for member in members if member.accepted]):
-            return False
+        assert len(offers) == group.accepted
         elected = elect(offers, group.synced, group.revision)
         if isinstance(elected, NotElected):
             self._finish(members, Kind.SYNC, elected.code, elected.reason)
@@ -814,8 +841,9 @@ class Master:
         group.synced = {member.peer for member in waiting}
         self._finish(waiting, Kind.SYNC, value=revision)
 
-    def _step_optimize(self, accepted: list[_Member]) -> bool:
+    def _step_optimize(self) -> bool:
         if self._probing is None:
+            accepted = [self._members[peer] for peer in self.accepted]
             self._probing = _Probing(self._number(), {member.peer for member in accepted})
             for member in accepted:
                 others = [peer for peer in self._groups[member.hello.group].ring if peer != member.peer]
@@ -833,8 +861,11 @@ class Master:
                     group.ring = ring
             return True
         self._probing = None
-        self._finish(accepted, Kind.OPTIMIZE_TOPOLOGY)
+        self._finish_all(Kind.OPTIMIZE_TOPOLOGY)
         return True
+
+    def _finish_all(self, kind: str, value: int = 0) -> None:
+        self._finish(self._members.values(), kind, value=value)
 
     def _finish(
         self,
@@ -851,18 +882,33 @@ class Master:
     def _answer(self, member: _Member, code: Result, reason: str = "", value: int = 0) -> None:
         assert member.wait is not None
         self._say(member.connection, m.JointResult(member.wait.call, code, reason, value))
+        self._count_wait(member, member.wait.kind, -1)
+        self._unlogged.pop(member.peer, None)
         member.wait = None
 
+    def _count_wait(self, member: _Member, kind: str, change: int) -> None:
+        for waiting in (self._waiting, self._groups[member.hello.group].waiting):
+            waiting[kind] += change
+            if not waiting[kind]:
+                del waiting[kind]
+
     def _log_long_waits(self) -> None:
-        for member in self._members.values():
-            wait = member.wait
-            if wait is None or wait.is_logged or self._now < wait.since + LONG_WAIT_S:
-                continue
-            wait.is_logged = True
-            circle = self._groups[member.hello.group].ring if wait.kind == Kind.SYNC else self.accepted
-            missing = [str(self._members[peer]) for peer in circle if not self._waits_in(peer, wait.kind)]
-            if missing:
-                self._log("info", f"{member} has waited {LONG_WAIT_S:g} s in {wait.kind} for {', '.join(missing)}")
+        missing: dict[tuple[str, int], list[str]] = {}
+        """By kind and, for sync_shared_state, group."""
+        for peer, since in list(self._unlogged.items()):
+            if self._now < since + LONG_WAIT_S:
+                break
+            del self._unlogged[peer]
+            member = self._members[peer]
+            assert member.wait is not None
+            kind = member.wait.kind
+            call = kind, member.hello.group if kind == Kind.SYNC else 0
+            if call not in missing:
+                circle = self._groups[member.hello.group].ring if kind == Kind.SYNC else self.accepted
+                absent = (str(self._members[peer]) for peer in circle if not self._waits_in(peer, kind))
+                missing[call] = list(islice(absent, NAMED_MAX))
+            if missing[call]:
+                self._log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {', '.join(missing[call])}")
 
     def _waits_in(self, peer: int, kind: str) -> bool:
         wait = self._members[peer].wait
@@ -877,16 +923,19 @@ class Master:
     def _end_hopeless_waits(self) -> bool:
         """Ends the first joint calls found that nothing else could end. False if there are none."""
         for group in self._groups.values():
-            waits = self._waits(group.ring)
-            if len(waits) == len(group.ring) and len({wait.kind for wait in waits.values()}) > 1:
+            waiting = group.waiting.total()
+            if not waiting:
+                continue
+            if waiting == len(group.ring) and waiting not in group.waiting.values():
+                waits = self._waits(group.ring)
                 self._end_waits(waits, f"these calls can never meet: {_account(waits)}")
                 return True
             stalled = group.ledger.stalled.items() if group.running else ()
             if any(self._end_waits_behind(group, op, stuck) for op, stuck in list(stalled)):
                 return True
-        waits = self._waits(self.accepted)
-        if waits and len(waits) == len(self.accepted) and all(wait.kind in Kind.GLOBAL for wait in waits.values()):
+        if 0 < self._accepted == sum(self._waiting[kind] for kind in Kind.GLOBAL):
             # Were they all in one call, it would be complete.
+            waits = self._waits(self.accepted)
             self._end_waits(waits, f"these calls can never meet: {_account(waits)}")
             return True
         return False
@@ -935,9 +984,9 @@ class Master:
 
     def _ask(self, peer: int, message: m.FromMaster) -> None:
         """Sends what must be answered in time."""
-        member = self._members[peer]
-        member.asked_at = self._now
-        self._say(member.connection, message)
+        self._asked_at.pop(peer, None)
+        self._asked_at[peer] = self._now
+        self._say(self._members[peer].connection, message)
 
     def _say(self, connection: int, message: m.FromMaster) -> None:
         self._effects.append(Send(connection, message))

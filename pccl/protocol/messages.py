@@ -18,7 +18,7 @@ import msgspec
 
 from pccl.types import Result
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -252,6 +252,8 @@ class Flush(Message, frozen=True):
 
 class Prepare(Message, frozen=True):
     """The next view. Make the links it needs, then answer `LinksReady`.
+
+    `members` are those of its peers that the receiver has not heard of by an earlier Prepare.
 
     Where your group's epoch differs from the installed one, your open ops end here: those in `commits` are committed,
     all others aborted.

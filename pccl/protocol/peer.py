@@ -414,7 +414,9 @@ class Peer:
         if message.view <= self._known_view:
             raise ProtocolError(f"Prepare of view {message.view} after {self._known_view}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
-        self._members = {member.peer: member for member in message.members}
+        listed = {peer for ring in message.rings for peer in ring.peers}
+        self._members.update((member.peer, member) for member in message.members)
+        self._members = {peer: member for peer, member in self._members.items() if peer in listed}
         if ring is None or any(peer not in self._members for peer in ring.peers):
             raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
         self._next = _Next(message.view, ring, message.rings, message.lost)

@@ -16,7 +16,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, harmless
+from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, harmless
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send, TakeBeats
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
@@ -197,23 +197,24 @@ class MasterServer:
             raise AuthError("signs of life go without TLS")  # the thread that hears them knows none
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        outgoing: dict[int, list[m.Message]] = {}
+        outgoing: dict[int, list[bytes]] = {}
+        cache = FrameCache()
         for effect in effects:
             if isinstance(effect, Send):
-                outgoing.setdefault(effect.connection, []).append(effect.message)
+                outgoing.setdefault(effect.connection, []).append(cache.frame(effect.message))
             elif isinstance(effect, TakeBeats):
                 self._clients[effect.connection].is_for_beats = True
-                outgoing.setdefault(effect.connection, []).append(m.Accepted())
+                outgoing.setdefault(effect.connection, []).append(cache.frame(m.Accepted()))
             elif isinstance(effect, Log):
                 text = harmless(effect.text, LOG_CHARACTERS_MAX)
                 if effect.is_of_stranger:
                     self._refusals.log(LEVELS[effect.level], text)
                 else:
                     logger.log(LEVELS[effect.level], "%s", text)
-        for number, messages in outgoing.items():
+        for number, frames in outgoing.items():
             client = self._clients.get(number)
             if client is not None:
-                client.connection.send(messages)
+                client.connection.send_frames(frames)
                 if client.connection.is_flooded:
                     # It has not read for long; the reading task finds the connection closed and reports the loss.
                     client.connection.shutdown()

@@ -64,7 +64,11 @@ class ControlConnection(Generic[M]):
 
     def send(self, messages: list[Message]) -> None:
         """Never waits and never raises: a broken connection is found by `receive`."""
-        self._send(b"".join(encode(message) for message in messages))
+        self.send_frames([encode(message) for message in messages])
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Messages that are encoded already. As `send`."""
+        self._send(b"".join(frames))
 
     def _send(self, data: bytes) -> None:
         if not self._closing:

@@ -27,7 +27,7 @@ from functools import partial
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import Decoder, ProtocolError, encode
+from pccl.protocol.codec import Decoder, FrameCache, ProtocolError, encode
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines
@@ -680,6 +680,7 @@ class World:
     def _master(self, effects: list[ms.Effect]) -> None:
         accepted = [node for node in self.nodes if node.is_accepted]
         results: list[tuple[Node, m.JointResult]] = []
+        cache = FrameCache()
         for effect in effects:
             if isinstance(effect, ms.Log):
                 self.log.append(effect.text)
@@ -701,7 +702,7 @@ class World:
             if isinstance(effect.message, m.JointResult):
                 results.append((node, effect.message))
             if not node.is_hung_up_on:
-                node.inbox.append(encode(effect.message))
+                node.inbox.append(cache.frame(effect.message))
         self.checks.joint_results(results, [node for node in accepted if node.is_known])
 
     def _answer_beats(self, effect: ms.Send | ms.Close | ms.TakeBeats) -> None:

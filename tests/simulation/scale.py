@@ -1,0 +1,145 @@
+"""What one master costs with many peers in one group: messages, bytes and milliseconds of an op, a join and a loss.
+
+    python -m tests.simulation.scale [PEERS ...]
+
+The real master, with its codec, and as many pretended peers that answer at once. Milliseconds are the master's process
+time alone: machine, encoding and decoding, without sockets. An op's cost has to grow with the number of peers and no
+faster.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import count
+
+from pccl.protocol import master as ms
+from pccl.protocol import messages as m
+from pccl.protocol.codec import FrameCache, decode_body, encode
+
+PEERS = (10, 100, 1000)
+OPS = 20
+"""Of these the mean is taken."""
+BEATS_FROM = 1_000_000
+
+
+@dataclass
+class Cost:
+    received: int = 0
+    sent: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    seconds: float = 0.0
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass
+class Group:
+    """A run of one group whose peers do at once what the master asks of them."""
+
+    master: ms.Master = field(default_factory=lambda: ms.Master("run-1"))
+    cost: Cost = field(default_factory=Cost)
+    calls: count[int] = field(default_factory=lambda: count(1))
+    peers: dict[int, int] = field(default_factory=dict)
+    """Peer numbers by connection."""
+    epoch: int = 0
+    now: float = 0.0
+
+    def join(self, number: int) -> None:
+        """So many more, all at once."""
+        for connection in range(len(self.peers) + 1, len(self.peers) + 1 + number):
+            self.master.connected(connection, f"10.0.{connection // 256}.{connection % 256}", self.now)
+            self.say(connection, m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000 + connection, 1))
+            beats = BEATS_FROM + connection
+            self.master.connected(beats, "10.0.0.1", self.now)
+            self.say(beats, m.BeatHello(m.PROTOCOL_VERSION, "run-1", self.peers[connection]))
+        self.update()
+
+    def update(self) -> None:
+        accepted = set(self.master.accepted)
+        for connection, peer in self.peers.items():
+            if peer in accepted:
+                self.say(connection, m.JointCall(next(self.calls), m.Kind.UPDATE_TOPOLOGY))
+        assert not self.master.pending
+
+    def reduce(self, tag: int) -> None:
+        for connection in self.peers:
+            self.say(connection, m.OpsDone(self.epoch, [m.OpRef(tag, 0)]))
+
+    def lose(self, connection: int) -> None:
+        del self.peers[connection]
+        began = time.process_time()
+        effects = self.master.disconnected(connection, "connection reset", self.now)
+        self.cost.seconds += time.process_time() - began
+        self.answer(effects)
+        assert len(self.master.accepted) == len(self.peers)
+
+    def say(self, connection: int, message: m.FromPeer) -> None:
+        """What the master hears, and then what it hears in answer to what it says."""
+        frame = encode(message)
+        self.now += 0.001
+        began = time.process_time()
+        heard = decode_body(frame[4:], m.FromPeer)
+        effects = self.master.received(connection, heard, self.now)
+        self.master.deadline()
+        self.cost.seconds += time.process_time() - began
+        self.cost.received += 1
+        self.cost.received_bytes += len(frame)
+        self.answer(effects)
+
+    def answer(self, effects: list[ms.Effect]) -> None:
+        sends = [effect for effect in effects if isinstance(effect, ms.Send)]
+        began = time.process_time()
+        cache = FrameCache()
+        self.cost.sent_bytes += sum(len(cache.frame(send.message)) for send in sends)
+        self.cost.seconds += time.process_time() - began
+        self.cost.sent += len(sends)
+        for send in sends:
+            message = send.message
+            if isinstance(message, m.Welcome):
+                self.peers[send.connection] = message.peer
+            elif isinstance(message, m.Prepare):
+                self.epoch = message.rings[0].epoch
+        for send in sends:
+            message = send.message
+            if isinstance(message, m.Prepare):
+                self.say(send.connection, m.LinksReady(message.view))
+            elif isinstance(message, m.Flush):
+                self.say(send.connection, m.FlushReply(message.flush, []))
+
+
+def measure(peers: int) -> dict[str, Cost]:
+    group = Group()
+    group.join(1)
+    group.join(peers - 1)
+    costs = {}
+    before = Cost(**vars(group.cost))
+    for tag in range(OPS):
+        group.reduce(tag)
+    of_ops = group.cost - before
+    costs["op"] = Cost(*(value / OPS for value in vars(of_ops).values()))
+    before = Cost(**vars(group.cost))
+    group.lose(peers)
+    costs["loss"] = group.cost - before
+    before = Cost(**vars(group.cost))
+    group.join(1)
+    costs["join"] = group.cost - before
+    return costs
+
+
+def main() -> None:
+    print(f"{'peers':>6}  {'':5} {'messages':>9} {'KiB in':>9} {'KiB out':>9} {'ms':>9} {'us/peer':>9}")
+    for peers in [int(each) for each in sys.argv[1:]] or PEERS:
+        for name, cost in measure(peers).items():
+            messages = cost.received + cost.sent
+            print(
+                f"{peers:6}  {name:5} {messages:9.0f} {cost.received_bytes / 1024:9.1f} {cost.sent_bytes / 1024:9.1f} "
+                f"{cost.seconds * 1e3:9.2f} {cost.seconds * 1e6 / peers:9.1f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
