@@ -1,0 +1,18 @@
+"""Training across sites and through churn, as a few lines around one's own loop.
+
+    outer          the outer optimizer: SGD with Nesterov momentum, the same bits on every machine
+    replica        a model as one flat vector: a torch module, or NumPy arrays
+    membership     who is there: joining, admitting newcomers, averaging until it succeeds
+    checkpoint     the state on disk: whole or not at all
+    diloco         `DiLoCo`: many local steps, then one average
+
+All of it uses the public API of pccl alone. torch is never imported here: a program that hands over a torch module has
+imported it. Objects are for one thread; all peers of a group make the same calls in the same order.
+"""
+
+from pccl.training.checkpoint import CheckpointError, Stateful
+from pccl.training.diloco import DiLoCo
+from pccl.training.loop import OuterStep
+from pccl.training.outer import OuterNesterov
+
+__all__ = ["CheckpointError", "DiLoCo", "OuterNesterov", "OuterStep", "Stateful"]

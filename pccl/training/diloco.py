@@ -1,0 +1,61 @@
+"""DiLoCo (Douillard et al. 2023, arXiv:2311.08105): many local steps, then one average.
+
+Theory of operation. All peers start an outer step from the same outer parameters. Each takes some *inner* steps on its
+own data with an optimizer of its own (the paper: 500 of AdamW; fewer work as well). What its parameters moved by is its
+pseudo-gradient; the peers average theirs, and each applies the mean to the outer parameters with the same outer
+optimizer, the same bytes in and out. So the network is used once in an outer step instead of once in a step.
+
+    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+        diloco = DiLoCo(communicator, model, optimizer)
+        diloco.join(peers_min=4)
+        while diloco.revision < 100:
+            for batch in batches(50):
+                train(model, optimizer, batch)
+            print(diloco.outer_step())
+
+Peers may come and go at any time. Who is lost in the middle of an average is left out of it; who is left alone goes on
+alone, as an average of one. Newcomers are let in at the end of an outer step and take part in the next from its first
+inner step. How many inner steps to make is each peer's own affair: slower ones may make fewer.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pccl.training.loop import OuterLoop, OuterStep
+from pccl.training.membership import Admission, Average
+
+NOBODY = Admission(0, 0, 0)
+
+
+class DiLoCo(OuterLoop):
+    """See the module for what it does and `OuterLoop` for its arguments; the model may be changed between calls."""
+
+    def outer_step(self) -> OuterStep:
+        """Averages what the peers' models moved by since the last call, updates the outer state, lets newcomers in,
+        and puts the outer parameters into the model. A joint call; blocks until all other peers have come to it.
+
+        PCCLError: the master is lost, or this peer was evicted; see `reconnect`.
+        """
+        gradient = self._gradient
+        self._replica.difference(self._parameters, gradient)
+        started_s = time.monotonic()
+        averaged = Average(self._communicator, gradient, self._tag, self._quantization).wait()
+        waited_s = time.monotonic() - started_s
+        self._update(gradient, averaged)
+        started_s = time.monotonic()
+        admitted = self._membership.are_peers_pending()
+        admission = self._membership.admit() if admitted else NOBODY
+        waited_s += time.monotonic() - started_s
+        self._begin()
+        return OuterStep(
+            self.revision,
+            averaged.world_size,
+            admitted,
+            averaged.aborted,
+            averaged.tx_bytes,
+            averaged.rx_bytes,
+            admission.tx_bytes,
+            admission.rx_bytes,
+            waited_s,
+        )

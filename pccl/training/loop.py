@@ -1,0 +1,177 @@
+"""What DiLoCo and its asynchronous form have in common: the outer state, joining, checkpoints.
+
+*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts the
+outer updates. It is the shared state of the peer group: a function of the common history alone, the same bytes on
+every peer after every outer step (`digest`), so a newcomer that has it has all there is to know. The inner optimizer's
+state belongs to its peer: a newcomer starts with an empty one.
+
+*Joining* and everything else about peers is told in `pccl.training.membership`.
+
+*A checkpoint* is one peer's: the outer state, and the inner optimizer's. To resume a run, every peer loads its own and
+joins. Where they differ, as after a crash in the middle of saving, the newest revision counts and is fetched by the
+others. A peer without a checkpoint may join all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+
+from pccl import Communicator, QuantizationOptions, SharedState
+from pccl.training import checkpoint
+from pccl.training.checkpoint import CheckpointError, Stateful
+from pccl.training.membership import Admission, Averaged, Membership
+from pccl.training.outer import OuterNesterov
+from pccl.training.replica import replica_of
+
+ROLL_CALL = 1
+"""Tags, counted from the loop's own: 0 is the average, this the roll call."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """What an outer step did. Bytes are payload between peers; those of the state are counted apart."""
+
+    revision: int
+    """Outer updates so far."""
+    world_size: int
+    """Peers whose pseudo-gradients are in the update; 1: alone. 0: there was no update."""
+    admitted: bool
+    """Whether newcomers were let in at its end."""
+    aborted: int
+    """How often a loss aborted the average."""
+    tx_bytes: int
+    rx_bytes: int
+    state_tx_bytes: int
+    state_rx_bytes: int
+    waited_s: float
+    """Time that inner steps stood still for the network."""
+
+
+class OuterLoop:
+    """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: Any,
+        inner: Stateful | None = None,
+        *,
+        outer: OuterNesterov | None = None,
+        quantization: QuantizationOptions | None = None,
+        tag: int = 0,
+    ) -> None:
+        """`model` is a torch module, or a mapping of names to NumPy arrays; all peers build the same.
+
+        `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
+        pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` and `tag + 1`.
+        TypeError or ValueError for what cannot be trained.
+        """
+        self._communicator = communicator
+        self._replica = replica = replica_of(model)
+        self._inner = inner
+        self._outer = outer or OuterNesterov()
+        self._quantization = quantization
+        self._tag = tag
+        self._parameters = np.empty(replica.count, replica.dtype)
+        replica.read(self._parameters)
+        self._momentum = np.zeros_like(self._parameters)
+        self._gradient = np.empty_like(self._parameters)
+        # Models of one size but another layout must not be mixed up: the names of the tensors tell them apart.
+        layout = hashlib.sha256(replica.layout.encode()).hexdigest()[:12]
+        self._state = SharedState.from_numpy(
+            {f"parameters of model {layout}": self._parameters, f"momentum of model {layout}": self._momentum}
+        )
+        self._membership = Membership(communicator, self._state, tag + ROLL_CALL)
+
+    @property
+    def revision(self) -> int:
+        """Outer updates so far, of the whole run."""
+        return self._state.revision
+
+    def digest(self) -> str:
+        """BLAKE3 of the outer state in hexadecimal: equal on all peers after every outer step."""
+        hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
+        hasher.update(self._parameters.data)
+        hasher.update(self._momentum.data)
+        return hasher.hexdigest()
+
+    def show_outer(self) -> None:
+        """Puts the outer parameters into the model, which they are that one evaluates and publishes."""
+        self._replica.write(self._parameters)
+
+    def join(self, peers_min: int = 1) -> Admission:
+        """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
+        peers are there, or at once where others train already; then all have the same outer state, and the model starts
+        from it.
+
+        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model.
+        """
+        admission = self._membership.join(peers_min)
+        self._begin()
+        return admission
+
+    def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
+        """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
+        connected. What this peer had not brought into an outer update is lost."""
+        self._communicator = communicator
+        self._membership = Membership(communicator, self._state, self._tag + ROLL_CALL)
+        return self.join(peers_min)
+
+    def _begin(self) -> None:
+        """Inner steps start from the outer state."""
+        self.show_outer()
+
+    def _update(self, gradient: Any, averaged: Averaged) -> Averaged:
+        """One outer update."""
+        self._outer.step(self._parameters, self._momentum, gradient)
+        self._state.revision += 1
+        return averaged
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes this peer's checkpoint to `path`, replacing the former one at once. Call it between an outer step and
+        the first inner step. OSError."""
+        inner = self._replica.pack(self._inner.state_dict()) if self._inner is not None else b""
+        checkpoint.save(
+            Path(path),
+            {
+                "parameters": self._parameters,
+                "momentum": self._momentum,
+                "revision": np.int64(self.revision),
+                "layout": np.frombuffer(self._replica.layout.encode(), np.uint8),
+                "inner": np.frombuffer(inner, np.uint8),
+            },
+        )
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes up what `save` wrote. Call it before `join`.
+
+        OSError; CheckpointError, where the file is damaged or of another model.
+        """
+        contents = checkpoint.load(Path(path))
+        try:
+            layout = contents["layout"].tobytes().decode()
+            if layout != self._replica.layout:
+                raise CheckpointError(f"{path} is of another model: {_first_difference(layout, self._replica.layout)}")
+            self._parameters[...] = contents["parameters"]
+            self._momentum[...] = contents["momentum"]
+            self._state.revision = int(contents["revision"])
+            inner = contents["inner"].tobytes()
+        except KeyError as error:
+            raise CheckpointError(f"{path} lacks {error}") from None
+        if self._inner is not None and inner:
+            self._inner.load_state_dict(self._replica.unpack(inner))
+        self.show_outer()
+
+
+def _first_difference(theirs: str, ours: str) -> str:
+    for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=False):
+        if a != b:
+            return f"it has {a!r} where this one has {b!r}"
+    return f"it has {theirs.count(chr(10)) + 1} parameters, this one {ours.count(chr(10)) + 1}"

@@ -1,0 +1,186 @@
+"""Who is there: what a training loop does about peers that come and go.
+
+Theory of operation. Three kinds of moments:
+
+*Averaging.* A loss aborts the op on all survivors alike and leaves the vector as it was, so they launch it again among
+whoever is left. An average over whoever is left is an average; alone, it is one's own vector.
+
+*Admission* happens between two outer steps, when nothing is in flight. All peers poll `are_peers_pending`, which
+answers the same on all; if somebody waits, all call `update_topology`. Whoever has been admitted comes out of `connect`
+where the others come out of `update_topology`, and from there all do the same:
+
+*The roll call* is an all-reduce of two small integers: whether anybody is under way, and how many peers to start with.
+If somebody is under way, or enough are there, all synchronize the state and train. Else they wait for more. Such
+decisions must not be taken on `world_size`: peers may notice a loss one call apart, and a joint call must be made by
+all. Of a committed op all peers know the same world. Nothing is synchronized before the start, because a group sticks
+to the revision it has once agreed on, and the peer with the newest checkpoint may be the last to arrive.
+
+A newcomer whose state cannot be brought up, such as one with another model, fails and leaves; the others repeat the
+call without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pccl import (
+    AsyncReduceHandle,
+    Communicator,
+    PCCLError,
+    QuantizationOptions,
+    ReduceOp,
+    Result,
+    SharedState,
+)
+
+POLL_INTERVAL_S = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What became of an average. Bytes are payload."""
+
+    world_size: int
+    """Peers in the average; 1: alone."""
+    aborted: int
+    """How often a loss aborted it."""
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What an admission cost. Bytes are payload of the state."""
+
+    world_size: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+class Average:
+    """An average over the peer group on its way, in place: `vector` must be left alone until `wait` has returned.
+
+    All peers of the group launch it, with the same tag; that is all that is asked of them, so a peer may learn of a
+    loss only when it comes to wait.
+    """
+
+    def __init__(
+        self, communicator: Communicator, vector: Any, tag: int, quantization: QuantizationOptions | None = None
+    ) -> None:
+        self._communicator = communicator
+        self._vector = vector
+        self._tag = tag
+        self._quantization = quantization
+        self._handle = self._launch()
+
+    def _launch(self) -> AsyncReduceHandle | None:
+        if self._communicator.world_size < 2:
+            return None
+        return self._communicator.all_reduce_async(
+            self._vector, op=ReduceOp.AVG, tag=self._tag, quantization_options=self._quantization
+        )
+
+    def done(self) -> bool:
+        """Whether `wait` would probably return at once: without a loss, it would."""
+        return self._handle is None or self._handle.done()
+
+    def wait(self) -> Averaged:
+        """Blocks until `vector` is the average. PCCLError for anything but losses."""
+        aborted = 0
+        while self._handle is not None:
+            _, status, info = self._handle.wait()
+            if info is not None:
+                return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
+            if status not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                self._handle.result()  # raises, with the reason
+            aborted += 1
+            self._handle = self._launch()
+        return Averaged(1, aborted, 0, 0)
+
+
+class Membership:
+    """One peer's part in the coming and going, for the shared state `state`.
+
+    Uses the tag `tag` for its own ops. All methods are joint: all peers of the group call them.
+    """
+
+    def __init__(self, communicator: Communicator, state: SharedState, tag: int) -> None:
+        self._communicator = communicator
+        self._state = state
+        self._tag = tag
+        self.is_under_way = False
+        """Whether this peer has joined a run that trains."""
+
+    def join(self, peers_min: int = 1) -> Admission:
+        """Call once, right after `Communicator.connect`: returns when `peers_min` peers are there (the largest such
+        number among them counts), or at once where others train already, with everybody's state the same.
+
+        PCCLError; the communicator is closed then, so that the others can go on.
+        """
+        if self.is_under_way:
+            raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
+        try:
+            while (world_size := self._call_the_roll(peers_min)) is None:
+                while not self._communicator.are_peers_pending():
+                    time.sleep(POLL_INTERVAL_S)
+                self._communicator.update_topology()
+            admission = self._synchronize(world_size)
+        except BaseException:
+            self._communicator.close()
+            raise
+        self.is_under_way = True
+        return admission
+
+    def are_peers_pending(self) -> bool:
+        """Whether newcomers wait; the same on all peers. May overlap with ops."""
+        return self._communicator.are_peers_pending()
+
+    def admit(self) -> Admission:
+        """Lets in whoever waits and brings them up. No op may be in flight."""
+        self._communicator.update_topology()
+        world_size = self._call_the_roll(1)
+        assert world_size is not None, "this peer is under way"
+        return self._synchronize(world_size)
+
+    def _call_the_roll(self, peers_min: int) -> int | None:
+        """The world's size, or None if it is too early to start."""
+        roll = np.empty(2, np.int64)
+        world_size = 0
+        while world_size == 0:
+            roll[:] = self.is_under_way, peers_min
+            if self._communicator.world_size < 2:
+                world_size = 1
+                break
+            try:
+                world_size = self._communicator.all_reduce(roll, op=ReduceOp.MAX, tag=self._tag).world_size
+            except PCCLError as error:
+                if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                    raise
+        is_under_way, needed = roll.tolist()
+        return world_size if is_under_way or world_size >= needed else None
+
+    def _synchronize(self, world_size: int) -> Admission:
+        if world_size < 2:
+            return Admission(1, 0, 0)
+        while True:
+            try:
+                info = self._communicator.sync_shared_state(self._state)
+                break
+            except PCCLError as error:
+                # A newcomer cannot be brought up. It leaves, as `join` does on any failure.
+                recoverable = (Result.INVALID_ARGUMENT, Result.NO_SHARED_STATE_AVAILABLE)
+                if not self.is_under_way or error.result not in recoverable:
+                    raise
+                if self._communicator.world_size < 2:
+                    return Admission(1, 0, 0)
+                logger.warning("the state could not be synchronized, trying again: %s", error)
+        if self.is_under_way and info.rx_bytes > 0:
+            logger.error("this peer's state differed from the others' and was replaced: %d bytes", info.rx_bytes)
+        return Admission(world_size, info.tx_bytes, info.rx_bytes)

@@ -1,0 +1,43 @@
+"""The outer optimizer of DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
+
+What a peer's parameters moved by during its inner steps, `outer - local`, is its *pseudo-gradient*. The mean over all
+peers is applied to the outer parameters as if it were a gradient, by SGD with Nesterov momentum.
+
+Every operation is one NumPy ufunc over whole vectors: element-wise, correctly rounded, nothing fused. So equal inputs
+give equal bytes on every peer, whatever its CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector: TypeAlias = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterNesterov:
+    """SGD with Nesterov momentum. The defaults are the paper's."""
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate {self.learning_rate}: must be above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum {self.momentum}: must be at least 0 and below 1")
+
+    def step(self, parameters: Vector, momentum: Vector, gradient: Vector) -> None:
+        """`m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place.
+
+        `gradient` is used as scratch: its contents are lost.
+        """
+        momentum *= self.momentum
+        momentum += gradient
+        gradient += self.momentum * momentum
+        gradient *= self.learning_rate
+        parameters -= gradient
