@@ -98,8 +98,8 @@ class OuterLoop:
     def digest(self) -> str:
         """BLAKE3 of the outer state in hexadecimal: equal on all peers after every outer step."""
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
-        hasher.update(self._parameters.data)
-        hasher.update(self._momentum.data)
+        hasher.update(self._parameters.data.cast("B"))
+        hasher.update(self._momentum.data.cast("B"))
         return hasher.hexdigest()
 
     def show_outer(self) -> None:
