@@ -35,7 +35,8 @@ from pccl.types import (
     SharedStateSyncStrategy,
 )
 
-CONNECTIONS_DEFAULT = 4
+CONNECTIONS_DEFAULT = 2
+"""Of a link to begin with: one alone would stand still with its first lost packet."""
 CONNECTIONS_MAX = 64
 ATTEMPT_INTERVAL_S = 1.0
 CANCEL_GRACE_S = 5.0
@@ -110,6 +111,7 @@ class AsyncCommunicator:
         self._options = SessionOptions(
             group=peer_group,
             connections=p2p_connection_pool_size or CONNECTIONS_DEFAULT,
+            may_grow=p2p_connection_pool_size == 0,
             hosts=hosts,
             port=port,
             listen_host=listen_host,

@@ -11,7 +11,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol import topology
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.peer import STALL_AFTER_S
+from pccl.protocol.peer import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, STALL_AFTER_S
 from pccl.types import Result
 
 ME = 2
@@ -27,6 +27,8 @@ class Rig:
         self.machine = ps.Peer(0, connections)
         self.links: dict[int, int] = {}
         """Link numbers by peer."""
+        self.missing: dict[int, int] = {}
+        """Connections that links lack before they stand."""
         self.hear(m.Welcome(ME, "run", 1, 0))
 
     def hear(self, *messages: m.FromMaster) -> list[ps.Effect]:
@@ -39,6 +41,7 @@ class Rig:
         for effect in found:
             if isinstance(effect, ps.MakeLink):
                 self.links[effect.member.peer] = effect.link
+                self.missing[effect.link] = effect.connections
         return found
 
     def join(self, ring: list[int], view: int = 1, **more: int) -> None:
@@ -49,8 +52,8 @@ class Rig:
         self.hear(m.Install(view))
 
     def connect(self, peer: int) -> list[ps.Effect]:
-        while peer in self.links and self.machine.link_connected(self.links[peer]):
-            pass
+        for _ in range(self.missing.pop(self.links.get(peer, 0), 0)):
+            self.machine.link_connected(self.links[peer])
         return self.effects()
 
     def launch(self, op: int, tag: int = TAG, now: float = 0.0) -> list[ps.Effect]:
@@ -168,7 +171,11 @@ def test_a_link_has_as_many_connections_as_either_end_wants() -> None:
     members = [member(1, connections=5), member(2), member(3, connections=2)]
     made = of(ps.MakeLink, rig.hear(m.Prepare(1, members, [m.Ring(0, 1, [1, 2, 3])])))
     assert [link.connections for link in made] == [5, 3]
-    assert [rig.machine.link_connected(made[0].link) for _ in range(6)] == [True] * 5 + [False]
+    rig.connect(3)
+    for number in range(5):
+        assert not said(rig.effects()), number
+        assert rig.machine.link_connected(made[0].link)
+    assert said(rig.effects()) == [m.LinksReady(1)]
 
 
 def test_view_that_leaves_the_own_ring_alone_stops_nothing(rig: Rig) -> None:
@@ -215,8 +222,39 @@ def test_offer_of_one_who_is_not_in_the_view_is_refused(rig: Rig, peer: int) -> 
     assert answer == f"peer {peer} is not in view 1"
 
 
-def test_offer_for_a_link_that_is_complete_is_refused(rig: Rig) -> None:
-    assert rig.machine.link_offered(3, 1) == "the link with peer 3 has its 1 connections"
+def test_link_that_stands_takes_more_connections_up_to_a_bound(rig: Rig) -> None:
+    assert rig.machine.link_offered(3, 1) == rig.links[3]
+    while rig.machine.link_connected(rig.links[3]):
+        pass
+    assert rig.machine.link_offered(3, 1) == f"the link with peer 3 has {LINK_CONNECTIONS_MAX} connections already"
+
+
+def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
+    rig.machine.connection_lost(rig.links[1], "reset")
+    (added,) = of(ps.AddConnections, rig.effects())
+    assert (added.link, added.member.peer, added.made_in) == (rig.links[1], 1, 1)
+    assert (added.first, added.count, added.is_replacement) == (1, 1, True)
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.connection_lost(rig.links[3], "reset")
+    assert of(ps.AddConnections, rig.effects()) == [], "peer 3 dials"
+    rig.machine.connection_lost(77, "reset")
+    assert rig.effects() == []
+
+
+def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> None:
+    rig.machine.link_limited(rig.links[3])
+    assert rig.effects() == []
+    rig.machine.may_grow = True
+    counts = []
+    for _ in range(6):
+        rig.machine.link_limited(rig.links[3])
+        for added in of(ps.AddConnections, rig.effects()):
+            assert not added.is_replacement
+            counts.append(added.count)
+            for _ in range(added.count):
+                assert rig.machine.link_connected(rig.links[3])
+    assert counts == [1, 2, 4, 8]
+    assert 1 + sum(counts) == GROWN_CONNECTIONS_MAX
 
 
 def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:

@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 4 };
+enum { PCCL_NATIVE_ABI = 5 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -132,7 +132,10 @@ enum pccl_event_kind {
     PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
     PCCL_EVENT_LINK_LOST = 5, /* id: link; system_error or 0; detail */
-    PCCL_EVENT_CONNECTION_LOST = 6 /* the same, of a link that goes on with its other connections */
+    PCCL_EVENT_CONNECTION_LOST = 6, /* the same, of a link that goes on with its other connections */
+    PCCL_EVENT_LINK_LIMITED = 7 /* id: link; more connections would let it send faster: all it has were held back
+                                 * for some time by their windows, not by the network. At most once for each
+                                 * connection that was added */
 };
 
 typedef struct {

@@ -54,6 +54,7 @@
 #include "list.h"
 #include "op.h"
 #include "poller.h"
+#include "tcp_limits.h"
 
 struct pccl_announcement;
 struct pccl_conn;
@@ -146,6 +147,7 @@ typedef struct pccl_conn {
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 
+    pccl_tcp_limits limits; /* as last seen */
     int64_t progress_ms; /* when last seen to move or to have nothing to move; -1: see at the next tick */
     int64_t moved_ms; /* when last seen to move */
     uint8_t has_moved; /* since the last tick */

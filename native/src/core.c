@@ -141,6 +141,13 @@ static void conn_destroy(pccl_conn *conn)
     pccl_conn_destroy(conn);
 }
 
+static void link_post(pccl_core *core, pccl_link *link, const pccl_event *event)
+{
+    PCCL_ASSERT(link->events_promised > 0);
+    link->events_promised--;
+    pccl_event_queue_post(core->events, event);
+}
+
 /* A lost connection of a link that has others. */
 static void conn_bury(pccl_core *core, pccl_conn *conn)
 {
@@ -154,7 +161,7 @@ static void conn_bury(pccl_core *core, pccl_conn *conn)
     pccl_list_remove(&conn->in_lost);
     pccl_list_remove(&conn->in_conns);
     conn->link->conns_count--;
-    pccl_event_queue_post(core->events, &event);
+    link_post(core, conn->link, &event);
     pccl_link_note_buried(conn);
 }
 
@@ -189,15 +196,14 @@ static void link_bury(pccl_core *core, pccl_link *link)
     event.system_error = link->system_error;
     memcpy(event.detail, link->detail, sizeof event.detail);
     link_strip(core, link);
-    pccl_event_queue_post(core->events, &event);
-    pccl_event_queue_release(core->events, (link->conns_count - 1) * PCCL_EVENTS_PER_CONN);
+    link_post(core, link, &event);
     link->conns_count = 0;
 }
 
 static void link_remove(pccl_core *core, pccl_link *link)
 {
     link_strip(core, link);
-    pccl_event_queue_release(core->events, link->conns_count * PCCL_EVENTS_PER_CONN);
+    pccl_event_queue_release(core->events, link->events_promised);
     pccl_table_remove(&core->links_by_id, &link->by_id);
     pccl_list_remove(&link->in_links);
     pccl_link_destroy(link);
@@ -519,12 +525,16 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
         pccl_fd_registry_close(core->fds, conn->poll.fd);
         pccl_conn_destroy(conn);
         link->conns_count++;
+        link->events_promised += PCCL_EVENTS_PER_CONN;
         pccl_link_fail(
             link, error, "connection %u: cannot be watched: %s", link->conns_added + 1, strerror(error));
         return;
     }
     __atomic_fetch_add(&core->connections, 1, __ATOMIC_RELAXED);
     pccl_link_adopt(link, conn);
+    link->events_promised += PCCL_EVENTS_PER_CONN;
+    link->limited_ticks = 0;
+    link->has_asked = 0;
     pccl_link_note_pending(link);
 }
 
@@ -829,6 +839,13 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
         if (link->is_failed)
             continue;
         has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
+        if (pccl_link_is_limited(link)) {
+            pccl_event event;
+            memset(&event, 0, sizeof event);
+            event.kind = PCCL_EVENT_LINK_LIMITED;
+            event.id = event.link = link->id;
+            link_post(core, link, &event);
+        }
         if (timeout_ms > 0)
             has_more |= pccl_link_watch(link, now_ms, timeout_ms, was_away);
     }

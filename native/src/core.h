@@ -21,7 +21,7 @@
 #include "poller.h"
 
 /* Promised to the event queue by whoever hands these over. */
-enum { PCCL_EVENTS_PER_OP = 3, PCCL_EVENTS_PER_CONN = 1, PCCL_EVENTS_PER_FREEZE = 1 };
+enum { PCCL_EVENTS_PER_OP = 3, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1 };
 
 typedef struct pccl_group {
     pccl_table_node by_number;

@@ -213,6 +213,33 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
     return has_more;
 }
 
+/* Since the last look: for most of the time, and of that for most by its window. */
+static int conn_is_limited(pccl_conn *conn)
+{
+    enum { BUSY_US_MIN = 50000 };
+    pccl_tcp_limits before = conn->limits;
+    if (pccl_tcp_limits_read(conn->poll.fd, &conn->limits) != 0)
+        return 0;
+    uint64_t busy_us = conn->limits.busy_us - before.busy_us;
+    return busy_us >= BUSY_US_MIN && (conn->limits.window_us - before.window_us) * 2 > busy_us;
+}
+
+int pccl_link_is_limited(pccl_link *link)
+{
+    enum { LIMITED_TICKS_MIN = 3 };
+    int are_all = !link->is_failed && link->live_count > 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (!conn->is_lost)
+            are_all &= conn_is_limited(conn);
+    }
+    link->limited_ticks = are_all ? link->limited_ticks + 1 : 0;
+    if (link->limited_ticks < LIMITED_TICKS_MIN || link->has_asked)
+        return 0;
+    link->has_asked = 1;
+    return 1;
+}
+
 int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew)
 {
     int is_loaded = 0;

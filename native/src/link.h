@@ -58,6 +58,9 @@ typedef struct pccl_link {
     unsigned conns_count; /* in `conns`: not buried */
     unsigned live_count; /* of them, not lost */
     unsigned conns_added;
+    unsigned events_promised; /* to the host: a loss and a LINK_LIMITED for each connection added */
+    unsigned limited_ticks; /* for how many in a row all connections have been held back by their windows */
+    uint8_t has_asked; /* LINK_LIMITED since the last connection was added */
     int64_t carried_ms; /* when something was last seen to get across, or nothing to lie on it; -1: never looked */
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;
@@ -88,6 +91,9 @@ const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame);
 /* A connection that has stood still for longer than stall_ms is given up, if another one has moved since.
  * Whether there is anything to come back for. */
 int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
+
+/* Nonzero once, when all connections have been held back by their windows for a while. */
+int pccl_link_is_limited(pccl_link *link);
 
 /* Fails the link when bytes have lain on it for longer than timeout_ms and nothing has got across, or come in, on any
  * of its connections. `starts_anew`: what was before says nothing. Whether there is anything to come back for. */

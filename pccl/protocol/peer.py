@@ -20,6 +20,11 @@ when the next view is installed: a caller that then asks for the world size sees
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
 belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
 
+A link that stands may get more connections: its dialer makes a lost one anew, and where the number is left to us,
+either end adds as many as there are while the engine finds that their windows hold them back: what a pair needs is its
+bandwidth times its round trip, which nobody can know before. A link that the network holds back gains nothing by
+more streams, they only crowd each other.
+
 A link between two live peers that carries nothing any more is missed by whichever end has something lying on it, after
 half the peer timeout, and made anew; the other half is for that, so that a path that stays black is known after a peer
 timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the one that
@@ -44,6 +49,10 @@ LINK_SHARE = 0.5
 LINK_TIMEOUTS = 2.0
 """Making a link may take so many peer timeouts, and `LINK_TIMEOUT_S_MIN` at least."""
 LINK_TIMEOUT_S_MIN = 2.0
+LINK_CONNECTIONS_MAX = 64
+"""More are refused, whoever dials."""
+GROWN_CONNECTIONS_MAX = 16
+"""Beyond these we add none by ourselves."""
 GRACE_S = 0.5
 """How much later the other end may have begun to make a link."""
 STALL_AFTER_S = 2.0
@@ -151,6 +160,21 @@ class MakeLink:
 
 
 @dataclass(frozen=True)
+class AddConnections:
+    """Dial `member` for more connections of a link that stands, and report each with `link_connected`. One that cannot
+    be made is tried again after a while if it is to replace one, until the link is closed."""
+
+    link: int
+    member: m.Member
+    made_in: int
+    first: int
+    """Index of the first."""
+    count: int
+    is_replacement: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True)
 class CloseLink:
     """Close what there is of it and stop trying."""
 
@@ -208,6 +232,7 @@ Effect = (
     | OpResult
     | CallResult
     | MakeLink
+    | AddConnections
     | CloseLink
     | RunSync
     | RunProbe
@@ -241,11 +266,13 @@ class _Link:
     peer: int
     made_in: int
     connections: int
+    """Without which it does not stand."""
+    dial: bool
     connected: int = 0
-
-    @property
-    def is_up(self) -> bool:
-        return self.connected == self.connections
+    is_up: bool = False
+    """All of them were there at once; further ones may come, and any but the last may go."""
+    extras: int = 0
+    """Connections dialled beyond those."""
 
 
 @dataclass
@@ -270,9 +297,11 @@ class _Next:
 class Peer:
     """One peer of one run, from Hello to its end."""
 
-    def __init__(self, group: int, connections: int) -> None:
+    def __init__(self, group: int, connections: int, may_grow: bool = False) -> None:
+        """`connections` is how many each link begins with; it may add more where it `may_grow`."""
         self.group = group
         self.connections = connections
+        self.may_grow = may_grow
         self.peer = 0
         self.run = ""
         self.peer_timeout_s = 0.0
@@ -594,11 +623,34 @@ class Peer:
         """One more connection of the link stands. False if it is not wanted any more: then it must be closed, else
         handed to the engine."""
         found = next((each for each in self._links.values() if each.link == link), None)
-        if found is None or found.is_up:
+        if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
         found.connected += 1
-        self._answer_prepare()
+        if found.connected == found.connections:
+            found.is_up = True
+            self._answer_prepare()
         return True
+
+    def connection_lost(self, link: int, reason: str) -> None:
+        """A connection of a link broke; the link goes on with its others."""
+        found = next((each for each in self._links.values() if each.link == link), None)
+        if found is None:
+            return
+        self._effects.append(
+            Log("warning", f"the link with peer {found.peer} goes on with a connection less: {reason}")
+        )
+        if found.is_up:
+            found.connected -= 1
+            if found.dial:
+                self._add_connections(found, 1, is_replacement=True)
+
+    def link_limited(self, link: int) -> None:
+        """All connections of a link are held back by their windows."""
+        found = next((each for each in self._links.values() if each.link == link), None)
+        if found is not None and found.is_up and self.may_grow:
+            self._add_connections(
+                found, min(found.connected, GROWN_CONNECTIONS_MAX - found.connected), is_replacement=False
+            )
 
     def link_failed(self, link: int, reason: str) -> None:
         found = next((each for each in self._links.values() if each.link == link), None)
@@ -627,8 +679,8 @@ class Peer:
             # The dialer has dropped the link that we still have: its word counts.
             self._drop_link(peer)
             link = self._make_link(peer, made_in, dial=False)
-        if link.is_up:
-            return f"the link with peer {peer} has its {link.connections} connections"
+        if link.connected >= LINK_CONNECTIONS_MAX:
+            return f"the link with peer {peer} has {link.connected} connections already"
         return link.link
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
@@ -747,11 +799,23 @@ class Peer:
         reach_s = self.link_timeout_s if is_urgent else timeout_s
         if is_urgent and not is_needed and not dial:
             timeout_s = min(timeout_s, reach_s + GRACE_S)
-        link = _Link(self._next_link, peer, made_in, max(self.connections, member.connections))
+        link = _Link(self._next_link, peer, made_in, max(self.connections, member.connections), dial)
         self._next_link += 1
         self._links[peer] = link
         self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
+
+    def _add_connections(self, link: _Link, count: int, is_replacement: bool) -> None:
+        member = self._members.get(link.peer)
+        if count <= 0 or member is None or self.is_over:
+            return
+        first = link.connections + link.extras
+        link.extras += count
+        self._effects.append(
+            AddConnections(
+                link.link, member, link.made_in, first, count, is_replacement, LINK_TIMEOUTS * self.peer_timeout_s
+            )
+        )
 
     def _drop_link(self, peer: int) -> None:
         link = self._links.pop(peer, None)

@@ -82,7 +82,14 @@ class ConnectionLost:
     reason: str
 
 
-EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost | ConnectionLost
+@dataclass(frozen=True, slots=True)
+class LinkLimited:
+    """More connections would let it send faster."""
+
+    link: int
+
+
+EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost | ConnectionLost | LinkLimited
 
 
 class Engine:
@@ -240,6 +247,8 @@ def _event(event: Any) -> EngineEvent:
         return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs))
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
+    if kind == lib.PCCL_EVENT_LINK_LIMITED:
+        return LinkLimited(event.id)
     reason = _text(event.detail)
     if event.system_error:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)

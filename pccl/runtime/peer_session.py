@@ -47,6 +47,9 @@ logger = logging.getLogger("pccl.peer")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
+REDIAL_S = 1.0
+"""After that a lost connection that could not be made anew is tried once more, then after twice as long, and so on."""
+REDIAL_S_MAX = 30.0
 WITHDRAW_S = 5.0
 """How long a cancelled joint call waits for the master to say whether it has taken effect."""
 WELCOME_TIMEOUT_S = 10.0
@@ -133,6 +136,9 @@ class _Syncing:
 class SessionOptions:
     group: int
     connections: int
+    """Of each link to begin with."""
+    may_grow: bool = False
+    """It gets more where they help."""
     hosts: tuple[str, ...] = ()
     """Addresses to advertise."""
     port: int | None = None
@@ -177,7 +183,7 @@ class PeerSession:
         self._master_port: int = connection.remote_address[1]
         self._listener = listener
         self._engine = engine
-        self._machine = ps.Peer(options.group, options.connections)
+        self._machine = ps.Peer(options.group, options.connections, options.may_grow)
         self._token = trio.lowlevel.current_trio_token()
         self._launch_lock = threading.Lock()
         self._launches: deque[PendingOp] = deque()
@@ -188,7 +194,8 @@ class PeerSession:
         self._ops: dict[int, PendingOp] = {}
         self._calls: dict[int, _PendingCall] = {}
         self._syncing: _Syncing | None = None
-        self._making: dict[int, trio.CancelScope] = {}
+        self._making: dict[int, list[trio.CancelScope]] = {}
+        """Tasks that dial or await connections, by link."""
         self._beacon: Beacon | None = None
         self._heard_master = trio.Event()
         self._timer_changed = trio.Event()
@@ -425,8 +432,10 @@ class PeerSession:
                     self._machine.frozen(event.epoch)
                 elif isinstance(event, native.LinkLost):
                     self._machine.link_lost(event.link, event.reason)
+                elif isinstance(event, native.ConnectionLost):
+                    self._machine.connection_lost(event.link, event.reason)
                 else:
-                    logger.warning("link %d goes on with a connection less: %s", event.link, event.reason)
+                    self._machine.link_limited(event.link)
             self._pump()
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
@@ -563,29 +572,53 @@ class PeerSession:
     # Links.
 
     def _make_link(self, effect: ps.MakeLink) -> None:
-        scope = self._making[effect.link] = trio.CancelScope()
+        scope = trio.CancelScope()
+        self._making[effect.link] = [scope]
         self._spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
 
+    def _add_connections(self, effect: ps.AddConnections) -> None:
+        for index in range(effect.first, effect.first + effect.count):
+            scope = trio.CancelScope()
+            self._making[effect.link].append(scope)
+            self._spawn(self._add_connection, effect, index, scope)
+
     def _close_link(self, effect: ps.CloseLink) -> None:
-        scope = self._making.pop(effect.link, None)
-        if scope is not None:
+        for scope in self._making.pop(effect.link, ()):
             scope.cancel()
         self._engine.link_close(effect.link)
+
+    def _link_hello(self, effect: ps.MakeLink | ps.AddConnections, index: int, count: int) -> m.LinkHello:
+        machine = self._machine
+        return m.LinkHello(
+            m.PROTOCOL_VERSION, machine.run, machine.peer, effect.member.peer, effect.made_in, index, count
+        )
+
+    async def _add_connection(self, effect: ps.AddConnections, index: int, scope: trio.CancelScope) -> None:
+        hello = self._link_hello(effect, index, effect.first + effect.count)
+        pause_s = REDIAL_S
+        with scope:
+            while True:
+                reason = f"no answer within {effect.timeout_s:g} s"
+                with trio.move_on_after(effect.timeout_s):
+                    try:
+                        sock = await links.dial(effect.member, self._master_host, hello, self._options.token)
+                    except links.LinkError as error:
+                        reason = str(error)
+                    else:
+                        self._take_connection(effect.link, sock)
+                        return
+                logger.info("no further connection to peer %d: %s", effect.member.peer, reason)
+                if not effect.is_replacement:
+                    return
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REDIAL_S_MAX)
 
     async def _dial_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
         machine = self._machine
         token = self._options.token
 
         def hello(index: int) -> m.LinkHello:
-            return m.LinkHello(
-                m.PROTOCOL_VERSION,
-                machine.run,
-                machine.peer,
-                effect.member.peer,
-                effect.made_in,
-                index,
-                effect.connections,
-            )
+            return self._link_hello(effect, index, effect.connections)
 
         def take(sock: trio.socket.SocketType) -> None:
             self._take_connection(effect.link, sock)
@@ -791,6 +824,7 @@ class PeerSession:
         ps.OpResult: _op_result,
         ps.CallResult: _call_result,
         ps.MakeLink: _make_link,
+        ps.AddConnections: _add_connections,
         ps.CloseLink: _close_link,
         ps.RunSync: _run_sync,
         ps.RunProbe: _run_probe,

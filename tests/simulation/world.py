@@ -761,6 +761,11 @@ class World:
                     wire = Wire(node, other)
                     dial = partial(self._dial, wire, effect.link)
                     self._later(node, dial, other, is_answered=True)
+        elif isinstance(effect, ps.AddConnections):
+            other = self.node_of(effect.member.peer)
+            for _ in range(effect.count):
+                wire = Wire(node, other)
+                self._later(node, partial(self._dial, wire, effect.link), other, is_answered=True)
         elif isinstance(effect, ps.CloseLink):
             closed = node.links.pop(effect.link, None)
             for wire in closed.wires if closed is not None else ():

@@ -1,0 +1,32 @@
+#include "tcp_limits.h"
+
+#if defined(__linux__)
+#include <linux/tcp.h> /* the C library's struct tcp_info lacks the later fields, and the two headers clash */
+#include <netinet/in.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+
+int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    memset(&info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 ||
+        bytes < offsetof(struct tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited)
+        return -1;
+    limits->busy_us = info.tcpi_busy_time;
+    limits->window_us = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
+    return 0;
+}
+
+#else
+
+int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
+{
+    (void)fd;
+    (void)limits;
+    return -1;
+}
+
+#endif

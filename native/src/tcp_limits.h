@@ -1,0 +1,16 @@
+/* tcp_limits.h: what keeps a TCP connection from sending. */
+#ifndef PCCL_TCP_LIMITS_H
+#define PCCL_TCP_LIMITS_H
+
+#include <stdint.h>
+
+/* Since the connection began. */
+typedef struct {
+    uint64_t busy_us; /* with something to send or to be acknowledged */
+    uint64_t window_us; /* of that, held back by a full send buffer or receive window, not by the network */
+} pccl_tcp_limits;
+
+/* 0, or -1 where the system does not tell: not Linux, or not TCP. */
+int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits);
+
+#endif
