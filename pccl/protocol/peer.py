@@ -647,10 +647,12 @@ class Peer:
     def link_limited(self, link: int) -> None:
         """All connections of a link are held back by their windows."""
         found = next((each for each in self._links.values() if each.link == link), None)
-        if found is not None and found.is_up and self.may_grow:
-            self._add_connections(
-                found, min(found.connected, GROWN_CONNECTIONS_MAX - found.connected), is_replacement=False
-            )
+        if found is None or not found.is_up or not self.may_grow or found.connected >= GROWN_CONNECTIONS_MAX:
+            return
+        count = min(found.connected, GROWN_CONNECTIONS_MAX - found.connected)
+        text = f"windows hold back the link with peer {found.peer}: {count} connections more than {found.connected}"
+        self._effects.append(Log("info", text))
+        self._add_connections(found, count, is_replacement=False)
 
     def link_failed(self, link: int, reason: str) -> None:
         found = next((each for each in self._links.values() if each.link == link), None)
