@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -10,24 +11,46 @@ from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
-from tests.simulation.world import World
+from tests.simulation.world import MASTER, World
+
+RELIEF_AFTER = 20
+"""Deliveries after which a short fault ends."""
+STRIDE = 3
+"""Of faults that come to the same at neighbouring deliveries, those before every third are tried."""
 
 
 class _Interrupted(World):
-    """Something happens before the n-th delivery."""
+    """Something happens before the n-th delivery. If it is short, it ends `RELIEF_AFTER` deliveries later, or when
+    there is nothing else to deliver, before any time passes."""
 
-    def __init__(self, at: int, fault: Callable[[World], None]) -> None:
+    def __init__(self, at: int, fault: Callable[[World], None], is_short: bool = False) -> None:
         super().__init__()
         self.costs = {frozenset(("n1", "n2")): 500}
         self.deliveries = 0
         self._at = at
         self._fault = fault
+        self._is_short = is_short
 
     def step(self) -> bool:
         self.deliveries += 1
         if self.deliveries == self._at:
             self._fault(self)
-        return super().step()
+        if self._is_short and self.deliveries == self._at + RELIEF_AFTER:
+            self.relieve()
+        if super().step():
+            return True
+        if self._is_short and self.deliveries >= self._at:
+            self._is_short = False
+            self.relieve()
+            return True
+        return False
+
+    def relieve(self) -> None:
+        self.heal()
+        self.slow.clear()
+        for node in self.alive:
+            if node.is_frozen:
+                self.thaw(node)
 
 
 def _course(world: World) -> None:
@@ -67,6 +90,12 @@ def _recover(world: World) -> None:
             world.run()
             world.thaw(node)
             world.run()
+    if world.blocked:
+        _pass(world)
+        world.heal()
+        _pass(world)
+    if world.master.pending != world.master.admissible:
+        _pass(world)  # signs of life that were cut off are tried again after a while
     world.check_rest()
     for node in world.accepted:
         for call in node.open_calls:
@@ -80,6 +109,23 @@ def _recover(world: World) -> None:
     assert set(world.reduce(survivors, tag=9)) <= {reduced}
     assert set(world.call_all(survivors, Kind.SYNC)) <= {Result.SUCCESS}
     world.check_rest()
+
+
+def _pass(world: World) -> None:
+    """Long enough for everything that depends on the peer timeout."""
+    for _ in range(6):
+        world.wait(MasterOptions().peer_timeout_s / 2)
+        world.run()
+
+
+def _other(world: World, node: Node) -> Node | str:
+    return next((other for other in world.alive if other is not node), MASTER)
+
+
+def _slow(world: World, node: Node) -> None:
+    world.rng = random.Random(1)
+    for other in (MASTER, str(_other(world, node))):
+        world.slow |= {(node.name, other), (other, node.name)}
 
 
 def _break_links(world: World, node: Node) -> None:
@@ -96,26 +142,58 @@ FAULTS: dict[str, Callable[[World, Node], None]] = {
     "freeze": lambda world, node: world.freeze(node),
     "break links": _break_links,
 }
+SHORT_FAULTS: dict[str, Callable[[World, Node], None]] = {
+    "freeze and thaw": lambda world, node: world.freeze(node),
+    "not heard by the master for a while": lambda world, node: world.block(node, MASTER),
+    "cut from a peer for a while": lambda world, node: world.cut(node, _other(world, node)),
+    "slow": _slow,
+}
+CUTS: dict[str, Callable[[World, Node], None]] = {
+    "not heard by the master": lambda world, node: world.block(node, MASTER),
+    "hears no master": lambda world, node: world.block(MASTER, node),
+    "not heard by a peer": lambda world, node: world.block(node, _other(world, node)),
+    "cut from a peer": lambda world, node: world.cut(node, _other(world, node)),
+    "isolated": lambda world, node: world.isolate(node),
+}
 LOSES_NOBODY = ("break links",)
+IDS = ["eldest", "second", "newcomer"]
 
 
-@pytest.mark.parametrize("index", [0, 1, 2], ids=["eldest", "second", "newcomer"])
+@pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_before_every_delivery(name: str, index: int) -> None:
+    _try_all(FAULTS[name], index, 3 if name in LOSES_NOBODY else 2)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
+@pytest.mark.parametrize("name", SHORT_FAULTS)
+def test_short_fault_costs_nobody(name: str, index: int) -> None:
+    _try_all(SHORT_FAULTS[name], index, 3, STRIDE, is_short=True)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
+@pytest.mark.parametrize("name", CUTS)
+def test_partition_costs_one_at_most(name: str, index: int) -> None:
+    _try_all(CUTS[name], index, 2, STRIDE)
+
+
+def _try_all(
+    do: Callable[[World, Node], None], index: int, survivors: int, stride: int = 1, is_short: bool = False
+) -> None:
     def fault(world: World) -> None:
         if index < len(world.nodes) and world.nodes[index].is_reachable:
-            FAULTS[name](world, world.nodes[index])
+            do(world, world.nodes[index])
 
-    at = 0
+    at = 1 - stride
     while True:
-        at += 1
-        world = _Interrupted(at, fault)
+        at += stride
+        world = _Interrupted(at, fault, is_short)
         try:
             _course(world)
             if world.deliveries < at:
                 break
             _recover(world)
-            assert len(world.accepted) >= (3 if name in LOSES_NOBODY else 2)
+            assert len(world.accepted) >= survivors
         except BaseException as error:
             error.add_note(f"with the fault before delivery {at}")
             raise
