@@ -324,7 +324,7 @@ class AsyncCommunicator:
                 for spec in retry.next_specs():
                     retry.launch(session, spec)
                 with trio.move_on_after(max(0.0, end_s - time.monotonic())):
-                    await retry.oldest.async_wait()
+                    await PendingOp.async_wait_any(retry.in_flight)
                 retry.collect(session, limit_s)
         finally:
             if retry.abandon(session, limit_s):
@@ -392,8 +392,9 @@ class Retry:
     """The bookkeeping of all_reduce_multiple_with_retry, free of waiting.
 
     Ops are launched in the order of their tags on every peer, at most `max_in_flight` at once. A verdict is the same on
-    all peers, and a flush ends everything in flight, so the lowest tag that is not committed is always in flight
-    everywhere: the window cannot deadlock, whatever order the peers listed their ops in.
+    all peers, and an op that was aborted leaves its place to the lowest tag that waits for one, so the lowest that is
+    not committed is always in flight everywhere: the window cannot deadlock, whatever order the peers listed their ops
+    in. Whichever op ends first is taken in first: a peer that has given one up may never launch an older one.
     """
 
     def __init__(self, descriptors: Sequence[ReduceOpDescriptor], max_in_flight: int, func_name: str) -> None:
@@ -435,16 +436,12 @@ class Retry:
             self.in_flight.remove(op)
             raise
 
-    @property
-    def oldest(self) -> PendingOp:
-        return self.in_flight[0]
-
     def collect(self, session: PeerSession, timeout_s: float | None) -> None:
-        """Takes in every op that has ended; called when the oldest has, or when `timeout_s` has passed: TIMEOUT.
+        """Takes in every op that has ended; called when one has, or when `timeout_s` has passed: TIMEOUT.
 
         Once one has failed for good, those in flight are given up on all peers: a peer whose own call has failed may
         never launch them."""
-        if not self.oldest.is_over:
+        if not any(op.is_over for op in self.in_flight):
             raise PCCLError(Result.TIMEOUT, self._func_name, f"not all ops were committed within {timeout_s:g} s")
         still = []
         for op in self.in_flight:

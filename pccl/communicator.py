@@ -272,7 +272,8 @@ class Communicator:
             while retry.has_more:
                 for spec in retry.next_specs():
                     retry.launch(session, spec)
-                retry.oldest.wait(None if limit_s is None else max(0.0, end_s - time.monotonic()))
+                left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
+                PendingOp.wait_any(retry.in_flight, left_s)
                 retry.collect(session, limit_s)
         finally:
             if retry.abandon(session, limit_s):

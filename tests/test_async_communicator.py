@@ -113,6 +113,17 @@ async def test_many_ops_at_once(peers: Peers) -> None:
     assert all(np.all(x == 2) for mine in arrays for x in mine)
 
 
+@in_run(3)
+async def test_many_ops_notice_that_one_is_given_up_although_an_older_one_was_never_launched(peers: Peers) -> None:
+    x = [ones() for _ in range(3)]
+    ops = [ReduceOpDescriptor.from_numpy(each, each, ReduceDescriptor(8, SUM, tag)) for tag, each in enumerate(x)]
+    found = await all_of(
+        partial(peers[0].all_reduce_multiple_with_retry, ops),
+        partial(peers[1].all_reduce, ones(), op=SUM, tag=2, timeout=0.1),
+    )
+    assert [error.result for error in found] == [Result.TIMEOUT] * 2
+
+
 @in_run(2)
 async def test_a_cancelled_reduce_gives_its_buffer_back_and_all_go_on(peers: Peers) -> None:
     x = ones()

@@ -34,7 +34,7 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.latch import Latch
+from pccl.runtime.latch import wait_any
 from tests.crew import WAIT_S, Background, Crew, outcomes, results, run_of, together, until, waits_at_master
 
 SUM = ReduceOp.SUM
@@ -333,6 +333,17 @@ def test_many_ops_do_not_wait_for_what_others_never_launch(crew: Crew) -> None:
     assert [x[0] for x in arrays] == [0, 1, 2]
     late = refusal(partial(crew[1].all_reduce, np.zeros(50), op=SUM, tag=1))
     assert (late.result, late.message) == (Result.INVALID_ARGUMENT, differing.message)
+
+
+def test_many_ops_notice_that_one_is_given_up_although_an_older_one_was_never_launched(crew: Crew) -> None:
+    crew.join(3)
+    arrays, ops = descriptors(50, [0, 1, 2])
+    call = Background(partial(crew[0].all_reduce_multiple_with_retry, ops))
+    until(lambda: crew[0].stats["ops_open"] == 3, "they are in flight")
+    given_up = refusal(partial(crew[1].all_reduce, np.zeros(50), op=SUM, tag=2, timeout=0.05))
+    assert call.outcome().result is given_up.result is Result.TIMEOUT
+    assert "peer 2 gave up" in str(call.outcome())
+    assert [x[0] for x in arrays] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("tags", "max_in_flight"), [([], 4), ([1, 2, 1], 4), ([1, 2], 0)])
@@ -733,7 +744,7 @@ def interrupted_before(step: int, call: Callable[[], object]) -> bool:
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal is_asleep
-        if event == "c_call" and frame.f_code is Latch.wait.__code__ and argument.__name__ == "acquire":
+        if event == "c_call" and frame.f_code is wait_any.__code__ and argument.__name__ == "acquire":
             is_asleep = frame.f_locals["lock"].locked()
         if is_asleep or (event in ("call", "c_return") and next(steps) == step):
             sys.setprofile(None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from itertools import count
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from pccl.runtime.latch import Latch
+from pccl.runtime.latch import Latch, wait_any
 from tests.crew import Background, until
 
 
@@ -46,6 +47,25 @@ def test_sets_and_waits_race() -> None:
         latch = Latch()
         threads = [Background(call) for call in (latch.wait, latch.set, latch.wait, latch.set)]
         assert [thread.result() for thread in threads] == [True, None, True, None]
+
+
+def test_a_wait_for_any_of_several() -> None:
+    latches = [Latch() for _ in range(3)]
+    assert wait_any(latches, 0.001) is False
+    waiting = [Background(lambda: wait_any(latches)) for _ in range(2)]
+    until(lambda: all(len(latch._waiters) == 2 for latch in latches), "they wait")
+    latches[1].set()
+    assert [thread.result() for thread in waiting] == [True, True]
+    assert all(latch._waiters == [] for latch in latches)
+    assert wait_any(latches)
+    assert not wait_any([latches[0], latches[2]], 0)
+
+
+def test_several_latches_are_set_while_somebody_waits_for_any() -> None:
+    for _ in range(300):
+        latches = [Latch() for _ in range(3)]
+        threads = [Background(call) for call in (partial(wait_any, latches), *(latch.set for latch in latches))]
+        assert [thread.result() for thread in threads] == [True, None, None, None]
 
 
 class Interrupt(BaseException):

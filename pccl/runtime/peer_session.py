@@ -19,7 +19,7 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, e
 from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
-from pccl.runtime.latch import Latch
+from pccl.runtime.latch import Latch, wait_any
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.state_transfer import Transfer, TransferError
 from pccl.runtime.strangers import Strangers
@@ -81,10 +81,26 @@ class PendingOp:
 
     async def async_wait(self) -> None:
         """In the session's trio run."""
-        if not self._over.is_set():
-            event = trio.Event()
-            self._trio_events.append(event)
+        await self.async_wait_any([self])
+
+    @staticmethod
+    def wait_any(ops: Sequence[PendingOp], timeout_s: float | None) -> bool:
+        """Waits until one of them is over, as `wait` does for one."""
+        return wait_any([op._over for op in ops], timeout_s)
+
+    @staticmethod
+    async def async_wait_any(ops: Sequence[PendingOp]) -> None:
+        """Waits until one of them is over, as `async_wait` does for one."""
+        if any(op.is_over for op in ops):
+            return
+        event = trio.Event()
+        for op in ops:
+            op._trio_events.append(event)
+        try:
             await event.wait()
+        finally:
+            for op in ops:
+                op._trio_events.remove(event)
 
     @property
     def is_over(self) -> bool:
