@@ -1,6 +1,7 @@
 #include "direct_plan.h"
 
 #include "pccl_native.h"
+#include "tiling.h"
 
 uint32_t pccl_direct_first_turn(uint32_t owner) { return owner == 0 ? 1 : 0; }
 
@@ -31,11 +32,10 @@ uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i)
  * Quantized, direct rounds twice in any world, and the bytes that wait are few. */
 uint32_t pccl_algorithm_default(uint64_t count, uint32_t dtype, uint32_t quantization, uint32_t world_size)
 {
-    enum { DIRECT_CHUNK_BYTES_MAX = 256 << 10 };
     uint32_t element_bytes = pccl_dtype_bytes(dtype);
     if (element_bytes == 0 || world_size < 2)
         return PCCL_RING;
-    if (quantization != PCCL_QUANT_NONE || count / world_size <= DIRECT_CHUNK_BYTES_MAX / element_bytes)
+    if (quantization != PCCL_QUANT_NONE || count / world_size <= PCCL_WHOLE_CHUNK_BYTES / element_bytes)
         return PCCL_DIRECT;
     return PCCL_RING;
 }

@@ -66,7 +66,7 @@ void pccl_engine_options_default(pccl_engine_options *options)
     memset(options, 0, sizeof *options);
     options->stall_ms = 5000;
     options->pool_bytes_max = UINT64_C(1) << 30;
-    options->eager_bytes_max = 128 << 10;
+    options->eager_bytes_max = PCCL_WHOLE_CHUNK_BYTES;
 }
 
 uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }

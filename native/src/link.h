@@ -25,7 +25,7 @@
  * its epoch, or of no use from the start. So neither side has to know why the other's op ended, nothing is
  * ever dropped for want of room, and a sender without window announces its op as usual and waits. A frame
  * counts with PCCL_EAGER_OVERHEAD_BYTES more than its payload, which bounds how many there are. */
-enum { PCCL_EAGER_WINDOW_BYTES = 1 << 20, PCCL_EAGER_OVERHEAD_BYTES = 256 };
+enum { PCCL_EAGER_WINDOW_BYTES = 2 << 20, PCCL_EAGER_OVERHEAD_BYTES = 256 };
 
 typedef struct {
     uint64_t reserved_bytes; /* sent or about to be */

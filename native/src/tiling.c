@@ -66,8 +66,8 @@ uint32_t pccl_tiling_longest_segment(const pccl_tiling *tiling)
 /* Measured on loopback, 64 MiB float32 between two ranks: segments of 64 KiB cost a quarter more than those
  * of 256 KiB, these a tenth more than those of 512 KiB, and larger ones gain nothing. Against large ones
  * speaks that a chunk needs several segments for each connection that is to carry some, or the ring's links
- * wait for each other in turn, and a direct op's owners for the first rank's share. Both algorithms have the
- * same chunks, and the same suits them. */
+ * wait for each other in turn. Chunks of up to PCCL_WHOLE_CHUNK_BYTES are one segment: such ops go direct, and
+ * their shares eagerly, without waiting to be asked for. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size)
 {
     enum { SEGMENT_BYTES_MIN = 128 << 10, SEGMENT_BYTES_MAX = 512 << 10, SEGMENTS_PER_CHUNK = 16 };
@@ -78,6 +78,8 @@ uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t wor
     uint64_t chunk_bytes = UINT64_MAX;
     if (chunk_elements <= UINT64_MAX / element_bytes)
         chunk_bytes = chunk_elements * element_bytes;
+    if (chunk_bytes <= PCCL_WHOLE_CHUNK_BYTES)
+        return PCCL_WHOLE_CHUNK_BYTES;
     uint64_t bytes = SEGMENT_BYTES_MIN;
     while (bytes < SEGMENT_BYTES_MAX && bytes * SEGMENTS_PER_CHUNK < chunk_bytes)
         bytes *= 2;

@@ -9,7 +9,10 @@
 
 #include "base.h"
 
-enum { PCCL_WORLD_MAX = 1 << 20 };
+enum {
+    PCCL_WORLD_MAX = 1 << 20,
+    PCCL_WHOLE_CHUNK_BYTES = 512 << 10 /* a chunk of an op that is worth no division */
+};
 
 typedef struct {
     uint64_t count;

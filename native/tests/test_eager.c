@@ -6,8 +6,8 @@
 #include "link.h"
 
 enum {
-    FULL_COUNT = 65536, /* of two ranks: chunks of FULL_BYTES, the eager limit */
-    FULL_BYTES = 128 << 10,
+    FULL_COUNT = 262144, /* of two ranks: chunks of FULL_BYTES, the eager limit */
+    FULL_BYTES = 512 << 10,
     WINDOW_FRAMES = PCCL_EAGER_WINDOW_BYTES / (FULL_BYTES + PCCL_EAGER_OVERHEAD_BYTES),
     /* A receiver says what it has let go of only now and then. */
     REPORTED_FRAMES = PCCL_EAGER_WINDOW_BYTES * 3 / 4 / (FULL_BYTES + PCCL_EAGER_OVERHEAD_BYTES)
