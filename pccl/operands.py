@@ -63,7 +63,7 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str) -> Opera
         raise PCCLError(
             Result.INVALID_ARGUMENT, func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})"
         )
-    return Operand(array.ctypes.data, array.size, dtype, array.shape, array.flags.writeable, array)
+    return Operand(array.__array_interface__["data"][0], array.size, dtype, array.shape, array.flags.writeable, array)
 
 
 def _from_torch(tensor: Any, role: str, func_name: str) -> Operand:

@@ -132,6 +132,9 @@ class DataType(IntEnum):
         import numpy as np
 
         dtype = np.dtype(dtype)
+        known = _FROM_NUMPY.get(dtype)
+        if known is not None:
+            return known
         if not dtype.isnative:
             raise ValueError(
                 f"dtype {dtype.str!r} is byte-swapped: convert it with .astype({dtype.newbyteorder('=')!s})"
@@ -139,6 +142,7 @@ class DataType(IntEnum):
         found = _FROM_NUMPY_NAME.get(dtype.name)
         if found is None:
             raise ValueError(f"dtype {dtype} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
+        _FROM_NUMPY[dtype] = found
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
@@ -183,6 +187,8 @@ _NUMPY_NAMES = {
     DataType.FLOAT: "float32",
     DataType.DOUBLE: "float64",
 }
+_FROM_NUMPY: dict[Any, DataType] = {}
+"""By np.dtype, those that were asked for: a dtype's name takes longer to tell than a small reduce may."""
 _FROM_NUMPY_NAME = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
 _ITEM_BYTES = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
 

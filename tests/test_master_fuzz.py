@@ -218,6 +218,8 @@ def test_nothing_that_a_master_says_confuses_a_peer(data: st.DataObject) -> None
                 opened.remove(effect.op)
                 machine.op_ended(effect.op, 1, 1)
                 carry_out()
+            elif isinstance(effect, ps.ForgetOp):
+                opened.remove(effect.op)
             elif isinstance(effect, ps.OpResult):
                 assert effect.op not in ended
                 ended.add(effect.op)

@@ -10,8 +10,8 @@
  * DONE says that all result bytes are in `recv`; it is no verdict. The caller must `end` every op it has
  * submitted, in whatever state. From OP_ENDED on the engine neither reads nor writes the op's buffers.
  * Ended by abort, `send` holds what it held at submit, also where `send == recv`; a separate `recv` is
- * unspecified. A committed op needs no OP_ENDED to be waited for if every rank of it has reported DONE:
- * all bytes that this rank had to send have then been received, and nothing touches its buffers any more.
+ * unspecified. An op whose every rank has reported DONE may be committed without waiting for anything: all bytes
+ * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL).
  *
  * Threads: every function may be called from any thread, but create and destroy must not race with
  * others. No call blocks on the network; calls are queued to the engine thread in order.
@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 5 };
+enum { PCCL_NATIVE_ABI = 6 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -208,8 +208,11 @@ int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request);
  * and ops submitted later with this epoch are frozen at once. */
 int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
 
-/* The verdict on an op: `commit` 1 or 0. */
-int pccl_engine_end(pccl_engine *engine, uint64_t op, int commit);
+/* PCCL_COMMIT_BY_ALL: every rank has reported DONE. Nothing touches the buffers any more, and there is no
+ * OP_ENDED to wait for. */
+enum pccl_verdict { PCCL_ABORT = 0, PCCL_COMMIT = 1, PCCL_COMMIT_BY_ALL = 2 };
+
+int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict); /* enum pccl_verdict */
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
 

@@ -590,7 +590,7 @@ void pccl_core_freeze(pccl_core *core, uint32_t number, uint64_t epoch, pccl_gro
     pccl_event_queue_post(core->events, &event);
 }
 
-static void op_end(pccl_core *core, pccl_op *op, int commit)
+static void op_end(pccl_core *core, pccl_op *op, int verdict)
 {
     op_silence(core, op);
     for (uint32_t i = 0; i < op->peers_count; i++) {
@@ -601,26 +601,29 @@ static void op_end(pccl_core *core, pccl_op *op, int commit)
             for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
                 pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
     }
-    if (!commit || !op->is_done)
+    if (verdict == PCCL_ABORT || !op->is_done)
         pccl_op_restore(op);
     pccl_event event = op_event(op, PCCL_EVENT_OP_ENDED);
-    event.system_error = commit && !op->is_done ? EPROTO : 0;
+    event.system_error = verdict != PCCL_ABORT && !op->is_done ? EPROTO : 0;
     pccl_table_remove(&core->ops_by_id, &op->by_id);
     pccl_table_remove(&core->ops_by_key, &op->by_key);
     pccl_list_remove(&op->in_ops);
     PCCL_ASSERT(op->events_promised > 0);
-    unsigned unused_promises = op->events_promised - 1;
+    unsigned unused_promises = op->events_promised;
     pccl_op_destroy(op);
     __atomic_fetch_sub(&core->ops_open, 1, __ATOMIC_RELAXED);
-    pccl_event_queue_post(core->events, &event);
+    if (verdict != PCCL_COMMIT_BY_ALL) {
+        unused_promises--;
+        pccl_event_queue_post(core->events, &event);
+    }
     pccl_event_queue_release(core->events, unused_promises);
 }
 
-void pccl_core_end(pccl_core *core, uint64_t id, int commit)
+void pccl_core_end(pccl_core *core, uint64_t id, int verdict)
 {
     pccl_op *op = op_find_by_id(core, id);
     if (op != NULL)
-        op_end(core, op, commit);
+        op_end(core, op, verdict);
 }
 
 /* Frames */

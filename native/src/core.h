@@ -45,7 +45,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare);
 void pccl_core_link_close(pccl_core *core, uint64_t link);
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare);
 void pccl_core_freeze(pccl_core *core, uint32_t group, uint64_t epoch, pccl_group *spare);
-void pccl_core_end(pccl_core *core, uint64_t op, int commit);
+void pccl_core_end(pccl_core *core, uint64_t op, int verdict);
 
 /* A connection's descriptor is ready. Frees nothing, so that a batch of events stays valid. */
 void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);

@@ -35,7 +35,7 @@ enum command_kind {
 typedef struct command {
     struct command *next;
     enum command_kind kind;
-    int commit;
+    int verdict;
     uint32_t group;
     uint64_t id; /* link, op or epoch */
     pccl_conn *conn;
@@ -89,7 +89,7 @@ static void command_run(pccl_engine *engine, command *todo)
         pccl_core_freeze(engine->core, todo->group, todo->id, todo->spare_group);
         break;
     case COMMAND_END:
-        pccl_core_end(engine->core, todo->id, todo->commit);
+        pccl_core_end(engine->core, todo->id, todo->verdict);
         break;
     case COMMAND_STOP:
         break;
@@ -379,13 +379,13 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
     return 0;
 }
 
-int pccl_engine_end(pccl_engine *engine, uint64_t op, int commit)
+int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict)
 {
     command *todo = command_create(COMMAND_END);
     if (todo == NULL)
         return PCCL_E_MEMORY;
     todo->id = op;
-    todo->commit = commit;
+    todo->verdict = verdict;
     engine_command(engine, todo);
     return 0;
 }

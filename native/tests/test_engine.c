@@ -126,13 +126,16 @@ static void thousands_of_ops(void)
             node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, i);
     for (uint32_t rank = 0; rank < 2; rank++)
         for (uint64_t i = 0; i < OPS; i++)
-            pccl_engine_end(w.nodes[rank].engine, i, 1);
-    for (uint32_t rank = 0; rank < 2; rank++)
+            pccl_engine_end(w.nodes[rank].engine, i, i + 1 < OPS ? PCCL_COMMIT_BY_ALL : PCCL_COMMIT);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        node_wait(&w.nodes[rank], PCCL_EVENT_OP_ENDED, OPS - 1);
         for (uint64_t i = 0; i < OPS; i++) {
-            node_wait(&w.nodes[rank], PCCL_EVENT_OP_ENDED, i);
+            pccl_event none;
+            CHECK(!node_take_collected(&w.nodes[rank], PCCL_EVENT_OP_ENDED, i, &none));
             for (int k = 0; k < COUNT; k++)
                 CHECK(values[rank][i][k] == (float)(3 * i + 2 * (uint64_t)k));
         }
+    }
     pccl_engine_stats stats;
     pccl_engine_get_stats(w.nodes[0].engine, &stats);
     CHECK(stats.ops_open == 0 && stats.scratch_bytes == 0 && stats.connections == 2);

@@ -127,6 +127,13 @@ class EndOp:
 
 
 @dataclass(frozen=True)
+class ForgetOp:
+    """Every peer is done with it: it is committed, and nothing has to be reported any more."""
+
+    op: int
+
+
+@dataclass(frozen=True)
 class OpResult:
     op: int
     code: Result
@@ -229,6 +236,7 @@ Effect = (
     | SubmitOp
     | FreezeOps
     | EndOp
+    | ForgetOp
     | OpResult
     | CallResult
     | MakeLink
@@ -320,8 +328,6 @@ class Peer:
         self._next_link = 1
         self._ops: dict[int, _Op] = {}
         self._by_ref: dict[OpRef, _Op] = {}
-        self._ending: set[int] = set()
-        """Ops whose callers have the result but which the engine has not given back yet."""
         self._queued: deque[_Op] = deque()
         self._uses: dict[int, int] = {}
         """How often each tag was used in this epoch."""
@@ -523,9 +529,8 @@ class Peer:
             if op is None or not op.done:
                 raise ProtocolError(f"commit of an op that is not done: {ref}")
             del self._by_ref[ref]
-            self._ending.add(op.op)
             self._finish_op(op, Result.SUCCESS, "")
-            self._effects.append(EndOp(op.op, True))
+            self._effects.append(ForgetOp(op.op))
 
     def _on_op_abort(self, message: m.OpAbort) -> None:
         self._require_running(message.epoch)
@@ -588,9 +593,6 @@ class Peer:
         self.cancel(op, Result.INVALID_ARGUMENT, reason)
 
     def op_ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
-        if op in self._ending:
-            self._ending.remove(op)
-            return
         entry = self._ops[op]
         assert entry.verdict is not None
         entry.traffic = tx_bytes, rx_bytes
@@ -698,11 +700,6 @@ class Peer:
     @property
     def open_ops(self) -> int:
         return len(self._ops)
-
-    @property
-    def is_drained(self) -> bool:
-        """All callers have their results, and the engine has given all ops back."""
-        return not self._ops and not self._ending
 
     @property
     def _may_start(self) -> bool:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from pccl.runtime.extension import ffi, lib
@@ -39,6 +40,14 @@ class OpSpec:
     quantization: QuantizationOptions | None
     buffers: Buffers
     algorithm: ReduceAlgorithm | None = None
+
+
+class Verdict(IntEnum):
+    """On an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's again at once."""
+
+    ABORT = lib.PCCL_ABORT
+    COMMIT = lib.PCCL_COMMIT
+    COMMIT_BY_ALL = lib.PCCL_COMMIT_BY_ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +197,9 @@ class Engine:
         request.recv = ffi.cast("void *", spec.buffers.recv)
         self._check(lib.pccl_engine_submit(self._handle, request), "submit")
 
-    def end(self, op: int, commit: bool) -> None:
-        self._check(lib.pccl_engine_end(self._handle, op, commit), "end")
+    def end(self, op: int, verdict: Verdict) -> None:
+        """Ends with an OpEnded, but for COMMIT_BY_ALL."""
+        self._check(lib.pccl_engine_end(self._handle, op, verdict), "end")
 
     def freeze(self, epoch: int) -> None:
         self._check(lib.pccl_engine_freeze(self._handle, self._group, epoch), "freeze")

@@ -501,7 +501,7 @@ class PeerSession:
             self._is_pumping = False
         if (self._machine.deadline() or float("inf")) < self._timer_deadline:
             self._timer_changed.set()
-        if self._machine.is_over and self._machine.is_drained:
+        if self._machine.is_over and not self._machine.open_ops:
             self._drained.set()
 
     def _submit(self, effect: ps.SubmitOp) -> None:
@@ -527,7 +527,10 @@ class PeerSession:
         self._engine.freeze(effect.epoch)
 
     def _end_op(self, effect: ps.EndOp) -> None:
-        self._engine.end(effect.op, effect.commit)
+        self._engine.end(effect.op, native.Verdict.COMMIT if effect.commit else native.Verdict.ABORT)
+
+    def _forget_op(self, effect: ps.ForgetOp) -> None:
+        self._engine.end(effect.op, native.Verdict.COMMIT_BY_ALL)
 
     def _op_result(self, effect: ps.OpResult) -> None:
         op = self._ops.pop(effect.op)
@@ -837,6 +840,7 @@ class PeerSession:
         ps.SubmitOp: _submit,
         ps.FreezeOps: _freeze,
         ps.EndOp: _end_op,
+        ps.ForgetOp: _forget_op,
         ps.OpResult: _op_result,
         ps.CallResult: _call_result,
         ps.MakeLink: _make_link,

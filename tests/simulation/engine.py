@@ -70,20 +70,21 @@ class Engines:
     def freeze(self, node: Node, epoch: int) -> None:
         node.commands.append(lambda: self._freeze(node, epoch))
 
-    def end(self, node: Node, op: int, commit: bool) -> None:
-        node.commands.append(lambda: self._end(node, op, commit))
+    def end(self, node: Node, op: int, commit: bool, quietly: bool = False) -> None:
+        node.commands.append(lambda: self._end(node, op, commit, quietly))
 
     def _freeze(self, node: Node, epoch: int) -> None:
         node.frozen.add(epoch)
         node.reports.append(("frozen", epoch))
 
-    def _end(self, node: Node, op: int, commit: bool) -> None:
+    def _end(self, node: Node, op: int, commit: bool, quietly: bool) -> None:
         if op in node.refuses:
             return  # the verdict was on its way already; an engine ignores ops that it does not have
         del node.submitted[node.keys[op]]
         if not commit:
             self._write(node, op, _own(node, op))
-        node.reports.append(("ended", op))
+        if not quietly:
+            node.reports.append(("ended", op))
 
     # Frames.
 

@@ -743,6 +743,9 @@ class World:
             if effect.commit:
                 self.checks.commit(node.keys[effect.op])
             self.engines.end(node, effect.op, effect.commit)
+        elif isinstance(effect, ps.ForgetOp):
+            self.checks.commit(node.keys[effect.op])
+            self.engines.end(node, effect.op, commit=True, quietly=True)
         elif isinstance(effect, ps.OpResult):
             self.checks.op_result(node, effect, end)
         elif isinstance(effect, ps.CallResult):
