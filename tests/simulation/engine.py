@@ -8,7 +8,7 @@ frame carries a buffer's value:
     direct    everybody sends the owner its value, the owner sends everybody the sum; this takes no word back
 
 The owner is another rank in every use of a tag. What arrives before its op is submitted is kept. A frame is lost with
-its connection; one that two ends describe differently is a mismatch and carries nothing.
+its link; one that two ends describe differently is a mismatch and carries nothing.
 
 What the machine commands is carried out later and in order, as by a thread: until then an op goes on and writes. Who
 writes to a buffer that its caller has back is found at once.
@@ -102,7 +102,13 @@ class Engines:
 
     def _receive(self, wire: Wire, node: Node, frame: Frame) -> None:
         link = node.links.get(wire.ends.get(node.name, 0))
-        if link is not None and wire in link.wires:
+        if link is None or wire not in link.wires:
+            # What a lost connection carried, or one that its dialer has not taken over yet, goes over the others.
+            sender = wire.other(node)
+            theirs = sender.links.get(wire.ends[sender.name])
+            others = theirs.wires if theirs is not None else []
+            link = next((node.links.get(each.ends[node.name]) for each in others if node.name in each.ends), None)
+        if link is not None:
             self.arrive(node, frame)
 
     def arrive(self, node: Node, frame: Frame) -> None:

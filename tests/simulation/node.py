@@ -47,9 +47,8 @@ class Link:
     """Since when bytes lie on it that do not get across."""
     wires: list[Wire] = field(default_factory=list)
 
-    @property
-    def is_complete(self) -> bool:
-        return len(self.wires) == self.effect.connections
+    is_complete: bool = False
+    """All its connections stood at one time. It goes on with those that are left."""
 
 
 @dataclass(eq=False)

@@ -243,6 +243,12 @@ class Schedule:
         if self.weak:
             self.world.break_link(*self.weak)
 
+    def break_connection(self) -> None:
+        if (node := self.one()) and len(node.view.ring) > 1:
+            self.world.break_connection(
+                node, self.rng.choice([n for n in self.world.ring_nodes(node) if n is not node])
+            )
+
     def break_beats(self) -> None:
         if node := self._some():
             self.world.break_beats(node)
@@ -327,6 +333,7 @@ class Schedule:
         "hang": 1,
         "thaw": 2,
         "break_link": 6,
+        "break_connection": 3,
         "break_beats": 0.5,
         "part": 2,
         "mend": 2,

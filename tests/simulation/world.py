@@ -181,10 +181,16 @@ class World:
         self.blocked.clear()
 
     def break_link(self, a: Node, b: Node) -> None:
-        """Resets a connection between two peers; each end finds it at its own time."""
+        """Resets all connections between two peers; each end finds it at its own time."""
+        for wire in [wire for link in a.links.values() for wire in link.wires if wire.other(a) is b]:
+            self._close_wire(wire, a)
+            self._close_wire(wire, b)
+
+    def break_connection(self, a: Node, b: Node) -> None:
+        """Resets one of the connections of a link, which goes on with the others."""
         wires = [wire for link in a.links.values() for wire in link.wires if wire.other(a) is b]
         if wires:
-            wire = self.rng.choice(wires) if self.rng else wires[-1]
+            wire = self._pick(wires)
             self._close_wire(wire, a)
             self._close_wire(wire, b)
 
@@ -451,6 +457,8 @@ class World:
                 node.machine.op_ended(number, 10, 20)
             elif kind == "frozen":
                 node.machine.frozen(number)
+            elif kind == "connection":
+                node.machine.connection_lost(number, "connection reset")
             else:
                 node.machine.link_lost(number, "connection reset")
         self._peer(node)
@@ -592,7 +600,9 @@ class World:
         """A connection stands, as seen from one side, and goes to its engine if it is still wanted."""
         if node.is_reachable and node.machine.link_connected(number) and number in node.links:
             wire.ends[node.name] = number
-            node.links[number].wires.append(wire)
+            link = node.links[number]
+            link.wires.append(wire)
+            link.is_complete = link.is_complete or len(link.wires) == link.effect.connections
             if wire.closed_by:
                 self._later(node, lambda: self._find_closed(wire, node))
         else:
@@ -605,10 +615,14 @@ class World:
         self._later(other, lambda: self._find_closed(wire, other), node)
 
     def _find_closed(self, wire: Wire, node: Node) -> None:
-        """An engine finds a connection closed, and so its link lost."""
+        """An engine finds a connection closed, and its link lost if it was the last one or the link never stood."""
         number = wire.ends.get(node.name, 0)
         link = node.links.get(number)
         if link is None or wire not in link.wires or not node.is_alive:
+            return
+        link.wires.remove(wire)
+        if link.wires and link.is_complete:
+            node.reports.append(("connection", number))
             return
         del node.links[number]
         for each in link.wires:
