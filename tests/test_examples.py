@@ -47,6 +47,30 @@ def test_reference_loop_with_torch() -> None:
     test_reference_loop()
 
 
+SHORT = ["--steps", "3", "--inner", "2", "--pretrain", "2"]
+
+
+def _table(lines: list[str]) -> list[list[str]]:
+    """The rows of peer 0's table of losses."""
+    rows = [line.removeprefix("[0]").split() for line in lines if line.startswith("[0] ")]
+    header = next(i for i, row in enumerate(rows) if row[:2] == ["step", "peers"])
+    return [row for row in rows[header + 1 :] if row[0].isdigit()]
+
+
+def _digests(lines: list[str]) -> list[str]:
+    return [line.split()[-1] for line in lines if "] digest " in line]
+
+
+def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = ["-n", "2", "examples/diloco_gpt.py", *SHORT, "--quantize", "8", "--checkpoint", str(tmp_path)]
+    lines = _run(*command)
+    assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
+    assert len(set(_digests(lines))) == 1
+    lines = _run(*command, "--steps", "4")
+    assert [row[:2] for row in _table(lines)] == [["8", "2"]]
+
+
 def test_churn_survives_a_kill_and_admits_a_newcomer() -> None:
     with ExitStack() as resources:
         process = resources.enter_context(_popen(_launch("-n", "3", "examples/churn.py", "100")))

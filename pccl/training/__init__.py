@@ -5,14 +5,16 @@
     membership     who is there: joining, admitting newcomers, averaging until it succeeds
     checkpoint     the state on disk: whole or not at all
     diloco         `DiLoCo`: many local steps, then one average
+    async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
 
 All of it uses the public API of pccl alone. torch is never imported here: a program that hands over a torch module has
 imported it. Objects are for one thread; all peers of a group make the same calls in the same order.
 """
 
+from pccl.training.async_diloco import AsyncDiLoCo
 from pccl.training.checkpoint import CheckpointError, Stateful
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
 from pccl.training.outer import OuterNesterov
 
-__all__ = ["CheckpointError", "DiLoCo", "OuterNesterov", "OuterStep", "Stateful"]
+__all__ = ["AsyncDiLoCo", "CheckpointError", "DiLoCo", "OuterNesterov", "OuterStep", "Stateful"]

@@ -23,9 +23,7 @@ from __future__ import annotations
 import time
 
 from pccl.training.loop import OuterLoop, OuterStep
-from pccl.training.membership import Admission, Average
-
-NOBODY = Admission(0, 0, 0)
+from pccl.training.membership import NOBODY, Average
 
 
 class DiLoCo(OuterLoop):
@@ -42,20 +40,10 @@ class DiLoCo(OuterLoop):
         started_s = time.monotonic()
         averaged = Average(self._communicator, gradient, self._tag, self._quantization).wait()
         waited_s = time.monotonic() - started_s
-        self._update(gradient, averaged)
+        self._update(gradient)
         started_s = time.monotonic()
         admitted = self._membership.are_peers_pending()
         admission = self._membership.admit() if admitted else NOBODY
         waited_s += time.monotonic() - started_s
         self._begin()
-        return OuterStep(
-            self.revision,
-            averaged.world_size,
-            admitted,
-            averaged.aborted,
-            averaged.tx_bytes,
-            averaged.rx_bytes,
-            admission.tx_bytes,
-            admission.rx_bytes,
-            waited_s,
-        )
+        return self._report([averaged], admitted, admission, waited_s)

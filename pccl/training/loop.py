@@ -9,13 +9,15 @@ state belongs to its peer: a newcomer starts with an empty one.
 
 *A checkpoint* is one peer's: the outer state, and the inner optimizer's. To resume a run, every peer loads its own and
 joins. Where they differ, as after a crash in the middle of saving, the newest revision counts and is fetched by the
-others. A peer without a checkpoint may join all the same.
+others. A peer without a checkpoint may join all the same. An average that was in flight is not saved: a run resumed
+makes its inner steps again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from pccl import Communicator, QuantizationOptions, SharedState
 from pccl.training import checkpoint
 from pccl.training.checkpoint import CheckpointError, Stateful
 from pccl.training.membership import Admission, Averaged, Membership
-from pccl.training.outer import OuterNesterov
+from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.replica import replica_of
 
 ROLL_CALL = 1
@@ -41,7 +43,7 @@ class OuterStep:
     revision: int
     """Outer updates so far."""
     world_size: int
-    """Peers whose pseudo-gradients are in the update; 1: alone. 0: there was no update."""
+    """Peers whose pseudo-gradients are in the last update; 1: alone, 0: there was none."""
     admitted: bool
     """Whether newcomers were let in at its end."""
     aborted: int
@@ -95,6 +97,11 @@ class OuterLoop:
         """Outer updates so far, of the whole run."""
         return self._state.revision
 
+    @property
+    def outer_steps(self) -> int:
+        """Outer steps of the whole run, with those whose update is still on its way. The same on all peers."""
+        return self.revision
+
     def digest(self) -> str:
         """BLAKE3 of the outer state in hexadecimal: equal on all peers after every outer step."""
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
@@ -128,11 +135,30 @@ class OuterLoop:
         """Inner steps start from the outer state."""
         self.show_outer()
 
-    def _update(self, gradient: Any, averaged: Averaged) -> Averaged:
-        """One outer update."""
+    @property
+    def outer_parameters(self) -> Vector:
+        """A read-only view of the outer parameters, flat, in the model's order."""
+        view = self._parameters.view()
+        view.flags.writeable = False
+        return view
+
+    def _update(self, gradient: Vector) -> None:
+        """One outer update; `gradient` is lost."""
         self._outer.step(self._parameters, self._momentum, gradient)
         self._state.revision += 1
-        return averaged
+
+    def _report(self, done: Sequence[Averaged], admitted: bool, admission: Admission, waited_s: float) -> OuterStep:
+        return OuterStep(
+            self.revision,
+            done[-1].world_size,
+            admitted,
+            sum(averaged.aborted for averaged in done),
+            sum(averaged.tx_bytes for averaged in done),
+            sum(averaged.rx_bytes for averaged in done),
+            admission.tx_bytes,
+            admission.rx_bytes,
+            waited_s,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes this peer's checkpoint to `path`, replacing the former one at once. Call it between an outer step and

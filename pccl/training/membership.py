@@ -64,6 +64,10 @@ class Admission:
     rx_bytes: int
 
 
+NO_UPDATE = Averaged(0, 0, 0, 0)
+NOBODY = Admission(0, 0, 0)
+
+
 class Average:
     """An average over the peer group on its way, in place: `vector` must be left alone until `wait` has returned.
 
@@ -139,7 +143,7 @@ class Membership:
         return admission
 
     def are_peers_pending(self) -> bool:
-        """Whether newcomers wait; the same on all peers. May overlap with ops."""
+        """Whether newcomers wait; the same on all peers, if they call it with nothing in flight."""
         return self._communicator.are_peers_pending()
 
     def admit(self) -> Admission:

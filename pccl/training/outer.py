@@ -41,3 +41,10 @@ class OuterNesterov:
         gradient += self.momentum * momentum
         gradient *= self.learning_rate
         parameters -= gradient
+
+    def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
+        """Where `step` would take the parameters; changes nothing but `out`."""
+        # p - lr * ((1 + mu) * g + mu**2 * m)
+        np.multiply(gradient, self.learning_rate * (1 + self.momentum), out=out)
+        out += (self.learning_rate * self.momentum**2) * momentum
+        np.subtract(parameters, out, out=out)

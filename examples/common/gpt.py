@@ -1,0 +1,115 @@
+"""A small GPT over bytes, for CPUs: a few ten thousand parameters, milliseconds a step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from common.text import Corpus
+
+WIDTH, HEADS, LAYERS = 64, 4, 1
+CONTEXT = 32
+BATCH = 8
+LEARNING_RATE = 6e-3
+FRESH_STEPS = 20
+"""Steps in which an optimizer without history warms up."""
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):  # type: ignore[misc]
+    """Pre-norm blocks, learned positions, tied embeddings. The same weights on every machine for one seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(256, WIDTH)
+        self.positions = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        for block in self.blocks:
+            for linear in (block.qkv, block.up, block.out, block.down):
+                nn.init.normal_(linear.weight, std=0.02)
+                nn.init.zeros_(linear.bias)
+            for linear in (block.out, block.down):
+                linear.weight.data /= math.sqrt(2 * LAYERS)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.blocks(self.embedding(tokens) + self.positions[: tokens.shape[1]])
+        return functional.linear(self.norm(x), self.embedding.weight)
+
+    def loss(self, stretches: Any) -> Any:
+        """Nats per byte of predicting each byte of `stretches` (sequences, CONTEXT + 1) from those before it."""
+        stretches = torch.from_numpy(stretches).long()
+        logits = self(stretches[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), stretches[:, 1:].flatten())
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def validation_loss(self, corpus: Corpus) -> float:
+        return float(self.loss(corpus.validation(CONTEXT + 1)))
+
+
+class Trainer:
+    """A peer's own steps: AdamW on its shard of the text, the learning rate after a common schedule."""
+
+    def __init__(self, model: GPT, corpus: Corpus, index: int, steps: int) -> None:
+        self.model, self.corpus, self.index, self.steps = model, corpus, index, steps
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+
+    def backward(self, step: int) -> float:
+        """Loss and gradients of the batch of step `step`, which depends on nothing but the step and the peer."""
+        self._schedule(step)
+        self.optimizer.zero_grad()
+        loss = self.model.loss(self.corpus.batch(self.index, step, BATCH, CONTEXT + 1))
+        loss.backward()
+        return float(loss.detach())
+
+    def step(self, step: int) -> float:
+        loss = self.backward(step)
+        self.optimizer.step()
+        return loss
+
+    def _schedule(self, step: int) -> None:
+        """Half a cosine down to a tenth, with a short warm-up for an optimizer that has no history."""
+        history = self.optimizer.state.get(next(self.model.parameters()), {}).get("step", 0)
+        fresh = min(1.0, (float(history) + 1) / FRESH_STEPS)
+        cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * fresh * cosine
+
+    def warm_start(self, steps: int, path: Path | None = None) -> None:
+        """Pretrains by as many steps on text of all shards, the same on every peer: DiLoCo's authors too begin with a
+        model that has learnt something. `path` keeps the result for the next who asks for it."""
+        if steps == 0:
+            return
+        if path is not None and path.exists():
+            saved = torch.load(path, weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            return
+        for step in range(-steps, 0):
+            self._schedule(0)
+            self.optimizer.zero_grad()
+            self.model.loss(self.corpus.batch_of_all(step, BATCH, CONTEXT + 1)).backward()
+            self.optimizer.step()
+        if path is not None:
+            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, path)

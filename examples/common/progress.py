@@ -1,0 +1,119 @@
+"""What a training example shows: a table of losses while it runs, a file of JSON lines, and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HEADER = f"{'step':>6} {'peers':>5} {'train loss':>10} {'validation':>10} {'sent MB':>9} {'waited s':>8} {'seconds':>7}"
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The options that all examples have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    environment = os.environ
+    parser.add_argument(
+        "--index",
+        type=int,
+        default=int(environment.get("PCCL_LAUNCH_INDEX", 0)),
+        help="which part of the data is this peer's; peer 0 shows the table (default: PCCL_LAUNCH_INDEX, else 0)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=int,
+        default=int(environment.get("PCCL_LAUNCH_COUNT", 1)),
+        help="start when so many are there (default: PCCL_LAUNCH_COUNT, else 1)",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="peer 0 draws its losses: .png, .svg (matplotlib)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each row of the table")
+    return parser
+
+
+def announce(options: argparse.Namespace) -> None:
+    """Whom to kill, and how to put another in its place."""
+    where = f"PCCL_MASTER={os.environ['PCCL_MASTER']}"
+    who = f"--peers {options.peers} --index {options.index}"
+    print(f"pid {os.getpid()}; {where} python {' '.join(sys.argv)} {who} starts it again", flush=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where training stands. `sent_bytes` is payload of gradients, from the beginning, and `waited_s` the time that
+    computing stood still for the network since the last row."""
+
+    step: int
+    peers: int
+    train_loss: float
+    validation_loss: float | None
+    sent_bytes: int
+    waited_s: float
+    seconds: float
+    digest: str
+
+
+class Progress:
+    """The table of one peer. Only peer 0 prints it; all write JSON if asked."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        if options.plot is not None:
+            import matplotlib.figure  # noqa: F401 - better said now than at the end
+        self._options = options
+        self._started_s = time.monotonic()
+        self._sent_bytes = 0
+        self._rows: list[Row] = []
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether this peer's validation loss is wanted."""
+        return bool(self._options.index == 0)
+
+    def add(
+        self,
+        step: int,
+        peers: int,
+        train_loss: float,
+        validation_loss: float | None,
+        sent_bytes: int,
+        waited_s: float,
+        digest: str,
+    ) -> None:
+        self._sent_bytes += sent_bytes
+        elapsed_s = time.monotonic() - self._started_s
+        row = Row(step, peers, train_loss, validation_loss, self._sent_bytes, waited_s, elapsed_s, digest)
+        if self._options.json is not None:
+            with self._options.json.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+        if self.is_shown:
+            if not self._rows:
+                print(HEADER, flush=True)
+            loss = "" if validation_loss is None else f"{validation_loss:.4f}"
+            print(
+                f"{step:>6} {peers:>5} {train_loss:>10.4f} {loss:>10} {self._sent_bytes / 1e6:>9.3f} "
+                f"{waited_s:>8.2f} {elapsed_s:>7.1f}",
+                flush=True,
+            )
+        self._rows.append(row)
+
+    def finish(self, digest: str) -> None:
+        print(f"digest {digest[:16]}", flush=True)
+        if self._options.plot is not None and self.is_shown:
+            self._draw(self._options.plot)
+
+    def _draw(self, path: Path) -> None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
+        steps = [row.step for row in self._rows]
+        axes.plot(steps, [row.train_loss for row in self._rows], color="0.6", label="training, peer 0")
+        shown = [(row.step, row.validation_loss) for row in self._rows if row.validation_loss is not None]
+        axes.plot(*zip(*shown, strict=True), marker="o", label="validation")
+        axes.set(xlabel="step", ylabel="loss, nats per byte", title=f"{self._rows[-1].peers} peers")
+        axes.legend(frameon=False)
+        figure.savefig(path)
+        print(f"plot: {path}", flush=True)

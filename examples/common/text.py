@@ -1,0 +1,57 @@
+"""Real text that every machine has: the sources of Python's standard library, as bytes, in shards.
+
+The files are listed in one order and dealt by rules that depend on nothing else, so all peers compute the same split.
+One file in 25 is held out for validation, as a whole. Peers must run the same Python version to have the same text.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import zlib
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+HELD_OUT_ONE_IN = 25
+VALIDATION_SEQUENCES = 256
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+class Corpus:
+    """The text in `shards` disjoint parts of about one size."""
+
+    def __init__(self, shards: int, seed: int = 0) -> None:
+        self._seed = seed
+        root = Path(sysconfig.get_path("stdlib"))
+        files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+        held_out: list[bytes] = []
+        dealt: list[list[bytes]] = [[] for _ in range(shards)]
+        for name in sorted(files):
+            if SKIPPED.isdisjoint(name.split("/")):
+                contents = files[name].read_bytes()
+                is_held_out = zlib.crc32(name.encode()) % HELD_OUT_ONE_IN == 0
+                smallest = min(dealt, key=lambda shard: sum(map(len, shard)))
+                (held_out if is_held_out else smallest).append(contents)
+        self._shards = [np.frombuffer(b"".join(shard), np.uint8) for shard in dealt]
+        self._held_out = np.frombuffer(b"".join(held_out), np.uint8)
+
+    def batch(self, shard: int, step: int, sequences: int, length: int) -> Bytes:
+        """Stretches from random places of a shard, the same for the same step: (sequences, length)."""
+        random = np.random.default_rng([self._seed, shard, abs(step), step < 0])
+        text = self._shards[shard % len(self._shards)]
+        starts = random.integers(0, text.size - length + 1, sequences)
+        stretches: Bytes = text[starts[:, None] + np.arange(length)]
+        return stretches
+
+    def batch_of_all(self, step: int, sequences: int, length: int) -> Bytes:
+        """One batch of each shard."""
+        return np.concatenate([self.batch(shard, step, sequences, length) for shard in range(len(self._shards))])
+
+    def validation(self, length: int) -> Bytes:
+        """Stretches at even distances over the text that was held out: always the same."""
+        starts = np.linspace(0, self._held_out.size - length, VALIDATION_SEQUENCES).astype(np.int64)
+        stretches: Bytes = self._held_out[starts[:, None] + np.arange(length)]
+        return stretches

@@ -1,0 +1,58 @@
+"""A training peer as a process of its own: `python -m tests.training_process KIND MASTER NUMBER STOP_FILE`.
+
+Prints a line `revision world digest` after each outer step. All end together once the file is there.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pccl import Communicator, PCCLError, ReduceOp, Result
+from pccl.training import AsyncDiLoCo, DiLoCo, OuterStep
+from tests.training_peers import Peer
+
+KINDS = {"sync": DiLoCo, "async": AsyncDiLoCo}
+INNER_S = 0.03
+"""What inner steps take at least, so that there is a middle of them."""
+STOP_TAG = 100
+
+
+def say(peer: Peer, step: OuterStep) -> None:
+    print(step.revision, step.world_size, peer.diloco.digest(), flush=True)
+
+
+def is_agreed(communicator: Communicator, wanted: bool) -> bool:
+    """Whether any peer wants it: the same answer on all."""
+    while communicator.world_size > 1:
+        votes = np.array([wanted], np.uint8)
+        try:
+            communicator.all_reduce(votes, op=ReduceOp.MAX, tag=STOP_TAG)
+            return bool(votes[0])
+        except PCCLError as error:
+            if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                raise
+    return wanted
+
+
+def main() -> None:
+    kind, master, number, stop_file = sys.argv[1:]
+    peer = Peer(master, int(number), KINDS[kind])
+    peer.enter(3)
+    while True:
+        time.sleep(INNER_S)
+        step = peer.step()
+        say(peer, step)
+        # Who has just been admitted goes on with inner steps, and so must the others.
+        if not step.admitted and is_agreed(peer.communicator, Path(stop_file).exists()):
+            break
+    if isinstance(peer.diloco, AsyncDiLoCo):
+        say(peer, peer.diloco.finish())
+    peer.close()
+
+
+if __name__ == "__main__":
+    main()
