@@ -6,8 +6,10 @@ One file in 25 is held out for validation, as a whole. Peers must run the same P
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,23 +22,28 @@ VALIDATION_SEQUENCES = 256
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
+def _source_files(root: Path) -> Iterator[tuple[str, Path]]:
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = set(subfolders) - SKIPPED
+        for name in names:
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                yield path.relative_to(root).as_posix(), path
+
+
 class Corpus:
     """The text in `shards` disjoint parts of about one size."""
 
     def __init__(self, shards: int, seed: int = 0) -> None:
         self._seed = seed
-        root = Path(sysconfig.get_path("stdlib"))
-        files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-        held_out: list[bytes] = []
-        dealt: list[list[bytes]] = [[] for _ in range(shards)]
-        for name in sorted(files):
-            if SKIPPED.isdisjoint(name.split("/")):
-                contents = files[name].read_bytes()
-                is_held_out = zlib.crc32(name.encode()) % HELD_OUT_ONE_IN == 0
-                smallest = min(dealt, key=lambda shard: sum(map(len, shard)))
-                (held_out if is_held_out else smallest).append(contents)
-        self._shards = [np.frombuffer(b"".join(shard), np.uint8) for shard in dealt]
-        self._held_out = np.frombuffer(b"".join(held_out), np.uint8)
+        held_out = bytearray()
+        dealt = [bytearray() for _ in range(shards)]
+        for name, path in sorted(_source_files(Path(sysconfig.get_path("stdlib")))):
+            is_held_out = zlib.crc32(name.encode()) % HELD_OUT_ONE_IN == 0
+            part = held_out if is_held_out else min(dealt, key=len)
+            part += path.read_bytes()
+        self._shards = [np.frombuffer(shard, np.uint8) for shard in dealt]
+        self._held_out = np.frombuffer(held_out, np.uint8)
 
     def batch(self, shard: int, step: int, sequences: int, length: int) -> Bytes:
         """Stretches from random places of a shard, the same for the same step: (sequences, length)."""
