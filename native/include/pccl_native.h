@@ -13,6 +13,16 @@
  * unspecified. An op whose every rank has reported DONE may be committed without waiting for anything: all bytes
  * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL).
  *
+ * Memory beyond the caller's buffers. An op takes scratch of at most op_scratch_bytes_max (16 MiB), or of what
+ * one segment of every rank needs where that is more (in worlds of 30 ranks and more). None for RING without
+ * quantization, nor for DIRECT without it between two ranks. Of an op's `count * dtype` bytes, DIRECT takes
+ * (W - 2)/W; quantized, of its bytes on the wire, DIRECT takes up to (2W - 1)/W and RING all, within that bound. In place,
+ * an op also keeps a copy of its buffer, for an abort to put back. What ops have given back is kept for the next
+ * ones, but everything held, in use or idle, stays within pool_bytes_max (64 MiB, what four ops at once need) and
+ * the largest copy taken lately, unless ops in use need more by themselves. Besides there are about 50 KiB per
+ * connection, at most 2 MiB per link of small ops that other ranks have begun earlier, 16 bytes per segment, and the
+ * system's socket buffers.
+ *
  * Threads: every function may be called from any thread, but create and destroy must not race with
  * others. No call blocks on the network; calls are queued to the engine thread in order.
  *
@@ -33,7 +43,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 6 };
+enum { PCCL_NATIVE_ABI = 7 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -153,7 +163,8 @@ typedef struct {
 } pccl_event;
 
 typedef struct {
-    uint64_t pool_bytes_max; /* scratch kept for reuse while idle */
+    uint64_t pool_bytes_max; /* scratch held, in use or idle: see above */
+    uint64_t op_scratch_bytes_max; /* of one op; the same on all ranks, which fail each other's links otherwise */
     uint32_t force_poll; /* 1: poll(2) even where epoll exists */
     uint32_t eager_bytes_max; /* what one rank may get of an op before it is known to be ready; 0: nothing */
     uint32_t stall_ms; /* a connection that moves nothing for so long, while others of its link do, is given up */
@@ -165,8 +176,9 @@ typedef struct {
     uint64_t rx_payload_bytes;
     uint64_t tx_wire_bytes; /* frames with their headers */
     uint64_t rx_wire_bytes;
-    uint64_t pool_bytes; /* idle scratch now held */
+    uint64_t pool_bytes; /* scratch now held idle */
     uint64_t scratch_bytes; /* scratch now used by ops */
+    uint64_t scratch_bytes_max; /* the most that ops have used at any time */
     uint64_t ops_open;
     uint64_t connections;
 } pccl_engine_stats;

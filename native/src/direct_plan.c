@@ -11,12 +11,15 @@ uint32_t pccl_direct_next_turn(uint32_t owner, uint32_t rank)
     return rank + 1 == owner ? rank + 2 : rank + 1;
 }
 
-uint32_t pccl_direct_slots(uint32_t world_size) { return world_size - 2; }
-
-uint32_t pccl_direct_slot(uint32_t owner, uint32_t rank)
+uint32_t pccl_direct_waiting_slots(uint32_t world_size, int is_quantized)
 {
-    PCCL_ASSERT(rank != owner && rank != pccl_direct_first_turn(owner));
-    return rank - (rank > owner) - 1;
+    return is_quantized && world_size > 2 ? world_size - 1 : world_size - 2;
+}
+
+uint32_t pccl_direct_waiting_slot(uint32_t owner, uint32_t rank, int is_quantized)
+{
+    PCCL_ASSERT(rank != owner && (is_quantized || rank != pccl_direct_first_turn(owner)));
+    return rank - (rank > owner) - !is_quantized;
 }
 
 uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i)

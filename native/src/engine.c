@@ -52,6 +52,7 @@ struct pccl_engine {
     pccl_fd_registry *fds;
     pccl_event_queue *events;
     pccl_pool *pool;
+    uint64_t op_scratch_bytes_max;
     pccl_core *core;
 
     pthread_mutex_t mutex; /* for what follows */
@@ -65,7 +66,8 @@ void pccl_engine_options_default(pccl_engine_options *options)
 {
     memset(options, 0, sizeof *options);
     options->stall_ms = 5000;
-    options->pool_bytes_max = UINT64_C(1) << 30;
+    options->pool_bytes_max = 64 << 20;
+    options->op_scratch_bytes_max = 16 << 20;
     options->eager_bytes_max = PCCL_WHOLE_CHUNK_BYTES;
 }
 
@@ -234,6 +236,7 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
     }
     engine->fds = pccl_fd_registry_create();
     engine->pool = pccl_pool_create(options->pool_bytes_max);
+    engine->op_scratch_bytes_max = options->op_scratch_bytes_max;
     if (engine->fds == NULL || engine->pool == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     engine->events = pccl_event_queue_create();
@@ -286,7 +289,10 @@ void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats)
 {
     memset(stats, 0, sizeof *stats);
     pccl_core_count(engine->core, stats);
-    pccl_pool_usage(engine->pool, &stats->pool_bytes, &stats->scratch_bytes);
+    pccl_pool_usage usage = pccl_pool_get_usage(engine->pool);
+    stats->pool_bytes = usage.idle_bytes;
+    stats->scratch_bytes = usage.used_bytes;
+    stats->scratch_bytes_max = usage.used_bytes_max;
 }
 
 int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd)
@@ -340,7 +346,7 @@ int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
 int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
 {
     pccl_op *op;
-    int status = pccl_op_create(request, engine->pool, &op);
+    int status = pccl_op_create(request, engine->pool, engine->op_scratch_bytes_max, &op);
     if (status != 0)
         return status;
     command *todo = command_create(COMMAND_SUBMIT);

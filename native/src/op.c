@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum {
-    WIRE_SLOT_ALIGNMENT_BYTES = 16,
+    SLOT_ALIGNMENT_BYTES = 16,
     REDUCE_BYTES = 16 << 10 /* at a time: what is saved and reduced is still in the cache for the next step */
 };
 
@@ -57,34 +57,72 @@ int pccl_op_request_check(const pccl_op_request *request)
     return 0;
 }
 
-/* Scratch of the sizes that the tiling says; 0 or PCCL_E_... */
-static int op_take_scratch(pccl_op *op)
+static int op_take(pccl_op *op, uint64_t bytes, enum pccl_pool_purpose purpose, pccl_pool_block *block)
 {
-    const pccl_op_shape *shape = &op->request.shape;
-    uint64_t segments = op->segments_left;
-    if (segments == 0)
+    if (bytes > SIZE_MAX / 2)
+        return PCCL_E_INVALID;
+    return pccl_pool_take(op->pool, (size_t)bytes, purpose, block) == 0 ? 0 : PCCL_E_MEMORY;
+}
+
+static int op_take_backup(pccl_op *op)
+{
+    if (op->segments_left == 0 || !pccl_op_is_in_place(op))
         return 0;
-    if (pccl_op_is_quantized(op)) {
-        uint32_t longest = pccl_tiling_longest_segment(&op->tiling);
-        size_t payload_bytes = pccl_quantized_bytes(shape, longest);
-        if (payload_bytes > UINT32_MAX)
-            return PCCL_E_INVALID;
-        op->wire_slot_bytes = (size_t)pccl_div_up_u64(payload_bytes, WIRE_SLOT_ALIGNMENT_BYTES) *
-                              WIRE_SLOT_ALIGNMENT_BYTES;
-        if (segments > SIZE_MAX / 2 / op->wire_slot_bytes)
-            return PCCL_E_INVALID;
-        op->wire_bytes = (size_t)segments * op->wire_slot_bytes;
-        op->wire = pccl_pool_take(op->pool, op->wire_bytes);
-        if (op->wire == NULL)
-            return PCCL_E_MEMORY;
-    }
-    if (pccl_op_is_in_place(op)) {
-        op->backup_bytes = (size_t)shape->count * op->element_bytes;
-        op->backup = pccl_pool_take(op->pool, op->backup_bytes);
-        if (op->backup == NULL)
-            return PCCL_E_MEMORY;
-    }
+    int status = op_take(
+        op, op->request.shape.count * op->element_bytes, PCCL_POOL_COPY, &op->backup_block);
+    op->backup = op->backup_block.at;
+    return status;
+}
+
+static int op_measure_slots(pccl_op *op)
+{
+    uint32_t longest = pccl_tiling_longest_segment(&op->tiling);
+    uint64_t bytes = (uint64_t)longest * op->element_bytes;
+    if (pccl_op_is_quantized(op))
+        bytes = pccl_quantized_bytes(&op->request.shape, longest);
+    if (bytes > UINT32_MAX)
+        return PCCL_E_INVALID;
+    op->slot_bytes = (size_t)(pccl_div_up_u64(bytes, SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES);
     return 0;
+}
+
+uint32_t pccl_op_window(const pccl_op *op, uint64_t slots)
+{
+    uint64_t all = pccl_tiling_chunk_segments(&op->tiling, 0);
+    if (slots == 0 || all == 0)
+        return (uint32_t)all;
+    uint64_t fitting = op->scratch_bytes_max / op->slot_bytes / slots;
+    return (uint32_t)pccl_max_u64(1, pccl_min_u64(fitting, all));
+}
+
+int pccl_op_take_slots(pccl_op *op, uint32_t wire_slots, uint64_t others)
+{
+    op->wire_slots = pccl_op_is_quantized(op) ? wire_slots : 0;
+    uint64_t slots = (uint64_t)op->wire_slots * op->tiling.world_size + others;
+    if (slots == 0)
+        return 0;
+    if (slots > SIZE_MAX / 2 / op->slot_bytes)
+        return PCCL_E_INVALID;
+    return op_take(op, slots * op->slot_bytes, PCCL_POOL_WORK, &op->scratch);
+}
+
+static uint8_t *op_slot(const pccl_op *op, uint64_t number)
+{
+    PCCL_ASSERT((number + 1) * op->slot_bytes <= op->scratch.bytes);
+    return op->scratch.at + number * op->slot_bytes;
+}
+
+uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index)
+{
+    uint32_t chunk;
+    uint32_t segment;
+    pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
+    return op_slot(op, (uint64_t)chunk * op->wire_slots + segment % op->wire_slots);
+}
+
+uint8_t *pccl_op_slot_at(const pccl_op *op, uint64_t number)
+{
+    return op_slot(op, (uint64_t)op->tiling.world_size * op->wire_slots + number);
 }
 
 static void op_init_peer(pccl_op *op, uint32_t at, uint32_t rank, uint64_t link_id)
@@ -122,7 +160,8 @@ static int op_take_peers(pccl_op *op)
     return 0;
 }
 
-int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, pccl_op **result)
+int pccl_op_create(
+    const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **result)
 {
     const pccl_op_shape *shape = &request->shape;
     pccl_tiling tiling;
@@ -145,6 +184,7 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, pccl_op **re
     op->tiling = tiling;
     op->element_bytes = element_bytes;
     op->pool = pool;
+    op->scratch_bytes_max = scratch_bytes_max;
     op->segments_left = segments;
     pccl_list_init(&op->in_ops);
     if (shape->world_size > 1) {
@@ -152,7 +192,9 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, pccl_op **re
             shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
         status = op_take_peers(op);
         if (status == 0)
-            status = op_take_scratch(op);
+            status = op_measure_slots(op);
+        if (status == 0)
+            status = op_take_backup(op);
         if (status == 0)
             status = op->algorithm->open(op);
         if (status != 0) {
@@ -169,8 +211,8 @@ void pccl_op_destroy(pccl_op *op)
 {
     if (op->algorithm != NULL)
         op->algorithm->close(op);
-    pccl_pool_give(op->pool, op->backup, op->backup_bytes);
-    pccl_pool_give(op->pool, op->wire, op->wire_bytes);
+    pccl_pool_give(op->pool, &op->backup_block);
+    pccl_pool_give(op->pool, &op->scratch);
     free(op->peers);
     free(op);
 }
@@ -330,9 +372,10 @@ void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range)
         &op->request.shape, pccl_op_wire_at(op, index), range.count, pccl_op_recv_at(op, range));
 }
 
-void pccl_op_note_final(pccl_op *op)
+void pccl_op_note_final(pccl_op *op, uint32_t index)
 {
-    PCCL_ASSERT(op->segments_left > 0);
+    PCCL_ASSERT(op->segments_left > 0 && !pccl_op_is_final(op, index));
+    op->segments[index].state |= PCCL_SEGMENT_FINAL;
     op->segments_left--;
 }
 

@@ -14,9 +14,14 @@
  * copies what was saved back. A segment that is sent is saved then, and one that is reduced into is saved
  * piece by piece: each time the original has to come into the cache anyway.
  *
- * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in `wire` for that form.
- * The rank that finishes a segment also keeps what its own encoding decodes to: everyone decodes the same
- * bytes.
+ * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in the op's scratch for that
+ * form. The rank that finishes a segment also keeps what its own encoding decodes to: everyone decodes the
+ * same bytes.
+ *
+ * Scratch is bounded. An op whose segments have no slots each has them take turns: segment s of a chunk uses
+ * that of s - n, where n is a window that is the same on all ranks, because it follows from the shape and the
+ * bound. direct_plan.h and ring_plan.h say why whoever has to wait does so on their own account, without
+ * being told: finals that come in open the window.
  *
  * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its
  * READY says that it has submitted the same op. Until then it may get an eager frame, if all that it gets on
@@ -46,6 +51,7 @@ typedef struct {
 typedef struct {
     uint32_t sendable_first;
     uint32_t sendable_last;
+    uint32_t window; /* segments of a chunk: ring_plan.h */
 } pccl_op_ring;
 
 /* Of the own chunk, with its n segments. */
@@ -54,9 +60,7 @@ typedef struct {
     uint32_t *finals; /* n: segments in the order in which they became final */
     uint32_t finals_count;
     uint8_t *shares; /* n x world_size: enum direct_share_state in op_direct.c */
-    uint8_t *waiting; /* shares whose turn has not come */
-    size_t waiting_bytes;
-    size_t waiting_slot_bytes;
+    uint32_t window; /* segments of a chunk: direct_plan.h */
 } pccl_op_direct;
 
 enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER };
@@ -88,10 +92,11 @@ typedef struct pccl_op {
     uint32_t element_bytes;
     pccl_pool *pool;
     uint8_t *backup;
-    uint8_t *wire;
-    size_t backup_bytes;
-    size_t wire_bytes;
-    size_t wire_slot_bytes;
+    pccl_pool_block backup_block;
+    uint64_t scratch_bytes_max;
+    pccl_pool_block scratch; /* slots */
+    size_t slot_bytes; /* for any segment as it travels */
+    uint32_t wire_slots; /* quantized: so many to a chunk come first */
     uint64_t tx_bytes;
     uint64_t rx_bytes;
     uint64_t segments_left; /* not yet final here */
@@ -124,8 +129,9 @@ typedef struct {
 /* 0 or PCCL_E_INVALID. */
 int pccl_op_request_check(const pccl_op_request *request);
 
-/* 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. */
-int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, pccl_op **op);
+/* 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. All ranks must be given the same scratch_bytes_max. */
+int pccl_op_create(
+    const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **op);
 
 /* Touches neither send nor recv. */
 void pccl_op_destroy(pccl_op *op);

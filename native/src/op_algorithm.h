@@ -8,11 +8,14 @@
 enum pccl_op_segment_state {
     PCCL_SEGMENT_PARTIAL_IN = 1, /* accepted, perhaps still on its way */
     PCCL_SEGMENT_PARTIAL_SENT = 2,
-    PCCL_SEGMENT_FINAL_IN = 4
+    PCCL_SEGMENT_FINAL_IN = 4, /* the same */
+    PCCL_SEGMENT_PARTIAL_READY = 8, /* ring: may be sent on once the window allows */
+    PCCL_SEGMENT_FINAL = 16 /* all of it is here, as it will stay */
 };
 
 typedef struct pccl_op_algorithm {
-    /* peers, tiling, wire and backup are there. 0 or PCCL_E_MEMORY; what was taken is for `close`. */
+    /* peers, tiling, slot_bytes and backup are there. Takes slots. 0 or a status; what else was taken is for
+     * `close`. */
     int (*open)(pccl_op *op);
     void (*close)(pccl_op *op);
     void (*stop)(pccl_op *op);
@@ -59,10 +62,23 @@ static inline uint8_t *pccl_op_recv_at(const pccl_op *op, pccl_range range)
     return (uint8_t *)op->request.recv + range.first * op->element_bytes;
 }
 
-static inline uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index)
+static inline int pccl_op_is_final(const pccl_op *op, uint64_t index)
 {
-    return op->wire + index * op->wire_slot_bytes;
+    return op->segments[index].state & PCCL_SEGMENT_FINAL;
 }
+
+/* Of the longest chunk, how many segments can have `slots` each within the bound on scratch: all of them, or
+ * at least one. */
+uint32_t pccl_op_window(const pccl_op *op, uint64_t slots);
+
+/* wire_slots to each chunk if the op is quantized, and so many others. 0 or a status. */
+int pccl_op_take_slots(pccl_op *op, uint32_t wire_slots, uint64_t others);
+
+/* Where a quantized segment is while it travels. */
+uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index);
+
+/* One of the others. */
+uint8_t *pccl_op_slot_at(const pccl_op *op, uint64_t number);
 
 /* Of so many elements as they travel. */
 uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements);
@@ -82,11 +98,11 @@ void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range);
  * costs little while they are in cache. */
 void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range range);
 
-/* Both ways between elements and a segment's slot in `wire`. */
+/* Both ways between elements and the segment's slot. */
 void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements);
 void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range);
 
 /* One more segment is as it will stay. */
-void pccl_op_note_final(pccl_op *op);
+void pccl_op_note_final(pccl_op *op, uint32_t index);
 
 #endif

@@ -2,20 +2,20 @@
  * peers are in the order in which they are served.
  *
  *     share in     the first: folded with the own share as it comes, if that is next, or straight into recv.
- *                  all others: stored in a slot of `waiting`, and folded once the ones before them are. Not as
+ *                  all others: stored in a waiting slot, and folded once the ones before them are. Not as
  *                  they come, for what recv has accumulated could not be told apart from half of a share
  *                  that has to come again (pccl_op_retract).
  *     final in     straight into recv
  *     out          shares go out of send, finals out of recv
  *
- * To each target first the shares of its chunk go out, which others wait for, then the finals of the own
- * chunk in the order in which they became final.
+ * To each target first the shares of its chunk go out that the window has room for, which others wait for,
+ * then the finals of the own chunk in the order in which they became final.
  *
  * recv accumulates, so the own share of an op in place is taken from `backup`.
  *
- * Quantized, shares are encoded into the slots of `wire` that later receive the finals. A share comes as a
- * whole: the one with the first turn into the slot of the own segment in `wire`, all others into `waiting`.
- * When all are folded the result is encoded into that slot of `wire`. */
+ * Quantized, shares are encoded into the slots that later receive the finals. A share comes as a whole, into a
+ * waiting slot; with two ranks into the slot of the own segment. There the result is encoded when all are
+ * folded. */
 #include "op_algorithm.h"
 
 #include "direct_plan.h"
@@ -50,11 +50,16 @@ static uint8_t *direct_share(pccl_op *op, uint32_t segment, uint32_t rank)
     return &op->direct.shares[(size_t)segment * direct_world(op) + rank];
 }
 
-static uint8_t *direct_slot(const pccl_op *op, uint32_t segment, uint32_t rank)
+static uint32_t direct_waiting_slots(const pccl_op *op)
 {
-    size_t slot = (size_t)segment * pccl_direct_slots(direct_world(op)) +
-                  pccl_direct_slot(op->request.rank, rank);
-    return op->direct.waiting + slot * op->direct.waiting_slot_bytes;
+    return pccl_direct_waiting_slots(direct_world(op), pccl_op_is_quantized(op));
+}
+
+static uint8_t *direct_waiting(const pccl_op *op, uint32_t segment, uint32_t rank)
+{
+    uint32_t slot = pccl_direct_waiting_slot(op->request.rank, rank, pccl_op_is_quantized(op));
+    uint64_t in_window = segment % op->direct.window;
+    return pccl_op_slot_at(op, in_window * direct_waiting_slots(op) + slot);
 }
 
 static int direct_open(pccl_op *op)
@@ -62,8 +67,12 @@ static int direct_open(pccl_op *op)
     pccl_op_direct *direct = &op->direct;
     uint32_t own = direct_own_segments(op);
     uint32_t world = direct_world(op);
-    if (own == 0)
-        return 0;
+    uint64_t slots = direct_waiting_slots(op) + (pccl_op_is_quantized(op) ? world : 0);
+    direct->window = pccl_op_window(op, slots);
+    int status =
+        pccl_op_take_slots(op, direct->window, (uint64_t)direct->window * direct_waiting_slots(op));
+    if (status != 0 || own == 0)
+        return status;
     if (own > SIZE_MAX / 2 / world)
         return PCCL_E_INVALID;
     direct->turns = malloc(own * sizeof *direct->turns);
@@ -73,22 +82,11 @@ static int direct_open(pccl_op *op)
         return PCCL_E_MEMORY;
     for (uint32_t i = 0; i < own; i++)
         direct->turns[i] = pccl_direct_first_turn(op->request.rank);
-    uint32_t slots = pccl_direct_slots(world);
-    if (slots == 0)
-        return 0;
-    uint64_t bytes = pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, op->request.rank, 0).count);
-    direct->waiting_slot_bytes =
-        (size_t)(pccl_div_up_u64(bytes, SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES);
-    if ((uint64_t)own * slots > SIZE_MAX / 2 / direct->waiting_slot_bytes)
-        return PCCL_E_INVALID;
-    direct->waiting_bytes = (size_t)own * slots * direct->waiting_slot_bytes;
-    direct->waiting = pccl_pool_take(op->pool, direct->waiting_bytes);
-    return direct->waiting == NULL ? PCCL_E_MEMORY : 0;
+    return 0;
 }
 
 static void direct_close(pccl_op *op)
 {
-    pccl_pool_give(op->pool, op->direct.waiting, op->direct.waiting_bytes);
     free(op->direct.turns);
     free(op->direct.finals);
     free(op->direct.shares);
@@ -108,11 +106,20 @@ static uint32_t direct_sends(const pccl_op *op, uint32_t chunk)
     return chunk == op->request.rank ? direct_world(op) - 1 : 1;
 }
 
-static int direct_has_sendable(const pccl_op_peer *target)
+static int direct_has_share(const pccl_op_peer *target)
 {
     const pccl_op *op = target->op;
-    return target->shares_taken < pccl_tiling_chunk_segments(&op->tiling, target->rank) ||
-           target->finals_taken < op->direct.finals_count;
+    uint32_t next = target->shares_taken;
+    uint32_t window = op->direct.window;
+    if (next == pccl_tiling_chunk_segments(&op->tiling, target->rank))
+        return 0;
+    return next < window ||
+           pccl_op_is_final(op, pccl_tiling_index(&op->tiling, target->rank, next - window));
+}
+
+static int direct_has_sendable(const pccl_op_peer *target)
+{
+    return direct_has_share(target) || target->finals_taken < target->op->direct.finals_count;
 }
 
 static uint32_t direct_first_chunk(const pccl_op_peer *target) { return target->rank; }
@@ -126,7 +133,7 @@ static void direct_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32
 static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
 {
     pccl_op *op = target->op;
-    int is_share = target->shares_taken < pccl_tiling_chunk_segments(&op->tiling, target->rank);
+    int is_share = direct_has_share(target);
     if (is_share) {
         frame->chunk = target->rank;
         frame->segment = target->shares_taken++;
@@ -157,12 +164,13 @@ static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t 
     uint32_t first = pccl_direct_first_turn(op->request.rank);
     inbound->is_waiting = inbound->from != first;
     if (inbound->is_waiting) {
-        inbound->store = direct_slot(op, segment, inbound->from);
+        inbound->store = direct_waiting(op, segment, inbound->from);
         return;
     }
     PCCL_ASSERT(op->direct.turns[segment] == inbound->from);
     if (pccl_op_is_quantized(op)) {
-        inbound->store = pccl_op_wire_at(op, inbound->index);
+        int has_slot = direct_waiting_slots(op) > 0;
+        inbound->store = has_slot ? direct_waiting(op, segment, first) : pccl_op_wire_at(op, inbound->index);
         return;
     }
     /* Nothing to be folded with yet? */
@@ -180,8 +188,11 @@ static const char *direct_accept(pccl_op_peer *source, const pccl_frame *frame, 
         return "a hop that does not end here";
     if (frame->chunk == op->request.rank) {
         uint8_t *share = direct_share(op, frame->segment, source->rank);
+        uint32_t window = op->direct.window;
         if (*share & SHARE_IN)
             return "the same segment twice";
+        if (frame->segment >= window && op->direct.turns[frame->segment - window] != direct_world(op))
+            return "a segment beyond the window";
         *share |= SHARE_IN;
         direct_accept_share(op, inbound, frame->segment);
         return NULL;
@@ -273,7 +284,7 @@ static void direct_finish(pccl_op *op, uint32_t index, pccl_range range, uint32_
         pccl_op_decode(op, index, range);
     }
     op->direct.finals[op->direct.finals_count++] = segment;
-    pccl_op_note_final(op);
+    pccl_op_note_final(op, index);
 }
 
 static void direct_retract(pccl_op *op, const pccl_op_inbound *inbound)
@@ -291,8 +302,8 @@ static int direct_arrived(pccl_op *op, const pccl_op_inbound *inbound)
             pccl_op_save(op, inbound->index, inbound->range);
             pccl_op_decode(op, inbound->index, inbound->range);
         }
-        pccl_op_note_final(op);
-        return 0;
+        pccl_op_note_final(op, inbound->index);
+        return 1; /* perhaps a share */
     }
     uint32_t segment = direct_segment(op, inbound->index);
     uint32_t turn = op->direct.turns[segment];
@@ -304,7 +315,7 @@ static int direct_arrived(pccl_op *op, const pccl_op_inbound *inbound)
         turn = pccl_direct_next_turn(direct_owner(op), turn);
     }
     while (turn < direct_world(op) && *direct_share(op, segment, turn) & SHARE_WAITING) {
-        direct_fold_whole(op, inbound->index, inbound->range, turn, direct_slot(op, segment, turn));
+        direct_fold_whole(op, inbound->index, inbound->range, turn, direct_waiting(op, segment, turn));
         turn = pccl_direct_next_turn(direct_owner(op), turn);
     }
     op->direct.turns[segment] = turn;

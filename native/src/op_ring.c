@@ -7,7 +7,8 @@
  * checksummed while it was in cache.
  *
  * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the rank's own
- * chunk are sendable from the start; another one is when it has arrived and has a further hop to make.
+ * chunk are ready from the start; another one is when it has arrived and has a further hop to make. A partial
+ * that is ready is sendable once the window (ring_plan.h) has room for it.
  *
  * Quantized, payload is received into the segment's slot and sent from it; a partial is decoded and reduced
  * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
@@ -35,14 +36,38 @@ static void ring_push(pccl_op *op, uint32_t index)
     ring->sendable_last = index;
 }
 
+/* A partial is ready, or the window may have opened for it: each happens once, and the later one pushes. */
+static int ring_push_partial(pccl_op *op, uint32_t chunk, uint32_t segment)
+{
+    uint32_t window = op->ring.window;
+    uint64_t index = pccl_tiling_index(&op->tiling, chunk, segment);
+    if ((op->segments[index].state & PCCL_SEGMENT_PARTIAL_READY) == 0)
+        return 0;
+    if (segment >= window && !pccl_op_is_final(op, index - window))
+        return 0;
+    ring_push(op, (uint32_t)index);
+    return 1;
+}
+
 static int ring_open(pccl_op *op)
 {
     uint32_t rank = op->request.rank;
-    op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT;
+    uint32_t world = op->request.shape.world_size;
+    uint32_t slots = pccl_op_is_quantized(op) ? world : 0;
     uint64_t own = pccl_tiling_chunk_segments(&op->tiling, rank);
-    for (uint64_t i = 0; i < own; i++)
-        ring_push(op, (uint32_t)pccl_tiling_index(&op->tiling, rank, i));
-    return 0;
+    uint32_t all = (uint32_t)pccl_tiling_chunk_segments(&op->tiling, 0);
+    uint32_t wire_slots = all;
+    op->ring.window = pccl_op_window(op, slots);
+    if (op->ring.window < all) {
+        op->ring.window = pccl_op_window(op, (uint64_t)slots * PCCL_RING_WINDOWS);
+        wire_slots = op->ring.window * PCCL_RING_WINDOWS;
+    }
+    op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT;
+    for (uint32_t i = 0; i < own; i++) {
+        op->segments[pccl_tiling_index(&op->tiling, rank, i)].state |= PCCL_SEGMENT_PARTIAL_READY;
+        ring_push_partial(op, rank, i);
+    }
+    return pccl_op_take_slots(op, wire_slots, 0);
 }
 
 static void ring_close(pccl_op *op) { (void)op; }
@@ -112,6 +137,9 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
         return "the same segment twice";
     if (inbound->is_final && (*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
         return "a result before its parts";
+    if (pccl_op_is_quantized(op) && frame->segment >= op->wire_slots &&
+        !pccl_op_is_final(op, inbound->index - op->wire_slots))
+        return "a segment beyond the window";
     *state |= bit;
     PCCL_ASSERT(!inbound->is_final || op->backup == NULL ||
                 op->segments[inbound->index].saved == inbound->range.count);
@@ -128,14 +156,6 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
 /* Only the owner of a chunk has nothing partial to send of it. */
 static int ring_is_owner(const pccl_ring_hops *hops) { return hops->send_partial == PCCL_NO_HOP; }
 
-static pccl_ring_hops ring_hops_of_segment(const pccl_op *op, uint32_t index)
-{
-    uint32_t chunk;
-    uint32_t segment;
-    pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
-    return ring_hops(op, chunk);
-}
-
 static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
                         const uint8_t *payload, size_t elements)
 {
@@ -143,7 +163,10 @@ static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t firs
     uint8_t *destination = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
     pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
     if (shape->reduce_op == PCCL_AVG) {
-        pccl_ring_hops hops = ring_hops_of_segment(op, inbound->index);
+        uint32_t chunk;
+        uint32_t segment;
+        pccl_tiling_locate(&op->tiling, inbound->index, &chunk, &segment);
+        pccl_ring_hops hops = ring_hops(op, chunk);
         if (ring_is_owner(&hops))
             pccl_kernel_average(shape->dtype, destination, elements, shape->world_size);
     }
@@ -175,16 +198,25 @@ static void ring_decode(pccl_op *op, const pccl_op_inbound *inbound, int is_owne
 
 static int ring_arrived(pccl_op *op, const pccl_op_inbound *inbound)
 {
-    pccl_ring_hops hops = ring_hops_of_segment(op, inbound->index);
+    uint32_t chunk;
+    uint32_t segment;
+    pccl_tiling_locate(&op->tiling, inbound->index, &chunk, &segment);
+    pccl_ring_hops hops = ring_hops(op, chunk);
     int is_owner = ring_is_owner(&hops);
     if (pccl_op_is_quantized(op))
         ring_decode(op, inbound, is_owner);
-    if (inbound->is_final || is_owner)
-        pccl_op_note_final(op);
-    if ((inbound->is_final || is_owner ? hops.send_final : hops.send_partial) == PCCL_NO_HOP)
-        return 0;
-    ring_push(op, inbound->index);
-    return 1;
+    if (!inbound->is_final && !is_owner) {
+        op->segments[inbound->index].state |= PCCL_SEGMENT_PARTIAL_READY;
+        return ring_push_partial(op, chunk, segment);
+    }
+    int has_more = hops.send_final != PCCL_NO_HOP;
+    if (has_more)
+        ring_push(op, inbound->index);
+    pccl_op_note_final(op, inbound->index);
+    uint64_t opened = (uint64_t)segment + op->ring.window;
+    if (opened < pccl_tiling_chunk_segments(&op->tiling, chunk))
+        has_more |= ring_push_partial(op, chunk, (uint32_t)opened);
+    return has_more;
 }
 
 const pccl_op_algorithm pccl_op_ring_algorithm = {

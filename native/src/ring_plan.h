@@ -14,13 +14,23 @@
  *     between                  d - 1              d            W + d - 1      W + d (but the last)
  *     owner   r = c - 1         W-2               -                -          W-1
  *
- * with d = (r - c) mod W. */
+ * with d = (r - c) mod W.
+ *
+ * Where segments of a chunk take turns in fewer slots, a window of n bounds how many are under way: a rank sends
+ * partial s of a chunk only once final s - n is in, all of it; the first n go at once. Finals go round in the same
+ * order of ranks, and the last to receive them, rank c - 2, is also the last to send partials. So a partial s that
+ * reaches the owner says that every rank has final s - n. A final s - n that comes back to the origin therefore says
+ * that every rank has final s - 2n, and has sent it on to one that has it. What the origin then sends, partial s,
+ * finds the slot of segment s - 2n free wherever it comes: PCCL_RING_WINDOWS windows of slots are needed. No
+ * rank waits for ever: what segment s waits for depends on lower ones only. */
 #ifndef PCCL_RING_PLAN_H
 #define PCCL_RING_PLAN_H
 
 #include "base.h"
 
 #define PCCL_NO_HOP UINT32_MAX
+
+enum { PCCL_RING_WINDOWS = 2 };
 
 /* What a rank does with a chunk's segments: hops, or PCCL_NO_HOP. */
 typedef struct {

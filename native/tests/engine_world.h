@@ -70,16 +70,25 @@ static inline void pair_tcp(int fds[2])
 
 /* Of the engines made from here on; UINT32_MAX: the default. */
 static uint32_t tested_eager_bytes_max = UINT32_MAX;
+static uint32_t tested_op_scratch_bytes_max = UINT32_MAX; /* 0: one segment of a chunk at a time */
+
+static inline pccl_engine_options tested_options(void)
+{
+    pccl_engine_options options;
+    pccl_engine_options_default(&options);
+    if (tested_eager_bytes_max != UINT32_MAX)
+        options.eager_bytes_max = tested_eager_bytes_max;
+    if (tested_op_scratch_bytes_max != UINT32_MAX)
+        options.op_scratch_bytes_max = tested_op_scratch_bytes_max;
+    return options;
+}
 
 static inline void node_open(node *n, int force_poll)
 {
-    pccl_engine_options options;
+    pccl_engine_options options = tested_options();
     char error[128];
     memset(n, 0, sizeof *n);
-    pccl_engine_options_default(&options);
     options.force_poll = (uint32_t)force_poll;
-    if (tested_eager_bytes_max != UINT32_MAX)
-        options.eager_bytes_max = tested_eager_bytes_max;
     n->engine = pccl_engine_create(&options, error, sizeof error);
     if (n->engine == NULL)
         stop_test(error);

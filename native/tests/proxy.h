@@ -33,6 +33,13 @@ typedef struct {
     pump pumps[PUMPS_MAX]; /* by twos: the directions of a connection */
 } proxied;
 
+static inline void set_fault(pump *p, enum fault fault, uint64_t at_byte, unsigned bit)
+{
+    p->fault = fault;
+    p->at_byte = at_byte;
+    p->bit = bit;
+}
+
 static void pump_reset(int fd)
 {
     struct linger linger = {.l_onoff = 1, .l_linger = 0};
@@ -103,10 +110,9 @@ static inline void proxied_connect(proxied *p, uint32_t a, uint32_t b, int is_tc
 
 static inline void proxied_node_open(node *n, uint32_t stall_ms)
 {
-    pccl_engine_options options;
+    pccl_engine_options options = tested_options();
     char error[128];
     memset(n, 0, sizeof *n);
-    pccl_engine_options_default(&options);
     options.stall_ms = stall_ms;
     n->engine = pccl_engine_create(&options, error, sizeof error);
     if (n->engine == NULL)

@@ -28,23 +28,32 @@ static void turns_go_through_the_ranks(void)
         }
 }
 
-/* Every share but that of the first turn has a slot of its own. */
+static void slots_are_disjoint_in(uint32_t world, uint32_t owner, int is_quantized)
+{
+    int used[WORLD_TESTED_MAX] = {0};
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < world; rank++) {
+        if (rank == owner || (rank == pccl_direct_first_turn(owner) && !is_quantized))
+            continue;
+        uint32_t slot = pccl_direct_waiting_slot(owner, rank, is_quantized);
+        REQUIRE(slot < pccl_direct_waiting_slots(world, is_quantized));
+        CHECK(used[slot]++ == 0);
+        count++;
+    }
+    CHECK(count == pccl_direct_waiting_slots(world, is_quantized));
+}
+
+/* Every share has a waiting slot of its own, but that of the first turn only if it is quantized. With two ranks there
+ * is no other, and none waits. */
 static void slots_are_disjoint(void)
 {
     for (uint32_t world = 2; world <= WORLD_TESTED_MAX; world++)
         for (uint32_t owner = 0; owner < world; owner++) {
-            int used[WORLD_TESTED_MAX] = {0};
-            uint32_t count = 0;
-            for (uint32_t rank = 0; rank < world; rank++) {
-                if (rank == owner || rank == pccl_direct_first_turn(owner))
-                    continue;
-                uint32_t slot = pccl_direct_slot(owner, rank);
-                REQUIRE(slot < pccl_direct_slots(world));
-                CHECK(used[slot]++ == 0);
-                count++;
-            }
-            CHECK(count == pccl_direct_slots(world));
+            slots_are_disjoint_in(world, owner, 0);
+            if (world > 2)
+                slots_are_disjoint_in(world, owner, 1);
         }
+    CHECK(pccl_direct_waiting_slots(2, 0) == 0 && pccl_direct_waiting_slots(2, 1) == 0);
 }
 
 /* Each rank serves every other once, and no two the same one at the same time. */

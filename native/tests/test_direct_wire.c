@@ -822,9 +822,89 @@ static void nonsense_does_no_harm(void)
     node_close(&w.n);
 }
 
+/* With a window of one segment, a share goes out when the final before it is in, whatever else is in by then. */
+static void the_window_opens_with_finals(void)
+{
+    wire w;
+    pccl_frame frame;
+    float payload[CHUNK];
+    tested_op_scratch_bytes_max = 0;
+    wire_open(&w, SEGMENT_BYTES);
+    write_ready(&w, 2);
+    read_frame(w.peers[2], &frame, payload, sizeof payload);
+    CHECK(frame.chunk == 2 && frame.segment == 0 && frame.hop == RANK);
+    for (uint32_t i = 0; i < 2; i++) {
+        write_segment(&w, 2, 1, i, 2, SEGMENT_BYTES);
+        write_segment(&w, 0, 1, i, 0, SEGMENT_BYTES);
+        read_frame(w.peers[2], &frame, payload, sizeof payload);
+        CHECK(frame.chunk == 1 && frame.segment == i && frame.hop == WORLD);
+        CHECK(payload[4] == input(14 + 5 * (int)i) + 2);
+    }
+    write_segment(&w, 2, 2, 0, WORLD, SEGMENT_BYTES);
+    read_frame(w.peers[2], &frame, payload, sizeof payload);
+    CHECK(frame.chunk == 2 && frame.segment == 1 && frame.hop == RANK && payload[0] == input(25));
+    end_op(&w);
+    wire_close(&w);
+    tested_op_scratch_bytes_max = UINT32_MAX;
+}
+
+static void shares_beyond_the_window_lose_the_link(void)
+{
+    wire w;
+    tested_op_scratch_bytes_max = 0;
+    for (uint32_t rank = 0; rank < WORLD; rank += 2) {
+        wire_open(&w, SEGMENT_BYTES);
+        write_segment(&w, rank, 1, 0, rank, SEGMENT_BYTES);
+        write_segment(&w, rank, 1, 1, rank, SEGMENT_BYTES);
+        expect_lost(&w, rank, "a segment beyond the window");
+        end_op(&w);
+        wire_close(&w);
+    }
+    tested_op_scratch_bytes_max = UINT32_MAX;
+}
+
+/* Around a ring only what is quantized needs slots. */
+static void the_ring_has_a_window_too(void)
+{
+    enum { ELEMENTS = 3, BYTES = ELEMENTS * 2 };
+    static const uint16_t codes[ELEMENTS] = {0x3f80, 0x3f80, 0x3f80}; /* 1 */
+    wire w;
+    pccl_frame frame;
+    uint16_t payload[CHUNK];
+    tested_op_scratch_bytes_max = 0;
+    wire_open_bare(&w, ELEMENTS * 4);
+    w.request.shape.algorithm = PCCL_RING;
+    w.request.shape.quantization = PCCL_QUANT_CAST;
+    w.request.shape.quantized_dtype = PCCL_BFLOAT16;
+    w.request.rank_links = NULL;
+    w.request.link_prev = w.links[0];
+    w.request.link_next = w.links[2];
+    wire_submit(&w);
+    read_frame(w.peers[0], &frame, NULL, 0);
+    write_ready(&w, 2);
+    read_frame(w.peers[2], &frame, payload, sizeof payload);
+    CHECK(frame.chunk == 1 && frame.segment == 0 && frame.hop == 0);
+    for (uint32_t i = 0; i < 2; i++)
+        write_frame(w.peers[0], segment(&w.request, 0, i, 0, BYTES), codes, BYTES);
+    read_frame(w.peers[2], &frame, payload, sizeof payload);
+    CHECK(frame.chunk == 0 && frame.segment == 0 && frame.hop == 1);
+    write_frame(w.peers[0], segment(&w.request, 0, 0, 3, BYTES), codes, BYTES); /* it goes no further */
+    read_frame(w.peers[2], &frame, payload, sizeof payload);
+    CHECK(frame.chunk == 0 && frame.segment == 1 && frame.hop == 1);
+    write_frame(w.peers[0], segment(&w.request, 0, 2, 0, BYTES), codes, BYTES);
+    write_frame(w.peers[0], segment(&w.request, 0, 3, 0, 2), codes, 2);
+    expect_lost(&w, 0, "a segment beyond the window");
+    end_op(&w);
+    wire_close(&w);
+    tested_op_scratch_bytes_max = UINT32_MAX;
+}
+
 int main(void)
 {
     RUN(correct_peers_are_served);
+    RUN(the_window_opens_with_finals);
+    RUN(shares_beyond_the_window_lose_the_link);
+    RUN(the_ring_has_a_window_too);
     RUN(done_waits_for_every_announcement);
     RUN(broken_segments_lose_the_link);
     RUN(repetitions_lose_the_link);

@@ -6,13 +6,6 @@
 
 enum { STALL_MS = 60000 };
 
-static void set_fault(pump *p, enum fault fault, uint64_t at_byte)
-{
-    p->fault = fault;
-    p->at_byte = at_byte;
-    p->bit = random_below(8);
-}
-
 static int is_about_damage(const char *detail)
 {
     return strstr(detail, "checksum") != NULL || strstr(detail, "not a pccl frame") != NULL ||
@@ -61,7 +54,7 @@ static void a_flipped_bit_never_reaches_a_result(void)
         /* Around a ring of three payload goes 0 -> 1 -> 2 -> 0: the pumps of these. */
         static const unsigned busy[2][3] = {{0, 1, 0}, {0, 4, 3}};
         pump *faulty = &p.pumps[busy[size - 2][random_below(size)]];
-        set_fault(faulty, FAULT_FLIP, random_below((uint32_t)(2 * (size - 1) * (t.bytes / size))));
+        set_fault(faulty, FAULT_FLIP, random_below((uint32_t)(2 * (size - 1) * (t.bytes / size))), random_below(8));
         proxied_start(&p);
         for (uint32_t rank = 0; rank < size; rank++)
             trial_submit(&t, &p.w, rank);
@@ -99,7 +92,7 @@ static void ops_survive_lost_connections(void)
         for (unsigned i = 0; i < p.pumps_count; i += 2)
             if (i / 2 % connections != 0)
                 set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)],
-                          random_below(count * 4 / connections + 2000));
+                          random_below(count * 4 / connections + 2000), random_below(8));
         for (int i = 0; i < OPS; i++) {
             pccl_op_shape shape =
                 plain_shape(count, i ? PCCL_FLOAT32 : PCCL_BFLOAT16, run % 2 ? PCCL_SUM : PCCL_AVG, 8192, size);
@@ -141,7 +134,7 @@ static void quantized_ops_survive_lost_connections(void)
         shape.quantization_block = 64;
         proxied_open(&p, size, 2, run % 2, STALL_MS);
         for (unsigned i = 0; i < p.pumps_count; i += 4)
-            set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below(count));
+            set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below(count), random_below(8));
         trial_open(&first, &shape, (int)random_below(2));
         trial_open(&second, &shape, (int)random_below(2));
         second.number = first.number; /* which stochastic rounding depends on */
@@ -175,7 +168,7 @@ static void connections_can_be_replaced(void)
     for (unsigned i = 1; i <= LOSSES; i++) {
         if (i > 1)
             proxied_connect(&p, 0, 1, (int)i % 2);
-        set_fault(&p.pumps[2 * i + i % 2], deadly[i % 3], random_below(FAULT_BYTES_MAX));
+        set_fault(&p.pumps[2 * i + i % 2], deadly[i % 3], random_below(FAULT_BYTES_MAX), random_below(8));
         proxied_start(&p);
         while (!has_event(&p.w.nodes[0], PCCL_EVENT_CONNECTION_LOST, link_number(0, 1)))
             trial_run(&p.w, &shape, 1);
@@ -193,7 +186,7 @@ static void the_last_connection_takes_the_link(void)
         trial_open(&t, &shape, run % 2);
         proxied_open(&p, 2, 3, run / 2 % 2, STALL_MS);
         for (unsigned i = 0; i < 3; i++)
-            set_fault(&p.pumps[2 * i + random_below(2)], deadly[random_below(3)], random_below(100000));
+            set_fault(&p.pumps[2 * i + random_below(2)], deadly[random_below(3)], random_below(100000), random_below(8));
         proxied_start(&p);
         trial_submit(&t, &p.w, 0);
         trial_submit(&t, &p.w, 1);
@@ -217,7 +210,7 @@ static void a_connection_that_stands_still_is_given_up(void)
         pccl_op_shape shape = plain_shape(1 << 20, PCCL_FLOAT32, PCCL_SUM, 65536, 2);
         trial_open(&t, &shape, run % 2);
         proxied_open(&p, 2, 2 + (unsigned)run, run % 2, 300);
-        set_fault(&p.pumps[(unsigned)run % 2], FAULT_HOLD, 50000 + random_below(300000));
+        set_fault(&p.pumps[(unsigned)run % 2], FAULT_HOLD, 50000 + random_below(300000), random_below(8));
         proxied_start(&p);
         trial_run_all(&t, &p.w);
         trial_check_results(&t);
@@ -252,7 +245,7 @@ static void a_link_that_stands_still_is_lost(void)
         set_link_timeout(&p.w, 300);
         for (unsigned i = 0; i < 2 * connections; i++)
             if (is_held[i % 2])
-                set_fault(&p.pumps[i], FAULT_HOLD, run < 3 ? 0 : random_below(300000));
+                set_fault(&p.pumps[i], FAULT_HOLD, run < 3 ? 0 : random_below(300000), random_below(8));
         proxied_start(&p);
         trial_submit(&t, &p.w, 0);
         trial_submit(&t, &p.w, 1);
