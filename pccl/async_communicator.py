@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import trio
 
-from pccl import security
+from pccl import security, timeouts
 from pccl.errors import PCCLError
 from pccl.protocol.messages import Kind
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
-from pccl.runtime import addresses
+from pccl.runtime import addresses, portal
 from pccl.runtime.engine import OpSpec
 from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
 from pccl.runtime.state_blocks import fingerprint
@@ -107,7 +107,7 @@ class AsyncCommunicator:
             f"segment_bytes {segment_bytes!r}: not in [0, 2**32)",
         )
         self.address = address
-        self.timeout = timeout
+        self.timeout = timeouts.checked_s(timeout, "Communicator")
         self._options = SessionOptions(
             group=peer_group,
             connections=p2p_connection_pool_size or CONNECTIONS_DEFAULT,
@@ -125,6 +125,7 @@ class AsyncCommunicator:
             # Where the master is out of strangers' reach, nobody tells them the run's name, without which peers refuse.
             security.warn_if_exposed(listen_host, self._options.token, stacklevel=3)
         self._session: PeerSession | None = None
+        self._is_connecting = False
         self._is_closed = False
 
     # Life.
@@ -132,10 +133,17 @@ class AsyncCommunicator:
     async def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> None:
         if self._is_closed:
             raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
+        if self._is_connecting:
+            raise PCCLError(Result.INVALID_USAGE, "connect", "another call of this communicator is connecting it")
         if self._session is not None and self._session.failure is None:
             raise PCCLError(Result.INVALID_USAGE, "connect", "already connected")
-        with converting("connect"):
-            await self._bounded("connect", timeout, lambda: self._connect(n_attempts))
+        portal.on_fork(self)
+        self._is_connecting = True
+        try:
+            with converting("connect"):
+                await self._bounded("connect", timeout, lambda: self._connect(n_attempts))
+        finally:
+            self._is_connecting = False
 
     async def _connect(self, n_attempts: int) -> None:
         for attempt in range(1, max(1, n_attempts) + 1):
@@ -148,6 +156,8 @@ class AsyncCommunicator:
                         raise SessionError(error.result, f"{error.message} ({attempt} attempts)") from None
                     raise
                 await trio.sleep(ATTEMPT_INTERVAL_S)
+                if self._is_closed:
+                    raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
         self._session = session
         trio.lowlevel.spawn_system_task(session.run)
         try:
@@ -229,19 +239,24 @@ class AsyncCommunicator:
             raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
         session = self.session(name)
         tensors = [tensor.state_tensor() for tensor in shared_state.tensors]
-        transfer = Transfer(tensors, await trio.to_thread.run_sync(fingerprint, tensors))
+        transfer: Transfer | None = None
+
+        async def take_part() -> tuple[int, Transfer]:
+            nonlocal transfer
+            own = await trio.to_thread.run_sync(fingerprint, tensors, abandon_on_cancel=True)
+            transfer = Transfer(tensors, own)
+            return await session.sync(strategy.value, shared_state.revision, transfer), transfer
+
         try:
             with converting(name):
-                revision = await self._bounded(
-                    name, timeout, lambda: session.sync(strategy.value, shared_state.revision, transfer)
-                )
+                revision, done = await self._bounded(name, timeout, take_part)
         except PCCLError as error:
-            if not transfer.overwritten:
+            if transfer is None or not transfer.overwritten:
                 raise
             spoiled = f"overwritten here, at least in part: {', '.join(sorted(transfer.overwritten))}"
             raise PCCLError(error.result, name, f"{error.message}; {spoiled}") from None
         shared_state.revision = revision
-        return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes, revision)
+        return SharedStateSyncInfo(done.tx_bytes, done.rx_bytes, revision)
 
     # Collectives.
 
@@ -267,9 +282,11 @@ class AsyncCommunicator:
             algorithm=algorithm,
             func_name="all_reduce",
         )
-        pending = self.launch(spec, "all_reduce")
-        timeout_s = self.timeout_s(timeout)
+        timeout_s = self.timeout_s(timeout, "all_reduce")
         session = self.session("all_reduce")
+        pending = session.new_op(spec)
+        with converting("all_reduce"):
+            session.launch(pending)
         try:
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
                 await pending.async_wait()
@@ -309,14 +326,14 @@ class AsyncCommunicator:
             algorithm=algorithm,
             func_name="all_reduce_async",
         )
-        return AsyncReduceHandle(self.launch(spec, "all_reduce_async"), PendingOp.wait)
+        return self.launch(spec, "all_reduce_async")
 
     async def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
     ) -> ReduceInfo:
         name = "all_reduce_multiple_with_retry"
         retry = Retry(descriptors, max_in_flight, name)
-        limit_s = self.timeout_s(timeout)
+        limit_s = self.timeout_s(timeout, name)
         end_s = deadline(limit_s)
         session = self.session(name)
         try:
@@ -335,13 +352,20 @@ class AsyncCommunicator:
 
     # What the blocking face shares.
 
-    def launch(self, spec: OpSpec, func_name: str) -> PendingOp:
-        """From any thread."""
-        with converting(func_name):
-            session = self.session(func_name)
-            op = session.new_op(spec)
-            session.launch(op)
-            return op
+    def launch(self, spec: OpSpec, func_name: str) -> AsyncReduceHandle:
+        """From any thread. A signal handler that raises meanwhile leaves nothing in flight."""
+        session = self.session(func_name)
+        op = session.new_op(spec)
+        try:
+            handle = AsyncReduceHandle(op)
+            with converting(func_name):
+                session.launch(op)
+            return handle
+        except PCCLError:
+            raise
+        except BaseException:
+            session.cancel(op, Result.TIMEOUT, gave_up(session, None))
+            raise
 
     def session(self, func_name: str) -> PeerSession:
         """The session; PCCLError NOT_INITIALIZED before connect()."""
@@ -352,8 +376,8 @@ class AsyncCommunicator:
             raise PCCLError(Result.NOT_INITIALIZED, func_name, "call connect() first")
         return session
 
-    def timeout_s(self, timeout: Timeout) -> float | None:
-        return self.timeout if isinstance(timeout, Default) else timeout
+    def timeout_s(self, timeout: Timeout, func_name: str) -> float | None:
+        return self.timeout if isinstance(timeout, Default) else timeouts.checked_s(timeout, func_name)
 
     def begin_close(self) -> bool:
         """Refuses all further calls, from any thread. Whether `close` has anything left to do."""
@@ -361,11 +385,12 @@ class AsyncCommunicator:
         return self._session is not None and not self._session.is_forgotten
 
     def forget_after_fork(self) -> None:
+        self._is_connecting = False
         if self._session is not None:
             self._session.forget_after_fork()
 
     async def _bounded(self, func_name: str, timeout: Timeout, call: Callable[[], Awaitable[T]]) -> T:
-        limit_s = self.timeout_s(timeout)
+        limit_s = self.timeout_s(timeout, func_name)
         if limit_s is None:
             return await call()
         with trio.move_on_after(limit_s):

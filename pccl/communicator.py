@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from pccl import timeouts
 from pccl.async_communicator import (
     CANCEL_GRACE_S,
     DEFAULT,
@@ -48,13 +49,13 @@ class Communicator:
     Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups.
     `p2p_connection_pool_size` is the number of TCP connections to each neighbour, 0 for a default.
 
-    Keyword arguments: `timeout` in seconds bounds every blocking call of this communicator (None: wait), each call can
-    override it. `listen` ("host:port") is where the one peer-to-peer port is opened (default: all interfaces, any free
-    port), `advertise` ("host[:port]") what other peers are told to dial, for hosts behind NAT. `name` appears in
-    logs. `token` is the run's shared secret, which the master and all peers must know or all be without (default:
-    PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary `ssl.SSLContext`, makes the connection to the
-    master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has that, and
-    shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
+    Keyword arguments: `timeout` in seconds bounds every blocking call of this communicator but `close` (None: wait),
+    each call can override it; 0 or less has passed already. `listen` ("host:port") is where the one peer-to-peer port
+    is opened (default: all interfaces, any free port), `advertise` ("host[:port]") what other peers are told to dial,
+    for hosts behind NAT. `name` appears in logs. `token` is the run's shared secret, which the master and all peers
+    must know or all be without (default: PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary
+    `ssl.SSLContext`, makes the connection to the master use TLS (default: one that trusts the certificates in the file
+    PCCL_TLS_CA, if the environment has that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
 
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
@@ -88,8 +89,6 @@ class Communicator:
             ssl_context=ssl_context,
             segment_bytes=segment_bytes,
         )
-        portal.on_fork(self._inner)
-        portal.on_exit(self._inner)
         self._finalizer = weakref.finalize(self, _close_forgotten, self._inner)
         self._finalizer.atexit = False
 
@@ -102,13 +101,23 @@ class Communicator:
         MASTER_CONNECTION_FAILED: no master there, or it refused; RANK_CONNECTION_FAILED: no link to a neighbour could
         be made; INVALID_USAGE: connected already.
         """
+        portal.on_exit(self._inner)
         portal.current().call(lambda: self._inner.connect(n_attempts, timeout=timeout))
 
-    def close(self) -> None:
-        """Leaves the run. Ops in flight fail here; the others settle them as after a loss. May be called again."""
+    def close(self, *, timeout: float | None = None) -> None:
+        """Leaves the run. Ops in flight fail here; the others settle them as after a loss. May be called again, from
+        any thread, also while others wait in calls, which then fail; and from a signal handler.
+
+        Takes a few seconds at most, whoever does not answer. TIMEOUT if `timeout` passes before; it then goes on
+        leaving by itself. The communicator's own timeout does not count here.
+        """
+        limit_s = timeouts.checked_s(timeout, "close")
         self._finalizer.detach()
         if self._inner.begin_close():
-            portal.current().call(self._inner.close)
+            try:
+                portal.current().call(self._inner.close, timeout_s=limit_s)
+            except TimeoutError:
+                raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on") from None
 
     def __enter__(self) -> Communicator:
         if not self._inner.is_connected:
@@ -211,7 +220,7 @@ class Communicator:
             algorithm=algorithm,
             func_name="all_reduce",
         )
-        timeout_s = self._inner.timeout_s(timeout)
+        timeout_s = self._inner.timeout_s(timeout, "all_reduce")
         session = self._inner.session("all_reduce")
         pending = session.new_op(spec)
         try:
@@ -241,7 +250,11 @@ class Communicator:
         quantization_options: QuantizationOptions | None = None,
         algorithm: ReduceAlgorithm | None = None,
     ) -> AsyncReduceHandle:
-        """Launches an all_reduce and returns at once. Leave the arrays alone until the handle's `wait` returns."""
+        """Launches an all_reduce and returns at once. Leave the arrays alone until the handle's `wait` returns.
+
+        They are kept until then, also if you let go of them; an op whose handle is dropped goes on. With the
+        communicator closed or garbage-collected its ops in flight end with NOT_INITIALIZED.
+        """
         spec = op_spec(
             send,
             recv,
@@ -252,7 +265,7 @@ class Communicator:
             algorithm=algorithm,
             func_name="all_reduce_async",
         )
-        return AsyncReduceHandle(self._inner.launch(spec, "all_reduce_async"), PendingOp.wait)
+        return self._inner.launch(spec, "all_reduce_async")
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
@@ -265,7 +278,7 @@ class Communicator:
         """
         name = "all_reduce_multiple_with_retry"
         retry = Retry(descriptors, max_in_flight, name)
-        limit_s = self._inner.timeout_s(timeout)
+        limit_s = self._inner.timeout_s(timeout, name)
         end_s = deadline(limit_s)
         session = self._inner.session(name)
         try:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import trio
 
-from pccl import security
+from pccl import security, timeouts
 from pccl.errors import PCCLError
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
@@ -90,7 +90,8 @@ class MasterNode:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until it has stopped; False if `timeout` seconds passed first."""
-        return self._service is None or self._service.stopped.wait(timeout)
+        limit_s = timeouts.checked_s(timeout, "MasterNode.wait")
+        return self._service is None or self._service.stopped.wait(limit_s)
 
     def __enter__(self) -> MasterNode:
         self.run()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from pccl import timeouts
 from pccl.errors import PCCLError
 from pccl.operands import resolve
 from pccl.runtime.engine import Buffers, OpSpec
@@ -118,9 +118,8 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
 class AsyncReduceHandle:
     """An op in flight. Its buffers belong to pccl until it has ended. Thread-safe."""
 
-    def __init__(self, op: PendingOp, wait: Callable[[PendingOp, float | None], bool]) -> None:
+    def __init__(self, op: PendingOp) -> None:
         self._op = op
-        self._wait = wait
 
     @property
     def tag(self) -> int:
@@ -135,9 +134,10 @@ class AsyncReduceHandle:
 
         `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on.
         """
-        if not self._wait(self._op, timeout):
+        limit_s = timeouts.checked_s(timeout, "AsyncReduceHandle.wait")
+        if not self._op.wait(limit_s):
             raise PCCLError(
-                Result.TIMEOUT, "AsyncReduceHandle.wait", f"the op with tag {self.tag} has not ended in {timeout:g} s"
+                Result.TIMEOUT, "AsyncReduceHandle.wait", f"the op with tag {self.tag} has not ended in {limit_s:g} s"
             )
         try:
             info = info_of(self._op, "AsyncReduceHandle.wait")

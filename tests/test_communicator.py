@@ -10,11 +10,9 @@ import itertools
 import pickle
 import random
 import socket
-import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,8 +32,8 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.latch import wait_any
 from tests.crew import WAIT_S, Background, Crew, outcomes, results, run_of, together, until, waits_at_master
+from tests.interrupts import interrupted_at
 
 SUM = ReduceOp.SUM
 
@@ -732,33 +730,6 @@ def test_a_communicator_has_a_timeout_of_its_own(crew: Crew) -> None:
 # Signals.
 
 
-class Interrupt(BaseException):
-    """As KeyboardInterrupt."""
-
-
-def interrupted_before(step: int, call: Callable[[], object]) -> bool:
-    """Makes the call and raises Interrupt at that one of the places where Python looks for signals (where functions
-    begin and built-in ones return), at the latest where the call sleeps. Whether it came that far."""
-    steps = itertools.count()
-    is_asleep = False
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal is_asleep
-        if event == "c_call" and frame.f_code is wait_any.__code__ and argument.__name__ == "acquire":
-            is_asleep = frame.f_locals["lock"].locked()
-        if is_asleep or (event in ("call", "c_return") and next(steps) == step):
-            sys.setprofile(None)
-            raise Interrupt
-
-    def profiled() -> None:
-        sys.setprofile(profile)
-        call()
-
-    with pytest.raises(Interrupt):
-        profiled()
-    return is_asleep
-
-
 @pytest.mark.parametrize("is_multiple", [False, True])
 def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, is_multiple: bool
@@ -775,7 +746,7 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
             crew[0].all_reduce(x, op=SUM)
 
     for step in itertools.count():
-        has_slept = interrupted_before(step, call)
+        has_slept = interrupted_at(step, call)
         until(lambda: crew[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
         assert np.all(x == 1)
         if has_slept:

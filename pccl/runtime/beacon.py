@@ -18,6 +18,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.runtime import handshake
 from pccl.runtime.extension import ffi, lib, text
+from pccl.runtime.inherited import close_in_child
 from pccl.runtime.wire import ConnectionLost, SocketChannel
 
 logger = logging.getLogger("pccl.peer")
@@ -126,11 +127,14 @@ async def dial_beats(address: tuple[str, int], hello: m.BeatHello, token: str) -
     except OSError as error:
         raise ConnectionLost(error.strerror or str(error)) from None
     sock = stream.socket
+    close_in_child(sock)
     try:
         answer = await handshake.dial(SocketChannel(sock), token, hello.run, hello, m.BeatAnswer)
         if not isinstance(answer, m.Accepted):
             raise ConnectionLost(f"refused: {answer.reason}")
-        return socket.socket(fileno=sock.detach())
+        connection = socket.socket(fileno=sock.detach())
+        close_in_child(connection)
+        return connection
     except ProtocolError as error:
         raise ConnectionLost(str(error)) from None
     finally:

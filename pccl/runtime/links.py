@@ -14,6 +14,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
+from pccl.runtime.inherited import close_in_child
 from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly
 
 ANSWER_TIMEOUT_S = 10.0
@@ -46,6 +47,7 @@ async def dial(
             failures.append(f"{where}: {innermost(error)}")
             continue
         sock = stream.socket
+        close_in_child(sock)
         reached()
         try:
             answer = await handshake.dial(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)

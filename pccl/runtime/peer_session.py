@@ -1,7 +1,8 @@
 """One connected peer: drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls.
 
 Everything here runs in the trio thread, except `launch` and `cancel`, which any thread may call: launches go into a
-queue and wake the trio thread once for all that have gathered.
+queue and wake the trio thread once for all that have gathered. They take no lock, for a signal handler that closes the
+communicator may run in the middle of one, and waits there for the trio thread.
 
 The rule that keeps this simple: every event handler feeds the machine and then calls `_pump`, which carries out the
 effects in order. Effects never wait; those that need time (making a link, moving state) become tasks that report back
@@ -17,7 +18,6 @@ import itertools
 import logging
 import socket
 import ssl
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -33,6 +33,7 @@ from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, e
 from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
+from pccl.runtime.inherited import close_in_child
 from pccl.runtime.latch import Latch, wait_any
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.state_transfer import Transfer, TransferError
@@ -115,7 +116,7 @@ class PendingOp:
 
     def forget_after_fork(self, result: ps.OpResult) -> None:
         """Ends it in a forked child, where there is no trio run to wake."""
-        self.result = result
+        self.result = self.result or result
         self._over.set()
 
 
@@ -201,10 +202,10 @@ class PeerSession:
         self._engine = engine
         self._machine = ps.Peer(options.group, options.connections, options.may_grow)
         self._token = trio.lowlevel.current_trio_token()
-        self._launch_lock = threading.Lock()
         self._launches: deque[PendingOp] = deque()
         self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
-        self._tags: set[int] = set()
+        self._tags: dict[int, PendingOp] = {}
+        """In flight, or about to be."""
         self._op_numbers = itertools.count(1)
         self._call_numbers = itertools.count(1)
         self._ops: dict[int, PendingOp] = {}
@@ -232,19 +233,25 @@ class PeerSession:
 
     def launch(self, op: PendingOp) -> None:
         """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
-        with self._launch_lock:
+        self._require_alive()
+        if self._tags.setdefault(op.tag, op) is not op:
+            raise SessionError(
+                Result.INVALID_USAGE,
+                f"an op with tag {op.tag} is in flight already; wait for it or use another tag",
+            )
+        self._launches.append(op)
+        try:
+            self._token.run_sync_soon(self._take_launches, idempotent=True)
+        except trio.RunFinishedError:
+            # The session has ended with its trio run, since we looked.
+            with suppress(ValueError):
+                self._launches.remove(op)
             self._require_alive()
-            if op.tag in self._tags:
-                raise SessionError(
-                    Result.INVALID_USAGE,
-                    f"an op with tag {op.tag} is in flight already; wait for it or use another tag",
-                )
-            self._launches.append(op)
-            self._tags.add(op.tag)
-        self._token.run_sync_soon(self._take_launches, idempotent=True)
+            raise
 
     def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
-        """Asks for an op to be aborted on all peers, from any thread. It ends as the master says."""
+        """Asks for an op to be aborted on all peers, from any thread. It ends as the master says. Its `launch` may have
+        been interrupted anywhere."""
         self._cancels.append((op, code, reason))
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._take_launches, idempotent=True)
@@ -306,7 +313,6 @@ class PeerSession:
     def forget_after_fork(self) -> None:
         """In a forked child: lets go of everything without a word to anybody."""
         self.is_forgotten = True
-        self._launch_lock = threading.Lock()
         self.failure = SessionError(
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
         )
@@ -377,13 +383,9 @@ class PeerSession:
         self.over.set()
 
     def _fail(self, code: Result, reason: str) -> None:
-        with self._launch_lock:
-            if self.failure is None:
-                self.failure = SessionError(code, reason)
-            launches = list(self._launches)
-            self._launches.clear()
-        for op in launches:
-            self._ops[op.op] = op
+        if self.failure is None:
+            self.failure = SessionError(code, reason)
+        while (op := self._next_launch()) is not None:
             self._op_result(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
         for number, call in self._calls.items():
             if call.result is None:
@@ -471,15 +473,26 @@ class PeerSession:
                 self._pump()
 
     def _take_launches(self) -> None:
-        while self._launches:
-            op = self._launches.popleft()
-            self._ops[op.op] = op
-            self._machine.launch(op.op, op.tag, trio.current_time())
+        while (launched := self._next_launch()) is not None:
+            if self.failure is not None:
+                self._op_result(ps.OpResult(launched.op, self.failure.result, self.failure.message, 0))
+            else:
+                self._machine.launch(launched.op, launched.tag, trio.current_time())
         while self._cancels:
             op, code, reason = self._cancels.popleft()
-            if not op.is_over:
+            if op.op in self._ops:
                 self._machine.cancel(op.op, code, reason)
+            elif self._tags.get(op.tag) is op:
+                del self._tags[op.tag]  # interrupted before it was in the queue
         self._pump()
+
+    def _next_launch(self) -> PendingOp | None:
+        """At any moment an op is in the queue, in `_ops`, or over: a child may be forked."""
+        if not self._launches:
+            return None
+        op = self._ops[self._launches[0].op] = self._launches[0]
+        self._launches.popleft()
+        return op
 
     # Effects.
 
@@ -533,10 +546,10 @@ class PeerSession:
         self._engine.end(effect.op, native.Verdict.COMMIT_BY_ALL)
 
     def _op_result(self, effect: ps.OpResult) -> None:
-        op = self._ops.pop(effect.op)
-        with self._launch_lock:
-            self._tags.discard(op.tag)
+        op = self._ops[effect.op]
+        self._tags.pop(op.tag, None)  # first: who waits for the op may launch the next one at once
         op.finish(effect)
+        del self._ops[effect.op]
 
     def _call_result(self, effect: ps.CallResult) -> None:
         call = self._calls.get(effect.call)
@@ -696,6 +709,7 @@ class PeerSession:
 
     async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
         """Hears what a stranger wants, and passes the connection on."""
+        close_in_child(raw)
         raw.setblocking(False)
         sock = trio.socket.from_stdlib_socket(raw)
         where = addresses.join(host, port)

@@ -16,6 +16,7 @@ import trio
 
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, decode_body, encode, frame_length
 from pccl.protocol.messages import Message
+from pccl.runtime.inherited import close_in_child
 from pccl.runtime.tls import TlsEnd, TlsError, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
@@ -42,6 +43,7 @@ class ControlConnection(Generic[M]):
     running for a backlog to drain."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int) -> None:
+        close_in_child(sock)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

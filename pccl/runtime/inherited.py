@@ -1,0 +1,30 @@
+"""Sockets that a forked child closes its copies of.
+
+A copy in a child that lives on (a dataloader's worker) keeps the connection open when the parent closes it or dies, so
+the other side would hear nothing of it. What the engine and the beacon hold is closed by them; this is for sockets that
+Python still has in its hands: half-made links, strangers at the door, state transfers.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_in_child(sock: Any) -> None:
+    """`sock` is one of socket's or of trio.socket's; it may be closed, detached or forgotten at any time."""
+    _sockets.add(sock)
+
+
+def _after_fork_in_child() -> None:
+    for sock in list(_sockets):
+        # trio's own `close` would look for a run, which there is not.
+        fd = sock.detach() if sock.fileno() != -1 else -1
+        if fd != -1:
+            os.close(fd)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

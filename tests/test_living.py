@@ -1,0 +1,349 @@
+"""Living in somebody else's process: many communicators, what they leave behind, garbage, signals and timeouts."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import os
+import resource
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import (
+    Communicator,
+    MasterNode,
+    PCCLError,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    Result,
+    SharedState,
+)
+from pccl.runtime import portal
+from tests.crew import WAIT_S, Background, Crew, outcomes, results, until, waits_at_master
+from tests.interrupts import at_step, interrupted_at
+
+SUM = ReduceOp.SUM
+
+
+def ones(count: int = 8) -> np.ndarray[Any, Any]:
+    return np.ones(count, np.float32)
+
+
+def reduce_once(peer: Communicator, _: int = 0) -> int:
+    x = ones()
+    world = peer.all_reduce(x, op=SUM).world_size
+    assert np.all(x == world)
+    return world
+
+
+def refusal(call: Callable[[], Any]) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        call()
+    return caught.value
+
+
+# Many in one process.
+
+
+def test_twenty_peers_and_their_master_in_one_process(crew: Crew) -> None:
+    crew.join(1, p2p_connection_pool_size=1)
+    crew.admit([crew.new(p2p_connection_pool_size=1) for _ in range(19)])
+    assert crew.each(reduce_once) == [20] * 20
+    states = [SharedState.from_numpy({"x": np.full(1000, i)}) for i in range(20)]
+    crew.each(lambda peer, i: peer.sync_shared_state(states[i]))
+    crew.close(crew[7])
+    assert crew.each(reduce_once) == [19] * 19
+
+
+def holdings() -> tuple[int, int]:
+    """Descriptors and threads of this process, those of the engine among them."""
+    tasks = Path("/proc/self/task")
+    return len(os.listdir("/proc/self/fd")), len(os.listdir(tasks)) if tasks.exists() else threading.active_count()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to count")
+def test_peers_that_come_and_go_leave_nothing_behind(crew: Crew) -> None:
+    crew.join(1)
+
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            crew.join(1)
+            crew.each(reduce_once)
+            crew.close(crew[1])
+
+    come_and_go(10)
+    held = holdings()
+    resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    come_and_go(190)
+    until(lambda: all(now <= before for now, before in zip(holdings(), held, strict=True)), f"no more than {held} held")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < resident_kib + 16 * 1024
+    assert len(portal._closers) < 10
+    gc.collect()
+
+
+def test_two_threads_cannot_connect_one_communicator(crew: Crew) -> None:
+    crew.join(1)
+    newcomer = crew.new()
+    first = Background(newcomer.connect)
+    until(lambda: newcomer._inner._is_connecting, "it connects")
+    error = refusal(newcomer.connect)
+    assert (error.result, "is connecting it" in str(error)) == (Result.INVALID_USAGE, True)
+    crew.peers.append(newcomer)
+    while crew[0].world_size < 2:
+        crew[0].update_topology()
+    first.result()
+    assert crew.each(reduce_once) == [2, 2]
+
+
+# Closing and forgetting in every state.
+
+
+def test_closing_ends_a_connect_in_another_thread(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    crew.join(1)
+    waiting = crew.new()
+    calls = [Background(waiting.connect)]
+    until(partial(waits_at_master, waiting), "it waits to be admitted")
+    monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    with MasterNode("127.0.0.1:0") as gone:
+        address = gone.address
+    trying = Communicator(address)
+    calls.append(Background(partial(trying.connect, 10**9)))
+    until(lambda: trying._inner._is_connecting, "it tries")
+    for peer in (waiting, trying):
+        peer.close()
+    assert [call.outcome().result for call in calls] == [Result.NOT_INITIALIZED] * 2
+    until(lambda: not crew[0].are_peers_pending(), "it has withdrawn")
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "many", "update_topology", "are_peers_pending", "sync_shared_state"])
+def test_closing_ends_the_calls_of_other_threads(crew: Crew, name: str) -> None:
+    crew.join(2)
+    x = ones()
+    ops = [ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(8, SUM))]
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": partial(crew[0].all_reduce, x, op=SUM),
+        "many": partial(crew[0].all_reduce_multiple_with_retry, ops),
+        "sync_shared_state": lambda: crew[0].sync_shared_state(SharedState.from_numpy({"x": x})),
+    }
+    waiting = [Background(calls.get(name) or getattr(crew[0], name)) for _ in range(1)]
+    session = crew[0]._inner._session
+    assert session is not None
+    until(lambda: session._ops or session._calls, "it waits")
+    crew.peers.pop(0).close()
+    assert results([call.outcome() for call in waiting]) == [Result.NOT_INITIALIZED]
+    assert np.all(x == 1)
+
+
+def test_a_handle_outlives_its_communicator(crew: Crew) -> None:
+    crew.join(2)
+    x = ones()
+    handle = crew[0].all_reduce_async(x, op=SUM)
+    forgotten = weakref.ref(crew.peers.pop(0))
+    gc.collect()
+    assert forgotten() is None
+    assert handle.wait(WAIT_S) == (False, Result.NOT_INITIALIZED, None)
+    assert "closed" in str(refusal(handle.result))
+    assert np.all(x == 1)
+
+
+def test_arrays_and_handles_that_nobody_holds_are_reduced_all_the_same(crew: Crew) -> None:
+    crew.join(2)
+    x = np.ones(100_000, np.float32)
+    collected = weakref.ref(x)
+    handle = crew[0].all_reduce_async(x, op=SUM, tag=1)
+    forgotten = weakref.ref(handle)
+    del x, handle
+    gc.collect()
+    assert forgotten() is None
+    assert collected() is not None, "it is still reduced"
+    other = np.ones(100_000, np.float32)
+    crew[1].all_reduce(other, op=SUM, tag=1)
+    assert np.all(other == 2)
+    until(lambda: collected() is None, "the array is let go of")
+    assert crew.each(reduce_once) == [2, 2]
+
+
+def test_an_exception_inside_the_with_statement_leaves_the_run(crew: Crew) -> None:
+    crew.join(1)
+
+    def fails() -> None:
+        with Communicator(crew.address) as peer:
+            peer.all_reduce_async(ones(), op=SUM)
+            raise ZeroDivisionError
+
+    failing = Background(fails)
+    while not failing.is_over:
+        crew[0].update_topology()
+    with pytest.raises(ZeroDivisionError):
+        failing.result()
+    until(lambda: crew[0].world_size == 1, "it has left")
+
+
+# Signals.
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
+    monkeypatch.setattr("pccl.runtime.portal.INTERRUPT_GRACE_S", 0.05)
+
+
+def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(crew: Crew, impatient: None) -> None:
+    crew.join(2)
+    session = crew[0]._inner._session
+    assert session is not None
+    handle: Any = None
+
+    def call() -> None:
+        nonlocal handle
+        handle = crew[0].all_reduce_async(ones(), op=SUM)
+
+    for step in itertools.count():
+        if interrupted_at(step, call):
+            assert step > 20
+            break
+        until(lambda: not session._tags and not session._ops, f"nothing is in flight after step {step}")
+    # The other side hears late of each that was given up, and then meets the one that was not.
+    until(lambda: results(outcomes([partial(reduce_once, crew[1])])) == [Result.SUCCESS], "they meet")
+    assert handle.wait(WAIT_S)[0]
+
+
+@pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"])
+def test_an_interrupt_anywhere_in_a_joint_call_withdraws_from_it(crew: Crew, impatient: None, name: str) -> None:
+    crew.join(2)
+    arguments = [SharedState.from_numpy({"x": ones()})] if name == "sync_shared_state" else []
+    for step in itertools.count():
+        has_slept = interrupted_at(step, lambda: getattr(crew[0], name)(*arguments))
+        crew.each(lambda peer, _: getattr(peer, name)(*arguments, timeout=WAIT_S))
+        if has_slept:
+            assert step > 10
+            break
+    assert crew.each(reduce_once) == [2, 2]
+
+
+def gives_up(peer: Communicator) -> bool:
+    return not peer._inner._is_connecting
+
+
+def test_an_interrupt_anywhere_in_connect_withdraws_from_it(crew: Crew, impatient: None) -> None:
+    crew.join(1)
+    for step in itertools.count():
+        newcomer = crew.new()
+        has_slept = interrupted_at(step, newcomer.connect)
+        until(partial(gives_up, newcomer), "it has given up")
+        until(lambda: not crew[0].are_peers_pending(), "it has withdrawn")
+        if has_slept:
+            assert step > 10
+            break
+    crew.admit([newcomer])
+    assert crew.each(reduce_once) == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_async"])
+def test_a_signal_handler_may_close_the_communicator_in_the_middle_of_anything(crew: Crew, name: str) -> None:
+    """It waits for the trio thread, which must not wait for what the interrupted call holds."""
+    crew.join(1)
+    for step in itertools.count():
+        (peer,) = crew.join(1)
+        crew.peers.pop()
+
+        def call(peer: Communicator = peer) -> None:
+            with suppress(PCCLError):  # NOT_INITIALIZED, unless it had ended
+                getattr(peer, name)(ones(), op=SUM)
+
+        was_last = Background(partial(at_step, step, call, peer.close)).result()
+        peer.close()
+        until(lambda: crew[0].world_size == 1, "it has left")
+        if was_last:
+            assert step > 20
+            break
+
+
+# Timeouts.
+
+
+def blocking_calls(peer: Communicator) -> dict[str, Callable[[Any], Any]]:
+    x = ones()
+    ops = [ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(8, SUM))]
+    return {
+        "all_reduce": lambda timeout: peer.all_reduce(x, op=SUM, timeout=timeout),
+        "all_reduce_multiple_with_retry": lambda timeout: peer.all_reduce_multiple_with_retry(ops, timeout=timeout),
+        "are_peers_pending": lambda timeout: peer.are_peers_pending(timeout=timeout),
+        "update_topology": lambda timeout: peer.update_topology(timeout=timeout),
+        "optimize_topology": lambda timeout: peer.optimize_topology(timeout=timeout),
+        "sync_shared_state": lambda timeout: peer.sync_shared_state(SharedState.from_numpy({"x": x}), timeout=timeout),
+    }
+
+
+def test_every_timeout_may_be_nothing_or_huge_and_withdraws_the_call(crew: Crew) -> None:
+    crew.join(2)
+    for name, call in blocking_calls(crew[0]).items():
+        for timeout in (0, -1, -math.inf, np.float32(0.001)):
+            error = refusal(partial(call, timeout))
+            assert (error.result, error.func_name) == (Result.TIMEOUT, name)
+            if name.startswith("all_reduce"):  # so does the other side's part of that op, however late
+                assert refusal(partial(reduce_once, crew[1])).result is Result.TIMEOUT
+    for timeout in (1e300, math.inf, 10**400, None):
+        for name, call in blocking_calls(crew[0]).items():
+            del call
+            crew.each(lambda peer, _, name=name, timeout=timeout: blocking_calls(peer)[name](timeout))
+
+
+@pytest.mark.parametrize("timeout", [math.nan, "1", [1], True, 1j])
+def test_what_is_no_time_is_refused_at_once(crew: Crew, timeout: Any) -> None:
+    crew.join(2)
+    handle = crew[0].all_reduce_async(ones(), op=SUM, tag=1)
+    newcomer = crew.new()
+    calls: dict[str, Callable[[Any], Any]] = {
+        **blocking_calls(crew[0]),
+        "Communicator": lambda timeout: crew.new(timeout=timeout),
+        "connect": lambda timeout: newcomer.connect(timeout=timeout),
+        "close": lambda timeout: crew[0].close(timeout=timeout),
+        "AsyncReduceHandle.wait": handle.wait,
+        "MasterNode.wait": MasterNode("127.0.0.1:0").wait,
+    }
+    for name, call in calls.items():
+        error = refusal(partial(call, timeout))
+        assert (error.result, error.func_name, "no number of seconds" in str(error)) == (
+            Result.INVALID_ARGUMENT,
+            name,
+            True,
+        )
+    assert crew[0].stats["ops_open"] == 1
+    crew[1].all_reduce(ones(), op=SUM, tag=1)
+    assert handle.wait(WAIT_S)[0]
+
+
+def test_closing_may_take_no_longer_than_asked(crew: Crew) -> None:
+    crew.join(2)
+    peer = crew.peers.pop()
+    session = peer._inner._session
+    assert session is not None
+    error = refusal(partial(peer.close, timeout=0))
+    assert (error.result, error.func_name) == (Result.TIMEOUT, "close")
+    peer.close(timeout=WAIT_S)
+    until(lambda: crew[0].world_size == 1, "it has left all the same")
+    assert refusal(peer.update_topology).result is Result.NOT_INITIALIZED
+
+
+def test_times_of_other_calls() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        start_s = time.monotonic()
+        assert [master.wait(timeout) for timeout in (0, -1, 0.001)] == [False] * 3
+        newcomer = Communicator(master.address)
+        assert refusal(partial(newcomer.connect, timeout=-1)).result is Result.TIMEOUT
+        newcomer.connect(timeout=10**400)
+        newcomer.close()
+        assert time.monotonic() - start_s < WAIT_S
+    assert master.wait(0)
