@@ -92,7 +92,8 @@ enum pccl_status {
     PCCL_OK = 0,
     PCCL_E_INVALID = -1, /* an argument is out of range */
     PCCL_E_MEMORY = -2,
-    PCCL_E_SYSTEM = -3 /* a system call failed; the text names it */
+    PCCL_E_SYSTEM = -3, /* a system call failed; the text names it */
+    PCCL_E_ENCRYPTION = -4 /* OpenSSL is not there or fails, or this is not what was sealed */
 };
 
 /* What every rank of an op must agree on. It travels with the op, and a neighbour whose own differs makes
@@ -203,9 +204,16 @@ int pccl_engine_event_fd(const pccl_engine *engine);
 /* Copies up to `events_max` waiting events in the order they happened; returns how many. */
 int pccl_engine_poll_events(pccl_engine *engine, pccl_event *events, int events_max);
 
+/* Of one connection and never used again: one key for each direction; what is `tx` here is `rx` at the other end. */
+typedef struct {
+    uint8_t tx[32];
+    uint8_t rx[32];
+} pccl_link_keys;
+
 /* Adds a connected stream socket to a link (made by its first connection) and takes ownership of it, also on
- * failure. Link numbers are the caller's and are never used twice. */
-int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd);
+ * failure. Link numbers are the caller's and are never used twice. With keys, all that is sent on it is encrypted
+ * with AES-256-GCM, and the connection is lost if anything comes that the other end has not sealed; NULL: neither. */
+int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys);
 
 /* From now on a link is lost, with a LINK_LOST event, when bytes lie on it for so long without any of its connections
  * getting one across or bringing one in. 0, as it is at first: never. */
@@ -268,6 +276,33 @@ int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd);
 
 /* Closes a connection and forgets what was to be told of it. Unknown ones are ignored. */
 void pccl_beacon_remove(pccl_beacon *beacon, uint64_t connection);
+
+/* Encryption and authentication of a byte stream, for connections that no engine has: what both sides make with their
+ * keys, and use for the two directions of one connection. Not thread-safe per boxes; boxes.h says how they work. */
+typedef struct pccl_boxes pccl_boxes;
+
+/* 0, or PCCL_E_ENCRYPTION with what was looked for, and why it is of no use, in `error`. */
+int pccl_encryption_available(char *error, size_t error_bytes);
+
+/* 0, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION. The keys are copied. */
+int pccl_boxes_create(const pccl_link_keys *keys, pccl_boxes **made);
+void pccl_boxes_free(pccl_boxes *boxes); /* may be NULL */
+
+/* Seals the beginning of what is given, when nothing is left to be sent: how many bytes of it; 0 if OpenSSL fails. They
+ * must not be given again. */
+size_t pccl_boxes_seal(pccl_boxes *boxes, const void *plain, size_t bytes);
+
+/* What is to be sent next, to be followed by `sent` with how much of it was. */
+const uint8_t *pccl_boxes_out(const pccl_boxes *boxes, size_t *bytes);
+void pccl_boxes_sent(pccl_boxes *boxes, size_t bytes);
+
+/* Where to receive to, never without room once all that can be opened was, to be followed by `received`. */
+uint8_t *pccl_boxes_in(pccl_boxes *boxes, size_t *room);
+void pccl_boxes_received(pccl_boxes *boxes, size_t bytes);
+
+/* 1 with what was in the next box, which stays there until the next `in`; 0: more must be received before that;
+ * PCCL_E_ENCRYPTION: this was not sealed by the other side, or something is missing before it. */
+int pccl_boxes_open(pccl_boxes *boxes, const uint8_t **plain, size_t *bytes);
 
 /* Payload bytes per frame that suit an op of this size with either algorithm; every rank computes the
  * same. */

@@ -128,19 +128,27 @@ void pccl_cipher_set_rekey_bytes(pccl_cipher *cipher, uint64_t bytes) { cipher->
 
 /* One message under the present key; `is_sealing` differs from the cipher's own direction only for a new key. */
 static int pass(pccl_cipher *cipher, int is_sealing, const uint8_t *nonce, const void *associated,
-    size_t associated_bytes, const void *from, size_t bytes, void *to, uint8_t *tag)
+    size_t associated_bytes, const struct iovec *pieces, int count, uint8_t *to, uint8_t *tag)
 {
     static const unsigned char nothing;
     unsigned char rest[16];
     int done = 0;
-    PCCL_ASSERT(bytes <= INT_MAX && associated_bytes <= INT_MAX);
+    size_t bytes = 0;
+    PCCL_ASSERT(associated_bytes <= INT_MAX);
     if (crypto.init(cipher->context, NULL, NULL, NULL, nonce, is_sealing) != 1)
         return -1;
     if (associated_bytes > 0 &&
         crypto.update(cipher->context, NULL, &done, associated, (int)associated_bytes) != 1)
         return -1;
-    if (bytes > 0 && (crypto.update(cipher->context, to, &done, from, (int)bytes) != 1 || done != (int)bytes))
-        return -1;
+    for (int i = 0; i < count; i++) {
+        size_t piece_bytes = pieces[i].iov_len;
+        PCCL_ASSERT(piece_bytes <= INT_MAX);
+        if (piece_bytes > 0 &&
+            (crypto.update(cipher->context, to + bytes, &done, pieces[i].iov_base, (int)piece_bytes) != 1 ||
+             done != (int)piece_bytes))
+            return -1;
+        bytes += piece_bytes;
+    }
     if (bytes == 0 && associated_bytes == 0 && crypto.update(cipher->context, NULL, &done, &nothing, 0) != 1)
         return -1;
     if (!is_sealing &&
@@ -154,12 +162,21 @@ static int pass(pccl_cipher *cipher, int is_sealing, const uint8_t *nonce, const
     return 0;
 }
 
+static struct iovec piece_of(const void *bytes, size_t count)
+{
+    struct iovec piece;
+    piece.iov_base = (void *)(uintptr_t)bytes;
+    piece.iov_len = count;
+    return piece;
+}
+
 static int take_next_key(pccl_cipher *cipher)
 {
     static const uint8_t zeros[PCCL_CIPHER_KEY_BYTES];
     uint8_t nonce[NONCE_BYTES], tag[PCCL_CIPHER_TAG_BYTES];
+    struct iovec piece = piece_of(zeros, sizeof zeros);
     memset(nonce, 0xff, sizeof nonce);
-    if (pass(cipher, 1, nonce, NULL, 0, zeros, sizeof zeros, cipher->key, tag) != 0 ||
+    if (pass(cipher, 1, nonce, NULL, 0, &piece, 1, cipher->key, tag) != 0 ||
         crypto.init(cipher->context, NULL, NULL, cipher->key, NULL, !cipher->is_opening) != 1)
         return -1;
     cipher->messages = 0;
@@ -167,8 +184,8 @@ static int take_next_key(pccl_cipher *cipher)
     return 0;
 }
 
-static int next_message(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *from,
-    size_t bytes, void *to, uint8_t *tag)
+static int next_message(pccl_cipher *cipher, const void *associated, size_t associated_bytes,
+    const struct iovec *pieces, int count, void *to, uint8_t *tag)
 {
     uint8_t nonce[NONCE_BYTES] = {0};
     if (cipher->is_broken)
@@ -176,8 +193,10 @@ static int next_message(pccl_cipher *cipher, const void *associated, size_t asso
     for (int i = 0; i < 8; i++)
         nonce[4 + i] = (uint8_t)(cipher->messages >> (56 - 8 * i));
     cipher->messages++;
-    cipher->bytes += bytes + associated_bytes;
-    if (pass(cipher, !cipher->is_opening, nonce, associated, associated_bytes, from, bytes, to, tag) != 0 ||
+    for (int i = 0; i < count; i++)
+        cipher->bytes += pieces[i].iov_len;
+    cipher->bytes += associated_bytes;
+    if (pass(cipher, !cipher->is_opening, nonce, associated, associated_bytes, pieces, count, to, tag) != 0 ||
         (cipher->bytes >= cipher->rekey_bytes && take_next_key(cipher) != 0)) {
         cipher->is_broken = 1;
         return -1;
@@ -188,15 +207,23 @@ static int next_message(pccl_cipher *cipher, const void *associated, size_t asso
 int pccl_cipher_seal(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *plain,
     size_t bytes, void *sealed, uint8_t *tag)
 {
-    PCCL_ASSERT(!cipher->is_opening);
-    return next_message(cipher, associated, associated_bytes, plain, bytes, sealed, tag);
+    struct iovec piece = piece_of(plain, bytes);
+    return pccl_cipher_seal_pieces(cipher, associated, associated_bytes, &piece, 1, sealed, tag);
+}
+
+int pccl_cipher_seal_pieces(pccl_cipher *cipher, const void *associated, size_t associated_bytes,
+    const struct iovec *pieces, int count, void *sealed, uint8_t *tag)
+{
+    PCCL_ASSERT(!cipher->is_opening && count <= PCCL_CIPHER_PIECES_MAX);
+    return next_message(cipher, associated, associated_bytes, pieces, count, sealed, tag);
 }
 
 int pccl_cipher_open(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *sealed,
     size_t bytes, void *plain, const uint8_t *tag)
 {
     uint8_t expected[PCCL_CIPHER_TAG_BYTES];
+    struct iovec piece = piece_of(sealed, bytes);
     PCCL_ASSERT(cipher->is_opening);
     memcpy(expected, tag, sizeof expected);
-    return next_message(cipher, associated, associated_bytes, sealed, bytes, plain, expected);
+    return next_message(cipher, associated, associated_bytes, &piece, 1, plain, expected);
 }

@@ -16,8 +16,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
-enum { PCCL_CIPHER_KEY_BYTES = 32, PCCL_CIPHER_TAG_BYTES = 16 };
+enum { PCCL_CIPHER_KEY_BYTES = 32, PCCL_CIPHER_TAG_BYTES = 16, PCCL_CIPHER_PIECES_MAX = 16 };
 
 /* A tenth of what RFC 8446 (5.5) allows for a key. */
 #define PCCL_CIPHER_REKEY_BYTES ((uint64_t)1 << 35)
@@ -38,6 +39,10 @@ void pccl_cipher_free(pccl_cipher *cipher); /* may be NULL */
  * `associated_bytes` are at most INT_MAX. 0, or -1 if libcrypto fails, after which the cipher is of no more use. */
 int pccl_cipher_seal(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *plain,
     size_t bytes, void *sealed, uint8_t *tag);
+
+/* The same of a message that lies in up to PCCL_CIPHER_PIECES_MAX pieces, away from `sealed`. */
+int pccl_cipher_seal_pieces(pccl_cipher *cipher, const void *associated, size_t associated_bytes,
+    const struct iovec *pieces, int count, void *sealed, uint8_t *tag);
 
 /* The inverse; `plain` may be the same buffer as `sealed`. -1: this is not what was sealed, and `plain` must not be
  * used. */

@@ -50,13 +50,14 @@ int pccl_conn_prepare_socket(int fd)
     return 0;
 }
 
-pccl_conn *pccl_conn_create(int fd)
+pccl_conn *pccl_conn_create(int fd, pccl_boxes *boxes)
 {
     pccl_conn *conn = calloc(1, sizeof *conn);
     if (conn == NULL)
         return NULL;
     conn->poll.fd = fd;
     conn->poll.owner = conn;
+    conn->boxes = boxes;
     conn->progress_ms = -1;
     pccl_list_init(&conn->in_conns);
     pccl_list_init(&conn->in_free);
@@ -71,6 +72,7 @@ void pccl_conn_destroy(pccl_conn *conn)
 {
     for (unsigned i = 0; i < conn->tx_count; i++)
         free(conn->tx_frames[i].spill);
+    pccl_boxes_free(conn->boxes);
     free(conn);
 }
 
@@ -297,8 +299,75 @@ static void rx_consume_ahead(pccl_conn *conn)
     }
 }
 
+/* How many bytes were read; 0 if there is nothing more to do. */
+static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
+{
+    ssize_t n;
+    do
+        n = readv(conn->poll.fd, iov, iov_count);
+    while (n < 0 && errno == EINTR);
+    if (n == 0)
+        pccl_conn_lose(conn, 0, "closed by the other side");
+    else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
+        conn_fail(conn, "receive", errno);
+    if (n <= 0)
+        return 0;
+    count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
+    conn->has_received = 1;
+    return (size_t)n;
+}
+
+/* What was in a box. */
+static void rx_unpack(pccl_conn *conn, const uint8_t *plain, size_t bytes)
+{
+    while (bytes > 0 && !conn_is_over(conn)) {
+        size_t n;
+        if (conn->rx_state == RX_HEADER) {
+            n = pccl_min_size(bytes, PCCL_FRAME_BYTES - conn->rx_ahead_end);
+            memcpy(conn->rx_ahead + conn->rx_ahead_end, plain, n);
+            conn->rx_ahead_end += (uint32_t)n;
+            if (conn->rx_ahead_end == PCCL_FRAME_BYTES) {
+                conn->rx_ahead_end = 0;
+                rx_header(conn, conn->rx_ahead);
+            }
+        } else {
+            struct iovec target = rx_target(conn);
+            n = pccl_min_size(bytes, target.iov_len);
+            memcpy(target.iov_base, plain, n);
+            rx_advance(conn, target.iov_base, n);
+        }
+        plain += n;
+        bytes -= n;
+    }
+}
+
+static void rx_receive_boxes(pccl_conn *conn)
+{
+    size_t received_bytes = 0;
+    while (!conn_is_over(conn) && received_bytes < RECEIVE_BYTES_MAX) {
+        struct iovec target;
+        target.iov_base = pccl_boxes_in(conn->boxes, &target.iov_len);
+        size_t n = rx_read(conn, &target, 1);
+        received_bytes += n;
+        pccl_boxes_received(conn->boxes, n);
+        const uint8_t *plain;
+        size_t plain_bytes;
+        int has_box = 0;
+        while (!conn_is_over(conn) && (has_box = pccl_boxes_open(conn->boxes, &plain, &plain_bytes)) > 0)
+            rx_unpack(conn, plain, plain_bytes);
+        if (has_box < 0)
+            pccl_conn_lose(conn, 0, "cannot be decrypted: changed on the way, or not from this peer");
+        if (n < target.iov_len)
+            return;
+    }
+}
+
 void pccl_conn_receive(pccl_conn *conn)
 {
+    if (conn->boxes != NULL) {
+        rx_receive_boxes(conn);
+        return;
+    }
     size_t received_bytes = 0;
     while (!conn_is_over(conn) && received_bytes < RECEIVE_BYTES_MAX) {
         struct iovec iov[2];
@@ -316,27 +385,16 @@ void pccl_conn_receive(pccl_conn *conn)
             wanted_bytes += iov[iov_count].iov_len;
             iov_count++;
         }
-        ssize_t n = readv(conn->poll.fd, iov, iov_count);
-        if (n < 0) {
-            if (errno == EINTR)
-                continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK)
-                conn_fail(conn, "receive", errno);
+        size_t n = rx_read(conn, iov, iov_count);
+        if (n == 0)
             return;
-        }
-        if (n == 0) {
-            pccl_conn_lose(conn, 0, "closed by the other side");
-            return;
-        }
-        received_bytes += (size_t)n;
-        count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
-        conn->has_received = 1;
-        size_t direct_bytes = pccl_min_size((size_t)n, payload_bytes);
-        conn->rx_ahead_end += (uint32_t)((size_t)n - direct_bytes);
+        received_bytes += n;
+        size_t direct_bytes = pccl_min_size(n, payload_bytes);
+        conn->rx_ahead_end += (uint32_t)(n - direct_bytes);
         if (direct_bytes > 0)
             rx_advance(conn, iov[0].iov_base, direct_bytes);
         rx_consume_ahead(conn);
-        if ((size_t)n < wanted_bytes)
+        if (n < wanted_bytes)
             return;
     }
 }
@@ -363,9 +421,11 @@ static int tx_window_is_full(const pccl_conn *conn)
     return conn->tx_counted - conn->tx_acked == PCCL_CONN_WINDOW;
 }
 
+int pccl_conn_is_drained(const pccl_conn *conn) { return conn->tx_count == 0 && conn->tx_boxed_bytes == 0; }
+
 int pccl_conn_is_open(const pccl_conn *conn)
 {
-    return !conn_is_over(conn) && conn->peer_number != 0 && conn->tx_count == 0 && !tx_window_is_full(conn);
+    return !conn_is_over(conn) && conn->peer_number != 0 && pccl_conn_is_drained(conn) && !tx_window_is_full(conn);
 }
 
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
@@ -502,18 +562,42 @@ static void tx_drop(pccl_conn *conn)
         conn->tx_frames[i].spill = NULL;
     }
     conn->tx_count = conn->tx_first = 0;
-    conn->tx_offset = conn->tx_batch_bytes = 0;
+    conn->tx_offset = conn->tx_batch_bytes = conn->tx_boxed_bytes = 0;
+}
+
+PCCL_STATIC_ASSERT((int)PCCL_CIPHER_PIECES_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_box);
+
+/* As tx_gather, of boxes: those that are left, or else new ones of as much of the batch as they hold. 0: it cannot be
+ * sealed. */
+static int tx_gather_boxes(pccl_conn *conn, struct iovec *iov, size_t *bytes)
+{
+    if (conn->tx_boxed_bytes == 0) {
+        size_t plain_bytes;
+        int iov_count = tx_gather(conn, iov, &plain_bytes);
+        size_t sealed_bytes = pccl_boxes_seal_pieces(conn->boxes, iov, iov_count);
+        if (sealed_bytes == 0)
+            return 0;
+        tx_advance(conn, sealed_bytes);
+    }
+    iov[0].iov_base = (void *)(uintptr_t)pccl_boxes_out(conn->boxes, bytes);
+    iov[0].iov_len = conn->tx_boxed_bytes = *bytes;
+    return 1;
 }
 
 int pccl_conn_flush(pccl_conn *conn)
 {
-    while (conn->tx_count > 0) {
+    while (!pccl_conn_is_drained(conn)) {
         struct iovec iov[2 * TX_FRAMES_MAX];
         struct msghdr message;
         size_t bytes;
+        int iov_count = conn->boxes == NULL ? tx_gather(conn, iov, &bytes) : tx_gather_boxes(conn, iov, &bytes);
+        if (iov_count == 0) {
+            pccl_conn_lose(conn, 0, "OpenSSL cannot encrypt");
+            return 0;
+        }
         memset(&message, 0, sizeof message);
         message.msg_iov = iov;
-        message.msg_iovlen = (size_t)tx_gather(conn, iov, &bytes);
+        message.msg_iovlen = (size_t)iov_count;
         ssize_t n = sendmsg(conn->poll.fd, &message, MSG_NOSIGNAL);
         if (n < 0) {
             if (errno == EINTR)
@@ -524,7 +608,12 @@ int pccl_conn_flush(pccl_conn *conn)
         }
         count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
         conn->sent_bytes += (uint64_t)n;
-        tx_advance(conn, (size_t)n);
+        if (conn->boxes == NULL) {
+            tx_advance(conn, (size_t)n);
+        } else {
+            pccl_boxes_sent(conn->boxes, (size_t)n);
+            conn->tx_boxed_bytes -= (size_t)n;
+        }
         if ((size_t)n < bytes)
             return 0;
     }

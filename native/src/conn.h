@@ -45,11 +45,18 @@
  * rank is done and has received all, or the op is aborted and nobody wants them. A frame never arrives twice,
  * since its receiver has stopped reading before it says what it has.
  *
+ * Sealed. A connection with keys sends its frames in boxes (boxes.h), several to a box or several boxes to a
+ * frame, as it happens; everything above is inside. A batch is sealed piece by piece into the boxes' buffer, and
+ * what was sealed counts as sent, since its payload is of no more use; the connection takes no further frames
+ * before the socket has taken all of it. What comes is copied from opened boxes to where it belongs. Whatever does not open loses the connection, so nothing but what the other end has sent gets any
+ * further than the boxes.
+ *
  * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied
  * to a spill buffer, and a half-received frame is discarded from there on. */
 #ifndef PCCL_CONN_H
 #define PCCL_CONN_H
 
+#include "boxes.h"
 #include "frame.h"
 #include "list.h"
 #include "op.h"
@@ -134,6 +141,7 @@ typedef struct pccl_conn {
     pccl_list in_notices; /* of the link: lost, to be told to the other end */
     pccl_list in_resend; /* of the link: lost, with records to send again */
     pccl_list in_lost; /* of the host: lost, to be buried */
+    pccl_boxes *boxes; /* NULL: frames travel as they are */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;
@@ -181,6 +189,7 @@ typedef struct pccl_conn {
     unsigned tx_first;
     size_t tx_offset; /* sent of the first frame */
     size_t tx_batch_bytes;
+    size_t tx_boxed_bytes; /* sealed and not taken by the socket yet */
     pccl_conn_tx_frame tx_frames[TX_FRAMES_MAX];
     uint32_t tx_counted; /* frames added that count */
     uint32_t tx_acked; /* of them, the first so many were received */
@@ -190,7 +199,7 @@ typedef struct pccl_conn {
 /* Makes a socket fit for use; 0, or -1 with errno set. */
 int pccl_conn_prepare_socket(int fd);
 
-pccl_conn *pccl_conn_create(int fd); /* NULL without memory */
+pccl_conn *pccl_conn_create(int fd, pccl_boxes *boxes); /* takes the boxes, if any, unless NULL: no memory */
 void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
 
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound);
@@ -203,6 +212,9 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) 
 
 /* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
+
+/* Nothing waits for the socket to take it. */
+int pccl_conn_is_drained(const pccl_conn *conn);
 
 /* Whether frames that count may be added now. */
 int pccl_conn_is_open(const pccl_conn *conn);

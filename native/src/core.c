@@ -796,7 +796,7 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
     if (event->ready & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
-    if (!conn->is_lost && !link->is_failed && conn->tx_count == 0)
+    if (!conn->is_lost && !link->is_failed && pccl_conn_is_drained(conn))
         pccl_poller_change(core->host.poller, &conn->poll, PCCL_POLL_IN);
 }
 

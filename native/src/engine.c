@@ -295,7 +295,7 @@ void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats)
     stats->scratch_bytes_max = usage.used_bytes_max;
 }
 
-int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd)
+int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys)
 {
     if (fd < 0)
         return PCCL_E_INVALID;
@@ -303,14 +303,19 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd)
         close(fd);
         return PCCL_E_INVALID;
     }
-    int status = PCCL_E_SYSTEM;
+    int status = pccl_conn_prepare_socket(fd) == 0 ? 0 : PCCL_E_SYSTEM;
     command *todo = NULL;
-    if (pccl_conn_prepare_socket(fd) == 0) {
+    pccl_boxes *boxes = NULL;
+    if (status == 0 && keys != NULL)
+        status = pccl_boxes_create(keys, &boxes);
+    if (status == 0) {
         status = PCCL_E_MEMORY;
         todo = command_create(COMMAND_LINK_ADD);
     }
     if (todo != NULL) {
-        todo->conn = pccl_conn_create(fd);
+        todo->conn = pccl_conn_create(fd, boxes);
+        if (todo->conn != NULL)
+            boxes = NULL;
         todo->spare_link = pccl_link_create(link);
         if (todo->conn != NULL && todo->spare_link != NULL)
             status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_CONN);
@@ -319,8 +324,10 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd)
         engine_command(engine, todo);
         return 0;
     }
+    pccl_boxes_free(boxes);
     if (todo != NULL) {
-        free(todo->conn);
+        if (todo->conn != NULL)
+            pccl_conn_destroy(todo->conn);
         free(todo->spare_link);
         free(todo);
     }

@@ -69,7 +69,7 @@ void pccl_link_offer(pccl_conn *conn)
     pccl_link *link = conn->link;
     if (conn->is_lost || link->is_failed)
         return;
-    if ((conn->is_hello_due || conn->is_ack_due) && conn->tx_count == 0 &&
+    if ((conn->is_hello_due || conn->is_ack_due) && pccl_conn_is_drained(conn) &&
         !pccl_list_is_member(&conn->in_talk)) {
         pccl_list_append(&link->talk_conns, &conn->in_talk);
         pccl_link_note_pending(link);
@@ -127,6 +127,8 @@ void pccl_link_note_lost(pccl_link *link, pccl_conn *conn)
 void pccl_link_note_buried(pccl_conn *conn)
 {
     conn->is_buried = 1;
+    pccl_boxes_free(conn->boxes);
+    conn->boxes = NULL;
     pccl_list_append(&conn->link->lost_conns, &conn->in_conns);
     link_forget_if_settled(conn);
 }
@@ -454,7 +456,7 @@ static void link_talk(pccl_link *link)
 {
     pccl_conn *conn = PCCL_CONTAINER_OF(link->talk_conns.next, pccl_conn, in_talk);
     pccl_list_remove(&conn->in_talk);
-    if (conn->tx_count > 0 || (!conn->is_hello_due && !conn->is_ack_due))
+    if (!pccl_conn_is_drained(conn) || (!conn->is_hello_due && !conn->is_ack_due))
         return;
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);

@@ -168,11 +168,11 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
         tested_eager_bytes_max = (uint32_t)atoi(getenv("EAGER_BYTES"));
     node_open(&n, 0);
     for (int i = 0; i < a->connections; i++) {
-        pccl_engine_link_add(n.engine, link_to_next(&w, rank), s->to_next[rank][i]);
-        pccl_engine_link_add(n.engine, link_to_prev(&w, rank), s->from_prev[rank][i]);
+        pccl_engine_link_add(n.engine, link_to_next(&w, rank), s->to_next[rank][i], NULL);
+        pccl_engine_link_add(n.engine, link_to_prev(&w, rank), s->from_prev[rank][i], NULL);
         for (uint32_t other = 0; other < a->ranks; other++)
             if (are_across(a->ranks, rank, other))
-                pccl_engine_link_add(n.engine, link_number(rank, other), s->across[rank][other][i]);
+                pccl_engine_link_add(n.engine, link_number(rank, other), s->across[rank][other][i], NULL);
     }
     memset(send, 0, a->bytes);
     memset(recv, 0, a->bytes);

@@ -126,6 +126,36 @@ static inline void world_init(world *w, uint32_t size)
             w->rank_links[a][b] = a == b ? 0 : link_number(a, b);
 }
 
+/* Connections made from here on are encrypted. */
+static int tested_encryption;
+
+/* Fresh ones for both ends of a connection. */
+typedef struct {
+    pccl_link_keys ends[2];
+} key_pair;
+
+static inline void key_pair_make(key_pair *keys)
+{
+    static uint64_t made;
+    memset(keys, 0, sizeof *keys);
+    made++;
+    memcpy(keys->ends[0].tx, &made, sizeof made);
+    memcpy(keys->ends[0].rx, &made, sizeof made);
+    keys->ends[0].rx[31] = 1;
+    memcpy(keys->ends[1].rx, keys->ends[0].tx, sizeof keys->ends[0].tx);
+    memcpy(keys->ends[1].tx, keys->ends[0].rx, sizeof keys->ends[0].rx);
+}
+
+static inline void world_add_connection(world *w, uint32_t a, int a_fd, uint32_t b, int b_fd)
+{
+    key_pair keys;
+    key_pair_make(&keys);
+    const pccl_link_keys *ends = tested_encryption ? keys.ends : NULL;
+    if (pccl_engine_link_add(w->nodes[a].engine, link_number(a, b), a_fd, ends) != 0 ||
+        pccl_engine_link_add(w->nodes[b].engine, link_number(a, b), b_fd, ends != NULL ? &ends[1] : NULL) != 0)
+        stop_test("link_add");
+}
+
 static inline void world_link(world *w, uint32_t a, uint32_t b, int is_tcp)
 {
     int fds[2];
@@ -133,9 +163,7 @@ static inline void world_link(world *w, uint32_t a, uint32_t b, int is_tcp)
         pair_tcp(fds);
     else
         pair_unix(fds);
-    if (pccl_engine_link_add(w->nodes[a].engine, link_number(a, b), fds[0]) != 0 ||
-        pccl_engine_link_add(w->nodes[b].engine, link_number(a, b), fds[1]) != 0)
-        stop_test("link_add");
+    world_add_connection(w, a, fds[0], b, fds[1]);
 }
 
 static inline void world_open(world *w, uint32_t size, unsigned connections, int is_tcp, int force_poll)

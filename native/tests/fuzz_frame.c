@@ -219,7 +219,7 @@ static void play_open(play *p)
     for (uint32_t i = 0; i < p->connections; i++) {
         int fds[2];
         pair_unix(fds);
-        require(pccl_engine_link_add(victim->engine, p->link, fds[0]) == 0, "link_add");
+        require(pccl_engine_link_add(victim->engine, p->link, fds[0], NULL) == 0, "link_add");
         p->peers[i] = fds[1];
     }
     for (int i = 0; i < COUNT; i++)

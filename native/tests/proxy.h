@@ -103,9 +103,7 @@ static inline void proxied_connect(proxied *p, uint32_t a, uint32_t b, int is_tc
     pump *back = &p->pumps[p->pumps_count++];
     forth->from = back->to = near[1];
     forth->to = back->from = far[1];
-    if (pccl_engine_link_add(p->w.nodes[a].engine, link_number(a, b), near[0]) != 0 ||
-        pccl_engine_link_add(p->w.nodes[b].engine, link_number(a, b), far[0]) != 0)
-        stop_test("link_add");
+    world_add_connection(&p->w, a, near[0], b, far[0]);
 }
 
 static inline void proxied_node_open(node *n, uint32_t stall_ms)

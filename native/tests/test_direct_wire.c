@@ -106,7 +106,7 @@ static void wire_connect(wire *w)
         if (rank == RANK)
             continue;
         pair_unix(fds);
-        if (pccl_engine_link_add(w->n.engine, w->links[rank], fds[0]) != 0)
+        if (pccl_engine_link_add(w->n.engine, w->links[rank], fds[0], NULL) != 0)
             stop_test("link_add");
         w->peers[rank] = fds[1];
         greet(fds[1]);
@@ -399,7 +399,7 @@ static void wrong_peers_lose_their_links(void)
         uint64_t link = next_link++;
         wire_open(&w, WHOLE_BYTES);
         pair_unix(fds);
-        CHECK(pccl_engine_link_add(w.n.engine, link, fds[0]) == 0);
+        CHECK(pccl_engine_link_add(w.n.engine, link, fds[0], NULL) == 0);
         greet(fds[1]);
         if (kind == 0)
             write_frame(fds[1], announcement(&w.request, PCCL_FRAME_READY, 0), NULL, 0);

@@ -550,7 +550,7 @@ static void lost_link_stays_lost(void)
     CHECK(pccl_engine_link_close(w.nodes[1].engine, link_number(0, 1)) == 0);
     node_wait(&w.nodes[0], PCCL_EVENT_LINK_LOST, link_number(0, 1));
     pair_unix(fds);
-    CHECK(pccl_engine_link_add(w.nodes[0].engine, link_number(0, 1), fds[0]) == 0);
+    CHECK(pccl_engine_link_add(w.nodes[0].engine, link_number(0, 1), fds[0], NULL) == 0);
     CHECK(read(fds[1], &byte, 1) == 0);
     close(fds[1]);
     world_close(&w);
@@ -567,8 +567,8 @@ static void links_may_come_late(void)
     trial_open(&t, &shape, 1);
     trial_submit(&t, &w, 0);
     pair_unix(fds);
-    CHECK(pccl_engine_link_add(w.nodes[0].engine, link_number(0, 1), fds[0]) == 0);
-    CHECK(pccl_engine_link_add(w.nodes[1].engine, link_number(0, 1), fds[1]) == 0);
+    CHECK(pccl_engine_link_add(w.nodes[0].engine, link_number(0, 1), fds[0], NULL) == 0);
+    CHECK(pccl_engine_link_add(w.nodes[1].engine, link_number(0, 1), fds[1], NULL) == 0);
     trial_submit(&t, &w, 1);
     trial_await_done(&t, &w);
     trial_end_all(&t, &w, 1);
@@ -664,11 +664,11 @@ static void bad_descriptors_are_refused(void)
 {
     node n;
     node_open(&n, 0);
-    CHECK(pccl_engine_link_add(n.engine, 1, -1) == PCCL_E_INVALID);
+    CHECK(pccl_engine_link_add(n.engine, 1, -1, NULL) == PCCL_E_INVALID);
     int fds[2];
     pair_unix(fds);
     close(fds[0]);
-    CHECK(pccl_engine_link_add(n.engine, 1, fds[0]) == PCCL_E_SYSTEM);
+    CHECK(pccl_engine_link_add(n.engine, 1, fds[0], NULL) == PCCL_E_SYSTEM);
     close(fds[1]);
     node_close(&n);
 }
@@ -684,7 +684,7 @@ static void forked_child_lets_go(void)
     pair_unix(fds);
     if (pipe(hold) != 0)
         stop_test("pipe");
-    CHECK(pccl_engine_link_add(n.engine, 1, fds[0]) == 0);
+    CHECK(pccl_engine_link_add(n.engine, 1, fds[0], NULL) == 0);
     pid_t child = fork();
     if (child == 0) {
         close(hold[1]);

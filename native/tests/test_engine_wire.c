@@ -146,7 +146,7 @@ static int wire_connect(wire *w)
 {
     int fds[2];
     pair_unix(fds);
-    if (pccl_engine_link_add(w->n.engine, LINK, fds[0]) != 0)
+    if (pccl_engine_link_add(w->n.engine, LINK, fds[0], NULL) != 0)
         stop_test("link_add");
     w->connections++;
     write_hello(fds[1], w->connections);
@@ -336,7 +336,7 @@ static void the_wrong_peer_loses_its_link(void)
         wire_open(&w);
         read_header(w.peer);
         pair_unix(fds);
-        CHECK(pccl_engine_link_add(w.n.engine, LINK + 1, fds[0]) == 0);
+        CHECK(pccl_engine_link_add(w.n.engine, LINK + 1, fds[0], NULL) == 0);
         write_hello(fds[1], 1);
         pccl_frame frame = kind == 0 ? ready_for(&w.request) : segment_for(&w.request, 1, 0, 0, 40);
         write_frame(fds[1], &frame, NULL);
@@ -484,7 +484,7 @@ static void broken_connection_rules_lose_the_link(void)
         if (kind == HELLO_TWICE)
             write_hello(w.peer, 1);
         if (kind == NO_HELLO) {
-            CHECK(pccl_engine_link_add(w.n.engine, LINK, fds[0]) == 0);
+            CHECK(pccl_engine_link_add(w.n.engine, LINK, fds[0], NULL) == 0);
             fds[0] = -1;
             write_ack(fds[1], 0);
         }
@@ -516,7 +516,7 @@ static void nothing_is_sent_before_the_greeting(void)
     memset(&w, 0, sizeof w);
     node_open(&w.n, 0);
     pair_unix(fds);
-    CHECK(pccl_engine_link_add(w.n.engine, LINK, fds[0]) == 0);
+    CHECK(pccl_engine_link_add(w.n.engine, LINK, fds[0], NULL) == 0);
     w.peer = fds[1];
     wire_submit(&w, COUNT, SEGMENT_BYTES);
     pccl_frame frame = read_header(w.peer);

@@ -24,8 +24,9 @@ dialers learns nothing to guess at, and who dials learns nothing before it has p
 random, not a word: who takes the acceptor's place can record one proof and try words against it.
 
 What does not. Payload keys have no forward secrecy: who learns the token and has recorded a connection can read it. A
-proof says who is at the other end when the connection begins. It neither hides nor protects what
-follows; against somebody who can change packets on the way, TLS or a VPN does.
+proof says who is at the other end when the connection begins. It neither hides nor protects what follows: for that
+there are TLS to the master, payload keys between peers, or a VPN. Whether a link or a state transfer is to be encrypted
+stands in its opening, so nobody on the way can talk the two ends out of it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, encode
+
+Keys = tuple[bytes, bytes]
+"""Of what this side sends on a connection and of what the other side sends."""
 
 NONCE_BYTES = 32
 DIALER = b"pccl 1 dialer"
@@ -82,8 +86,8 @@ class Dialer:
         self.opening = encode(msgspec.structs.replace(opening, auth=nonce if token else b""))
         """The frame to send first."""
         self._expected = b""
-        self.payload_keys: tuple[bytes, bytes] | None = None
-        """Of what we send and of what they send, after `answer`; to be used after `check`. None without a token."""
+        self.payload_keys: Keys | None = None
+        """After `answer`; to be used after `check`. None without a token."""
 
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
         """The frame that answers a Challenge. AuthError."""
@@ -122,8 +126,8 @@ class Acceptor:
         self._run = run
         self._expected = b""
         self._proof = b""
-        self.payload_keys: tuple[bytes, bytes] | None = None
-        """Of what we send and of what they send, after `challenge`; to be used after `check`. None without a token."""
+        self.payload_keys: Keys | None = None
+        """After `challenge`; to be used after `check`. None without a token."""
 
     def challenge(self, opening: m.Opening, body: bytes) -> bytes | None:
         """The frame that answers an opening; None if neither side has a token. AuthError if one side has none."""

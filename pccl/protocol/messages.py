@@ -18,7 +18,7 @@ import msgspec
 
 from pccl.types import Result
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -364,6 +364,8 @@ class LinkHello(Message, frozen=True):
     index: int
     count: int
     auth: bytes = b""
+    encrypt: bool = False
+    """What follows is encrypted with the handshake's payload keys; the acceptor must want that too."""
 
 
 class StateHello(Message, frozen=True):
@@ -375,6 +377,8 @@ class StateHello(Message, frozen=True):
     receiver: int
     sync: int
     auth: bytes = b""
+    encrypt: bool = False
+    """As of LinkHello."""
 
 
 class PingHello(Message, frozen=True):

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from pccl.protocol.auth import Keys
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
+from pccl.runtime.sealed import link_keys
 from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 EVENTS_MAX = 256
@@ -204,9 +206,9 @@ class Engine:
     def freeze(self, epoch: int) -> None:
         self._check(lib.pccl_engine_freeze(self._handle, self._group, epoch), "freeze")
 
-    def link_add(self, link: int, fd: int) -> None:
-        """Takes ownership of a connected socket."""
-        self._check(lib.pccl_engine_link_add(self._handle, link, fd), "link_add")
+    def link_add(self, link: int, fd: int, keys: Keys | None = None) -> None:
+        """Takes ownership of a connected socket. `keys`: all that travels on it is encrypted."""
+        self._check(lib.pccl_engine_link_add(self._handle, link, fd, link_keys(keys)), "link_add")
 
     def set_link_timeout(self, seconds: float) -> None:
         """How long bytes may lie on a link and none get across before it is lost; 0: for ever."""

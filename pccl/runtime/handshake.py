@@ -22,6 +22,13 @@ class Channel(Protocol):
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
     """Says `opening` and returns the answer to it, of the union `answers`, from one who knows the token, or a refusal
     from anybody. AuthError, ProtocolError or ConnectionLost. `run` as of `auth.Dialer`."""
+    return (await dial_keyed(channel, token, run, opening, answers))[0]
+
+
+async def dial_keyed(
+    channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any
+) -> tuple[Any, auth.Keys | None]:
+    """As `dial`, with the keys for what follows; None without a token."""
     side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run)
     await channel.send_frame(side.opening)
     body = await channel.receive_body()
@@ -31,16 +38,19 @@ async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening
         answer = decode_body(await channel.receive_body(), m.Proof | answers)
         if isinstance(answer, m.Proof):
             side.check(answer)
-            return decode_body(await channel.receive_body(), answers)
+            return decode_body(await channel.receive_body(), answers), side.payload_keys
     side.check_answer(answer)
-    return answer
+    return answer, None
 
 
-async def accept(channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes) -> None:
-    """Returns once whoever said `opening` (in `body`) has shown that it knows the token, and we have. AuthError,
-    ProtocolError or ConnectionLost. `name` as of `auth.Acceptor`."""
+async def accept(
+    channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
+) -> auth.Keys | None:
+    """Returns once whoever said `opening` (in `body`) has shown that it knows the token, and we have: the keys for what
+    follows, None without a token. AuthError, ProtocolError or ConnectionLost. `name` as of `auth.Acceptor`."""
     side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name)
     challenge = side.challenge(opening, body)
     if challenge is not None:
         await channel.send_frame(challenge)
         await channel.send_frame(side.check(decode_body(await channel.receive_body(), m.Proof)))
+    return side.payload_keys

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import trio
 
 from pccl.protocol import messages as m
+from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
 from pccl.runtime.inherited import close_in_child
@@ -35,9 +36,9 @@ async def dial(
     opening: m.PeerOpening,
     token: str,
     reached: Callable[[], object] = lambda: None,
-) -> trio.socket.SocketType:
-    """A connection to `member` that has accepted `opening`. LinkError. `reached` is called once the network has been
-    seen to carry something there and back."""
+) -> tuple[trio.socket.SocketType, Keys | None]:
+    """A connection to `member` that has accepted `opening`, and the keys for what follows, None without a token.
+    LinkError. `reached` is called once the network has been seen to carry something there and back."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -50,7 +51,7 @@ async def dial(
         close_in_child(sock)
         reached()
         try:
-            answer = await handshake.dial(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
+            answer, keys = await handshake.dial_keyed(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
         except (ConnectionLost, ProtocolError) as error:
             failures.append(f"{where}: {error}")
         except BaseException:
@@ -58,7 +59,7 @@ async def dial(
             raise
         else:
             if isinstance(answer, m.Accepted):
-                return sock
+                return sock, keys
             failures.append(f"{where}: rejected: {harmless(answer.reason)}")
         sock.close()
     raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
@@ -82,7 +83,7 @@ async def dial_link(
     hello: Callable[[int], m.LinkHello],
     connections: int,
     token: str,
-    take: Callable[[trio.socket.SocketType], None],
+    take: Callable[[trio.socket.SocketType, Keys | None], None],
     reach_s: float,
     timeout_s: float,
 ) -> None:
@@ -100,7 +101,7 @@ async def dial_link(
     async def one(index: int) -> None:
         nonlocal failure
         try:
-            take(await dial(member, master_host, hello(index), token, reached))
+            take(*await dial(member, master_host, hello(index), token, reached))
         except LinkError as error:
             failure = failure or error
             nursery.cancel_scope.cancel()

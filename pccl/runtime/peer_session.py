@@ -28,7 +28,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.auth import AuthError
+from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, encode
 from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
@@ -36,7 +36,8 @@ from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.inherited import close_in_child
 from pccl.runtime.latch import Latch, wait_any
 from pccl.runtime.refusals import Refusals
-from pccl.runtime.state_transfer import Transfer, TransferError
+from pccl.runtime.sealed import SealedStream
+from pccl.runtime.state_transfer import Stream, Transfer, TransferError
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, send_message
@@ -165,6 +166,8 @@ class SessionOptions:
     name: str = ""
     token: str = field(default="", repr=False)
     """The run's shared secret; empty: none."""
+    encrypt: bool = False
+    """What peers send to each other is encrypted. Needs a token."""
     ssl_context: ssl.SSLContext | None = None
     """For the control connection; None: no TLS."""
     segment_bytes: int = 0
@@ -622,7 +625,14 @@ class PeerSession:
     def _link_hello(self, effect: ps.MakeLink | ps.AddConnections, index: int, count: int) -> m.LinkHello:
         machine = self._machine
         return m.LinkHello(
-            m.PROTOCOL_VERSION, machine.run, machine.peer, effect.member.peer, effect.made_in, index, count
+            m.PROTOCOL_VERSION,
+            machine.run,
+            machine.peer,
+            effect.member.peer,
+            effect.made_in,
+            index,
+            count,
+            encrypt=self._options.encrypt,
         )
 
     async def _add_connection(self, effect: ps.AddConnections, index: int, scope: trio.CancelScope) -> None:
@@ -633,11 +643,11 @@ class PeerSession:
                 reason = f"no answer within {effect.timeout_s:g} s"
                 with trio.move_on_after(effect.timeout_s):
                     try:
-                        sock = await links.dial(effect.member, self._master_host, hello, self._options.token)
+                        sock, keys = await links.dial(effect.member, self._master_host, hello, self._options.token)
                     except links.LinkError as error:
                         reason = str(error)
                     else:
-                        self._take_connection(effect.link, sock)
+                        self._take_connection(effect.link, sock, keys)
                         return
                 logger.info("no further connection to peer %d: %s", effect.member.peer, reason)
                 if not effect.is_replacement:
@@ -652,8 +662,8 @@ class PeerSession:
         def hello(index: int) -> m.LinkHello:
             return self._link_hello(effect, index, effect.connections)
 
-        def take(sock: trio.socket.SocketType) -> None:
-            self._take_connection(effect.link, sock)
+        def take(sock: trio.socket.SocketType, keys: Keys | None) -> None:
+            self._take_connection(effect.link, sock, keys)
 
         with scope:
             try:
@@ -679,9 +689,9 @@ class PeerSession:
             self._machine.link_failed(effect.link, reason)
             self._pump()
 
-    def _take_connection(self, link: int, sock: trio.socket.SocketType) -> None:
+    def _take_connection(self, link: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         if self._machine.link_connected(link):
-            self._engine.link_add(link, sock.detach())
+            self._engine.link_add(link, sock.detach(), keys if self._options.encrypt else None)
         else:
             sock.close()
         self._pump()
@@ -719,10 +729,10 @@ class PeerSession:
                 stranger = self._strangers.enter(host, scope.cancel)
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    opening = await self._hear(SocketChannel(sock))
+                    opening, keys = await self._hear(SocketChannel(sock))
                     if self._options.token:
                         self._strangers.leave(stranger)  # it may have to wait for our next message of the master
-                    serve = await self._welcome(sock, opening)
+                    serve = await self._welcome(sock, opening, keys)
                 finally:
                     self._strangers.leave(stranger)
             if serve is not None:
@@ -737,20 +747,21 @@ class PeerSession:
         finally:
             sock.close()
 
-    async def _hear(self, channel: SocketChannel) -> m.PeerOpening:
-        """What a stranger wants, once it has proved itself."""
+    async def _hear(self, channel: SocketChannel) -> tuple[m.PeerOpening, Keys | None]:
+        """What a stranger wants, once it has proved itself, and the keys for what follows."""
         body = await channel.receive_body()
         opening: m.PeerOpening = decode_body(body, m.PeerOpening)
         try:
             machine = self._machine
-            await handshake.accept(channel, self._options.token, machine.run, f"peer {machine.peer}", opening, body)
+            name = f"peer {machine.peer}"
+            keys = await handshake.accept(channel, self._options.token, machine.run, name, opening, body)
         except AuthError as error:
             await channel.send_frame(encode(m.Rejected(str(error))))
             raise
-        return opening
+        return opening, keys
 
     async def _welcome(
-        self, sock: trio.socket.SocketType, opening: m.PeerOpening
+        self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None
     ) -> Callable[[], Awaitable[None]] | None:
         """Accepts or rejects; returns what remains to be done with the connection."""
         refusal = self._refusal(opening)
@@ -764,7 +775,7 @@ class PeerSession:
                 await heard.wait()
             if isinstance(offered, int):
                 await send_message(sock, m.Accepted())
-                self._take_connection(offered, sock)
+                self._take_connection(offered, sock, keys)
                 return None
             refusal = offered
         if refusal is None and isinstance(opening, m.StateHello):
@@ -773,7 +784,8 @@ class PeerSession:
                 await syncing.planned.wait()
             if syncing is not None and syncing.plan is not None and syncing.plan.sync == opening.sync:
                 await send_message(sock, m.Accepted())
-                return lambda: self._serve_state(sock, syncing)
+                stream = self._stream(sock, keys)
+                return lambda: self._serve_state(stream, syncing)
             refusal = f"no sync {opening.sync} is under way here"
         if refusal is None:
             await send_message(sock, m.Accepted())
@@ -789,6 +801,14 @@ class PeerSession:
             return f"this peer belongs to run {machine.run!r}, not {opening.run!r}"
         if opening.receiver != machine.peer:
             return f"this is peer {machine.peer}, not {opening.receiver}"
+        if isinstance(opening, m.LinkHello | m.StateHello) and opening.encrypt != self._options.encrypt:
+            plain, encrypting = machine.peer, opening.sender
+            if self._options.encrypt:
+                plain, encrypting = encrypting, plain
+            return (
+                f"peer {encrypting} encrypts what peers send to each other and peer {plain} does not; give all peers "
+                f"the same encrypt= (or PCCL_ENCRYPT)"
+            )
         return None
 
     # Shared state.
@@ -808,10 +828,13 @@ class PeerSession:
         plan = effect.plan
         machine = self._machine
 
-        async def connect(donor: m.Member) -> trio.socket.SocketType:
-            hello = m.StateHello(m.PROTOCOL_VERSION, machine.run, machine.peer, donor.peer, plan.sync)
+        async def connect(donor: m.Member) -> Stream:
+            options = self._options
+            hello = m.StateHello(
+                m.PROTOCOL_VERSION, machine.run, machine.peer, donor.peer, plan.sync, encrypt=options.encrypt
+            )
             with trio.move_on_after(links.ANSWER_TIMEOUT_S):
-                return await links.dial(donor, self._master_host, hello, self._options.token)
+                return self._stream(*await links.dial(donor, self._master_host, hello, options.token))
             raise links.LinkError(f"peer {donor.peer}: no answer within {links.ANSWER_TIMEOUT_S:g} s")
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
@@ -824,9 +847,15 @@ class PeerSession:
         machine.sync_ended(plan.sync, success, reason, suspects)
         self._pump()
 
-    async def _serve_state(self, sock: trio.socket.SocketType, syncing: _Syncing) -> None:
+    def _stream(self, sock: trio.socket.SocketType, keys: Keys | None) -> Stream:
+        if not self._options.encrypt:
+            return sock
+        assert keys is not None
+        return SealedStream(sock, keys)
+
+    async def _serve_state(self, stream: Stream, syncing: _Syncing) -> None:
         with syncing.scope():
-            await syncing.transfer.serve(sock)
+            await syncing.transfer.serve(stream)
 
     # Measuring.
 
@@ -840,7 +869,7 @@ class PeerSession:
             hello = m.PingHello(m.PROTOCOL_VERSION, machine.run, machine.peer, member.peer)
             with trio.move_on_after(links.ANSWER_TIMEOUT_S):
                 try:
-                    sock = await links.dial(member, self._master_host, hello, self._options.token)
+                    sock, _ = await links.dial(member, self._master_host, hello, self._options.token)
                     try:
                         found.append((member.peer, await links.measure(sock)))
                     finally:

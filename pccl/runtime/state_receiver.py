@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Protocol
 
 import trio
 
@@ -37,7 +38,7 @@ from pccl.runtime import state_blocks
 from pccl.runtime.links import LinkError
 from pccl.runtime.state_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, StateTensor
 from pccl.runtime.state_schedule import Block, Lane, Schedule, blocks_of
-from pccl.runtime.wire import ConnectionLost, receive_message, send_message
+from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_message
 
 logger = logging.getLogger("pccl.state")
 
@@ -57,7 +58,15 @@ LANE_GAIN = 1.1
 """A donor that has not become so much faster by its last lane gets no more."""
 DIGEST_REQUESTS_AHEAD = 128
 """Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
-Connect = Callable[[m.Member], Awaitable[trio.socket.SocketType]]
+
+
+class Stream(ByteStream, Protocol):
+    """A connection to a donor."""
+
+    def close(self) -> None: ...
+
+
+Connect = Callable[[m.Member], Awaitable[Stream]]
 
 
 class TransferError(Exception):
@@ -149,7 +158,7 @@ class _Donor:
 class _Connection:
     """A lane and its stream, which tells the lane what moves."""
 
-    def __init__(self, donor: _Donor, sock: trio.socket.SocketType) -> None:
+    def __init__(self, donor: _Donor, sock: Stream) -> None:
         self.lane = Lane()
         self._donor = donor
         self.is_learning = False

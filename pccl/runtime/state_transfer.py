@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pccl.protocol import messages as m
 from pccl.runtime import state_donor
 from pccl.runtime.state_blocks import Fingerprint, StateTensor
-from pccl.runtime.state_receiver import Connect, Receiver, TransferError
+from pccl.runtime.state_receiver import Connect, Receiver, Stream, TransferError
 from pccl.runtime.wire import ByteStream
 
-__all__ = ["Transfer", "TransferError"]
+__all__ = ["Stream", "Transfer", "TransferError"]
 
 
 class Transfer:

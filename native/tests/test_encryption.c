@@ -1,0 +1,217 @@
+/* Engines over encrypted connections: the same results, nothing to be read or changed on the way. */
+#include "trial.h"
+
+#include "proxy.h"
+
+enum { STALL_MS = 60000 };
+
+static int has_event(node *n, uint32_t kind, uint64_t id, pccl_event *event)
+{
+    node_collect(n);
+    return node_take_collected(n, kind, id, event);
+}
+
+/* Buffers of the systems so small that hardly a send or receive is whole. */
+static void link_narrowly(world *w)
+{
+    int fds[2], bytes = 5000;
+    key_pair keys;
+    key_pair_make(&keys);
+    pair_unix(fds);
+    for (int end = 0; end < 2; end++) {
+        setsockopt(fds[end], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+        setsockopt(fds[end], SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++)
+        CHECK(pccl_engine_link_add(w->nodes[rank].engine, link_number(0, 1), fds[rank], &keys.ends[rank]) == 0);
+}
+
+static void results_through_narrow_sockets(void)
+{
+    world w;
+    world_init(&w, 2);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        node_open(&w.nodes[rank], 0);
+    link_narrowly(&w);
+    link_narrowly(&w);
+    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+        pccl_op_shape shape = plain_shape(1 + random_below(60000), (uint32_t)run % PCCL_DTYPE_COUNT, PCCL_SUM,
+                                          16 + 16 * random_below(run % 2 ? 4000 : 20), 2);
+        trial_run(&w, &shape, run / 2 % 2);
+    }
+    world_close(&w);
+}
+
+/* An op ends while its bytes are half on their way; the next one is right. */
+static void ops_end_half_sent(void)
+{
+    for (int run = 0; run < 10 * THOROUGHNESS; run++) {
+        world w;
+        trial t;
+        world_open(&w, 2, 1 + (unsigned)run % 2, run % 3 == 0, 0);
+        pccl_op_shape shape = plain_shape(500000, PCCL_FLOAT32, PCCL_SUM, 65536, 2);
+        trial_open(&t, &shape, run % 2);
+        trial_submit_all(&t, &w);
+        wait_for_payload(&w.nodes[run % 2], random_below(400000));
+        trial_end_all(&t, &w, 0);
+        trial_check_inputs_kept(&t, 0);
+        trial_check_inputs_kept(&t, 1);
+        trial_close(&t);
+        trial_run(&w, &shape, 0);
+        world_close(&w);
+    }
+}
+
+/* Whoever loses one then has another. */
+static void wait_for_connections(world *w, uint64_t connections)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++) {
+        pccl_engine_stats stats;
+        int64_t deadline_ms = now_ms() + WAIT_MS;
+        do {
+            pccl_engine_get_stats(w->nodes[rank].engine, &stats);
+            if (now_ms() > deadline_ms)
+                stop_test("connections");
+        } while (stats.connections < connections);
+    }
+}
+
+/* One bit anywhere: of two connections the other one goes on, a single one takes the link with it, and no result has
+ * the bit. */
+static void a_flipped_bit_never_reaches_a_result(void)
+{
+    for (int run = 0; run < 40 * THOROUGHNESS; run++) {
+        proxied p;
+        trial t;
+        pccl_event event;
+        unsigned connections = 1 + (unsigned)run % 2;
+        pccl_op_shape shape = plain_shape(90000, run % 3 ? PCCL_FLOAT32 : PCCL_UINT8, PCCL_SUM, 8192, 2);
+        trial_open(&t, &shape, run / 2 % 2);
+        proxied_open(&p, 2, connections, run / 4 % 2, STALL_MS);
+        pump *faulty = &p.pumps[random_below(2)];
+        faulty->fault = FAULT_FLIP;
+        faulty->at_byte = random_below(connections == 1 ? (uint32_t)t.bytes : 200);
+        faulty->bit = random_below(8);
+        wait_for_connections(&p.w, (p.w.size - 1) * connections);
+        proxied_start(&p);
+        trial_submit_all(&t, &p.w);
+        node *receiver = &p.w.nodes[faulty == &p.pumps[0] ? 1 : 0];
+        if (connections == 2) {
+            trial_await_done(&t, &p.w);
+            trial_end_all(&t, &p.w, 1);
+            trial_check_results(&t);
+            CHECK(!has_event(receiver, PCCL_EVENT_LINK_LOST, link_number(0, 1), &event));
+        } else {
+            event = node_wait(receiver, PCCL_EVENT_LINK_LOST, link_number(0, 1));
+            CHECK_MSG(strstr(event.detail, "cannot be decrypted") != NULL, "'%s'", event.detail);
+            for (uint32_t rank = 0; rank < 2; rank++) {
+                if (has_event(&p.w.nodes[rank], PCCL_EVENT_OP_DONE, t.number, &event)) {
+                    uint8_t *expected = trial_expected(&t);
+                    CHECK(memcmp(t.recv[rank], expected, t.bytes) == 0);
+                    free(expected);
+                }
+                trial_end(&t, &p.w, rank, 0);
+                trial_check_inputs_kept(&t, rank);
+            }
+        }
+        proxied_close(&p);
+        trial_close(&t);
+    }
+}
+
+/* All but one break at any byte, in any way. */
+static void ops_survive_lost_connections(void)
+{
+    static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
+    for (int run = 0; run < 30 * THOROUGHNESS; run++) {
+        proxied p;
+        trial t;
+        uint32_t size = 2 + random_below(2);
+        unsigned connections = 2 + random_below(2);
+        pccl_op_shape shape = plain_shape(1 + random_below(100000), PCCL_FLOAT32, PCCL_SUM, 8192, size);
+        trial_open(&t, &shape, run % 2);
+        proxied_open(&p, size, connections, run / 2 % 2, 1000);
+        for (unsigned i = 0; i < p.pumps_count; i += 2)
+            if (i / 2 % connections != 0) {
+                pump *faulty = &p.pumps[i + random_below(2)];
+                faulty->fault = deadly[random_below(3)];
+                faulty->at_byte = random_below((uint32_t)t.bytes / connections + 2000);
+                faulty->bit = random_below(8);
+            }
+        wait_for_connections(&p.w, (p.w.size - 1) * connections);
+        proxied_start(&p);
+        trial_submit_all(&t, &p.w);
+        trial_await_done(&t, &p.w);
+        trial_end_all(&t, &p.w, 1);
+        trial_check_results(&t);
+        proxied_close(&p);
+        trial_close(&t);
+    }
+}
+
+static void check_refused(const pccl_link_keys *a, const pccl_link_keys *b, const char *text)
+{
+    int fds[2];
+    node nodes[2];
+    pair_unix(fds);
+    for (int i = 0; i < 2; i++) {
+        node_open(&nodes[i], 0);
+        CHECK(pccl_engine_link_add(nodes[i].engine, 1, fds[i], i == 0 ? a : b) == 0);
+    }
+    pccl_event event = node_wait(&nodes[0], PCCL_EVENT_LINK_LOST, 1);
+    CHECK_MSG(strstr(event.detail, text) || strstr(event.detail, "closed"), "'%s'", event.detail);
+    event = node_wait(&nodes[1], PCCL_EVENT_LINK_LOST, 1);
+    node_close(&nodes[0]);
+    node_close(&nodes[1]);
+}
+
+static void other_keys_or_none_lose_the_link(void)
+{
+    key_pair keys, others;
+    key_pair_make(&keys);
+    key_pair_make(&others);
+    check_refused(&keys.ends[0], &others.ends[1], "cannot be decrypted");
+    check_refused(&keys.ends[0], &keys.ends[0], "cannot be decrypted");
+    check_refused(&keys.ends[0], NULL, "cannot be decrypted");
+}
+
+/* Whoever can write to the connection says again what was said on it, whole boxes too. */
+static void a_replayed_stream_loses_the_link(void)
+{
+    int fds[2], record[2];
+    key_pair keys;
+    node n, other;
+    uint8_t said[200];
+    pair_unix(fds);
+    pair_unix(record);
+    key_pair_make(&keys);
+    node_open(&n, 0);
+    node_open(&other, 0);
+    CHECK(pccl_engine_link_add(n.engine, 1, fds[0], &keys.ends[0]) == 0);
+    CHECK(pccl_engine_link_add(other.engine, 1, record[0], &keys.ends[1]) == 0);
+    ssize_t bytes = recv(record[1], said, sizeof said, 0); /* its HELLO, one box */
+    CHECK(bytes > 0);
+    CHECK(send(fds[1], said, (size_t)bytes, 0) == bytes);
+    CHECK(send(fds[1], said, (size_t)bytes, 0) == bytes);
+    pccl_event event = node_wait(&n, PCCL_EVENT_LINK_LOST, 1);
+    CHECK_MSG(strstr(event.detail, "cannot be decrypted") != NULL, "'%s'", event.detail);
+    close(fds[1]);
+    close(record[1]);
+    node_close(&n);
+    node_close(&other);
+}
+
+int main(void)
+{
+    tested_encryption = 1;
+    for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
+        tested_algorithm = (uint8_t)algorithm;
+        RUN(results_through_narrow_sockets);
+        RUN(ops_end_half_sent);
+        RUN(a_flipped_bit_never_reaches_a_result);
+        RUN(ops_survive_lost_connections);
+    }
+    RUN(other_keys_or_none_lose_the_link);
+    RUN(a_replayed_stream_loses_the_link);
+    return check_summary();
+}

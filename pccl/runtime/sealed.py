@@ -1,0 +1,81 @@
+"""Encryption of connections between peers: whether there is any, and a socket that nobody but its other end can read
+or write. The work is done by `pccl_boxes` of the extension (`native/src/boxes.h`), as on the engine's connections.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from pccl.protocol.auth import Keys
+from pccl.runtime.extension import ffi, lib, text
+from pccl.runtime.wire import ConnectionLost
+
+UNREADABLE = "cannot be decrypted: changed on the way, or not from this peer"
+
+
+def why_unavailable() -> str:
+    """Empty if encryption is to be had here; else what was looked for."""
+    error = ffi.new("char[256]")
+    return text(error) if lib.pccl_encryption_available(error, len(error)) != lib.PCCL_OK else ""
+
+
+def link_keys(keys: Keys | None) -> Any:
+    """As the extension wants them."""
+    return ffi.NULL if keys is None else ffi.new("pccl_link_keys *", keys)
+
+
+class SealedStream:
+    """A connected socket as a `wire.ByteStream`. After a cancelled `send` nothing more can be sent; a cancelled
+    `recv_into` has taken nothing."""
+
+    def __init__(self, sock: trio.socket.SocketType, keys: Keys) -> None:
+        self._sock = sock
+        made = ffi.new("pccl_boxes **")
+        if lib.pccl_boxes_create(link_keys(keys), made) != lib.PCCL_OK:
+            raise ConnectionLost(f"cannot be encrypted: {why_unavailable() or 'out of memory, or OpenSSL fails'}")
+        self._boxes = ffi.gc(made[0], lib.pccl_boxes_free)
+        self._at = ffi.new("uint8_t const **")
+        self._size = ffi.new("size_t *")
+        self._opened = memoryview(b"")
+        """Of the last box, what is still to be handed out."""
+        self._is_cut = False
+
+    async def send(self, data: bytes | memoryview) -> int:
+        """At least one byte of it, unless it is empty. OSError or ConnectionLost."""
+        if self._is_cut:
+            raise ConnectionLost("a message was cut off")
+        sealed: int = lib.pccl_boxes_seal(self._boxes, ffi.from_buffer(data), len(data))
+        if data and not sealed:
+            raise ConnectionLost("OpenSSL cannot encrypt")
+        self._is_cut = True
+        while True:
+            at = lib.pccl_boxes_out(self._boxes, self._size)
+            if not self._size[0]:
+                break
+            lib.pccl_boxes_sent(self._boxes, await self._sock.send(ffi.buffer(at, self._size[0])))
+        self._is_cut = False
+        return sealed
+
+    async def recv_into(self, buffer: bytearray | memoryview) -> int:
+        """At least one byte; 0 at the end. OSError, or ConnectionLost if this was not sealed by the other side."""
+        while not self._opened:
+            status = lib.pccl_boxes_open(self._boxes, self._at, self._size)
+            if status < 0:
+                raise ConnectionLost(UNREADABLE)
+            if status > 0:
+                self._opened = memoryview(ffi.buffer(self._at[0], self._size[0]))
+                break
+            at = lib.pccl_boxes_in(self._boxes, self._size)
+            received = await self._sock.recv_into(memoryview(ffi.buffer(at, self._size[0])))
+            if not received:
+                return 0
+            lib.pccl_boxes_received(self._boxes, received)
+        count = min(len(self._opened), len(buffer))
+        memoryview(buffer)[:count] = self._opened[:count]
+        self._opened = self._opened[count:]
+        return count
+
+    def close(self) -> None:
+        self._sock.close()
