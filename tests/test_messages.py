@@ -50,10 +50,13 @@ WIRE = {
     "DigestRequest": "tensor",
     "Digests": "tensor block_bytes digests",
     "BlockRequest": "tensor first count",
+    "StatusRequest": "protocol auth=",
+    "Status": "run",
 }
 CHANNELS: list[Any] = [
     *(m.FromPeer, m.FromMaster, m.BeatAnswer, m.Credential),
     *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
+    *(m.Opening, m.ToWatcher),
 ]
 
 
@@ -61,8 +64,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_2() -> None:
-    assert m.PROTOCOL_VERSION == 2
+def test_layout_is_that_of_version_3() -> None:
+    assert m.PROTOCOL_VERSION == 3
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

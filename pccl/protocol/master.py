@@ -54,6 +54,7 @@ from typing import Any, ClassVar
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.election import NotElected, elect
+from pccl.protocol.history import History
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
@@ -129,6 +130,7 @@ class _Wait:
     offer: m.SyncOffer | None
     open_ops: list[OpRef]
     """What the peer had in flight when it called."""
+    since: float
 
 
 def _account(waits: Mapping[int, _Wait]) -> str:
@@ -146,6 +148,8 @@ class _Member:
     connection: int
     hello: m.Hello
     hosts: list[str]
+    since: float
+    """When it said Hello."""
     accepted: bool = False
     wait: _Wait | None = None
     beats: int | None = None
@@ -214,6 +218,7 @@ class Master:
         self.view = 0
         """The last view prepared."""
         self.installed_view = 0
+        self.history = History()
         self._effects: list[Effect] = []
         self._now = 0.0
         self._next_peer = 1
@@ -392,7 +397,7 @@ class Master:
         peer = self._next_peer
         self._next_peer += 1
         hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
-        self._members[peer] = _Member(peer, connection, message, hosts)
+        self._members[peer] = _Member(peer, connection, message, hosts, self._now)
         self._peer_of[connection] = peer
         self._beats_due_at[peer] = self._now + self.options.hello_timeout_s
         welcome = m.Welcome(peer, self.run, self.term, self._accepted, peer_timeout_s=self.options.peer_timeout_s)
@@ -431,7 +436,7 @@ class Master:
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")
 
-    def _remove(self, peer: int, reason: str) -> None:
+    def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
@@ -453,6 +458,10 @@ class Master:
             return
         if member.accepted:
             self._lost.append((peer, reason))
+            if is_leaving:
+                self.history.left(self._now)
+            else:
+                self.history.lost(self._now, peer, member.hello.name, member.hello.group, reason)
             self._accepted -= 1
             group.accepted -= 1
             if member.wait is not None:
@@ -490,7 +499,10 @@ class Master:
         settled = False
         for group in self._groups.values():
             if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
-                group.commits += group.ledger.settle(group.ring)
+                undecided = group.ledger.undecided
+                commits = group.ledger.settle(group.ring)
+                group.commits += commits
+                self.history.ops_ended(self._now, len(commits), undecided - len(commits))
                 group.ledger = Ledger(())
                 settled = True
         return settled
@@ -603,6 +615,7 @@ class Master:
                     member.accepted = True
                     group.accepted += 1
                     self._accepted += 1
+                    self.history.joined(self._now)
                 self._say(member.connection, install)
         self._lost.clear()
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
@@ -615,7 +628,7 @@ class Master:
 
     def _on_leave(self, member: _Member, message: m.Leave) -> None:
         self._effects.append(Close(member.connection))
-        self._remove(member.peer, f"left{': ' + message.reason if message.reason else ''}")
+        self._remove(member.peer, f"left{': ' + message.reason if message.reason else ''}", is_leaving=True)
 
     def _on_flush_reply(self, member: _Member, message: m.FlushReply) -> None:
         group = self._groups[member.hello.group]
@@ -625,7 +638,9 @@ class Master:
         self._asked_at.pop(member.peer, None)
         # All survivors being done is what settle() looks for, so an op that is committed by this very call would
         # have been by it too; it must only not be lost.
-        group.commits += group.ledger.done(member.peer, message.ops)
+        commits = group.ledger.done(member.peer, message.ops)
+        group.commits += commits
+        self.history.ops_ended(self._now, committed=len(commits))
 
     def _on_links_ready(self, member: _Member, message: m.LinksReady) -> None:
         if message.view != self.view or member.peer not in self._awaiting_ready:
@@ -676,6 +691,7 @@ class Master:
         self._bound_book(group)
         if not commits:
             return
+        self.history.ops_ended(self._now, committed=len(commits))
         if not group.running:
             # Decided during the flush, told with the next Prepare.
             group.commits += commits
@@ -702,6 +718,7 @@ class Master:
     def _abort_op(self, group: _Group, op: OpRef, code: int, reason: str) -> None:
         if not group.ledger.abort(op):
             return
+        self.history.ops_ended(self._now, aborted=1)
         self._log("info", f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}")
         abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
         for peer in group.ring:
@@ -726,7 +743,7 @@ class Master:
         if member.wait is not None:
             self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
             return
-        member.wait = _Wait(message.call, message.kind, message.offer, message.open_ops)
+        member.wait = _Wait(message.call, message.kind, message.offer, message.open_ops, self._now)
         self._unlogged[member.peer] = self._now
         self._count_wait(member, message.kind, 1)
 
@@ -993,6 +1010,8 @@ class Master:
 
     def _log(self, level: str, text: str, is_of_stranger: bool = False) -> None:
         self._effects.append(Log(level, text, is_of_stranger))
+        if not is_of_stranger:
+            self.history.logged(self._now, level, text)
 
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
 PROTOCOL_VERSION = 4
@@ -316,6 +317,20 @@ class Probe(Message, frozen=True):
     peers: list[int]
 
 
+# Whoever asks the master how the run stands, and is no peer.
+
+
+class StatusRequest(Message, frozen=True):
+    """The first and only message on a connection that is answered by `Accepted` and `Status`, and closed."""
+
+    protocol: int
+    auth: bytes = b""
+
+
+class Status(Message, frozen=True):
+    run: RunStatus
+
+
 FromPeer = (
     Hello
     | BeatHello
@@ -425,7 +440,9 @@ PeerOpening = LinkHello | StateHello | PingHello
 PeerAnswer = Accepted | Rejected
 BeatAnswer = Accepted | Goodbye
 Credential = Challenge | Proof
-Opening = Hello | BeatHello | PeerOpening
+ToWatcher = Accepted | Status | Goodbye
+"""Accepted and Status, or Goodbye."""
+Opening = Hello | BeatHello | StatusRequest | PeerOpening
 """All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

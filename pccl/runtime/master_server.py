@@ -1,5 +1,6 @@
 """Runs a `Master` over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
+A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
 A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
 else keeps this process busy; one task hears of those that fall silent.
 """
@@ -16,11 +17,12 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, harmless
+from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send, TakeBeats
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.refusals import Refusals
+from pccl.runtime.status_board import StatusBoard
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection
@@ -32,6 +34,8 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
 """How long a closed connection may take to receive our last words."""
+STATUS_READERS_MAX = 16
+"""Who is being told how the run stands, at a time. What they have not read yet lies in this process."""
 
 
 @dataclass
@@ -59,6 +63,8 @@ class MasterServer:
         self._machine = Master(secrets.token_hex(8), self._options)
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
+        self.board = StatusBoard(self._machine, trio.current_time)
+        self._status_readers = 0
         self._strangers = Strangers()
         self._refusals = Refusals(logger, trio.current_time)
         self._beacon = Beacon(self._options.peer_timeout_s)
@@ -80,6 +86,7 @@ class MasterServer:
             client.connection.forget_after_fork()
 
     async def serve(self) -> None:
+        self.board.begin()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_clock)
@@ -141,7 +148,13 @@ class MasterServer:
         messages: list[m.FromPeer] | None = None
         while True:
             try:
-                messages = [await self._hear(connection, host)] if messages is None else await connection.receive()
+                if messages is None:
+                    opening = await self._hear(connection, host)
+                    if isinstance(opening, m.StatusRequest):
+                        return await self._tell_status(connection, opening)
+                    messages = [opening]
+                else:
+                    messages = await connection.receive()
             except ConnectionLost as error:
                 return str(error)
             except TlsError as error:
@@ -164,15 +177,34 @@ class MasterServer:
                 self._beating.add(number)
                 return None
 
-    async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> m.FromPeer:
+    async def _tell_status(self, connection: ControlConnection[m.FromPeer], request: m.StatusRequest) -> str:
+        """Returns how it ended."""
+        refusal = None
+        if request.protocol != m.PROTOCOL_VERSION:
+            refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
+        elif self._status_readers >= STATUS_READERS_MAX:
+            refusal = f"{STATUS_READERS_MAX} others are being told the status; ask again"
+        if refusal is not None:
+            connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
+            return refusal
+        self._status_readers += 1
+        try:
+            connection.send_frames([encode(m.Accepted()), self.board.frame()])
+            with trio.move_on_after(FAREWELL_S):
+                await connection.flush()
+        finally:
+            self._status_readers -= 1
+        return "was told the status"
+
+    async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> m.FromPeer | m.StatusRequest:
         """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
         with trio.CancelScope() as scope:
             stranger = self._strangers.enter(host, scope.cancel)
             try:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
-                opening: m.FromPeer = decode_body(body, m.FromPeer)
-                if isinstance(opening, m.Hello | m.BeatHello):
+                opening: m.FromPeer | m.StatusRequest = decode_body(body, m.FromPeer | m.StatusRequest)
+                if isinstance(opening, m.Hello | m.BeatHello | m.StatusRequest):
                     self._check_tls(opening, is_private)
                     await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
                     connection.trust()
@@ -190,8 +222,8 @@ class MasterServer:
         await connection.start_tls(TlsEnd(self._ssl_context))
         return True
 
-    def _check_tls(self, opening: m.Hello | m.BeatHello, is_private: bool) -> None:
-        if isinstance(opening, m.Hello) and self._ssl_context is not None and not is_private:
+    def _check_tls(self, opening: m.Hello | m.BeatHello | m.StatusRequest, is_private: bool) -> None:
+        if not isinstance(opening, m.BeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.BeatHello) and is_private:
             raise AuthError("signs of life go without TLS")  # the thread that hears them knows none

@@ -1,0 +1,116 @@
+"""`pccl status`: how a run stands, as its master sees it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pccl.cli.arguments import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pccl.status import RunStatus
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_ADDRESS = "127.0.0.1:48148"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "status",
+        help="show how a run stands",
+        description="Asks a master how its run stands: who is in it, who waits for whom, what was lost. Takes no part "
+        "in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+    )
+    parser.add_argument(
+        "address",
+        metavar="HOST:PORT",
+        nargs="?",
+        default=os.environ.get("PCCL_MASTER") or DEFAULT_ADDRESS,
+        help="the master's (default: PCCL_MASTER, else " + DEFAULT_ADDRESS + ")",
+    )
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=seconds,
+        nargs="?",
+        const=1.0,
+        help="show it again every so often until Ctrl-C (default: %(const)g)",
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON each time")
+    parser.add_argument("--token-file", metavar="FILE", help="the run's token (default: PCCL_TOKEN)")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=seconds, default=10.0, help="for an answer (default: %(default)g)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pccl import PCCLError
+    from pccl.cli.master import token_in
+    from pccl.status import run_status
+
+    try:
+        token = token_in(arguments.token_file) if arguments.token_file else None
+    except (ValueError, OSError) as error:
+        return _failed(error)
+
+    def ask() -> RunStatus:
+        return run_status(arguments.address, token=token, timeout=arguments.timeout)
+
+    try:
+        if arguments.watch is not None:
+            _watch(ask, arguments.watch, arguments.json)
+        status = ask()
+    except PCCLError as error:
+        return _failed(error.message)
+    if arguments.json:
+        _print_json(status)
+    else:
+        from rich.console import Console
+
+        from pccl.cli.status_table import render
+
+        Console().print(render(status))
+    return 0
+
+
+def _failed(why: object) -> int:
+    print(f"pccl status: {why}", file=sys.stderr)
+    return 1
+
+
+def _print_json(status: RunStatus) -> None:
+    import msgspec
+
+    print(msgspec.json.encode(status).decode(), flush=True)
+
+
+def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
+    """Until Ctrl-C, or until the first question fails. A master that is away for a while is waited for."""
+    if as_json:
+        while True:
+            _print_json(ask())
+            time.sleep(every_s)
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from pccl import PCCLError
+    from pccl.cli.status_table import render
+
+    shown = render(ask())
+    with Live(shown, console=Console(), screen=sys.stdout.isatty(), auto_refresh=False) as live:
+        while True:
+            live.refresh()
+            time.sleep(every_s)
+            try:
+                shown = render(ask())
+                live.update(shown)
+            except PCCLError as error:
+                live.update(Group(Text(error.message, style="bold red"), shown))

@@ -1,0 +1,120 @@
+"""A run's status for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pccl.status import MemberStatus, RunStatus
+
+EVENTS_SHOWN = 10
+LOSSES_SHOWN = 5
+STYLES = {"accepted": "green", "joining": "cyan", "pending": "yellow", "connecting": "dim"}
+LEVELS = {"warning": "yellow", "debug": "dim"}
+RATE_OVER_S = 10.0
+
+
+def render(status: RunStatus) -> RenderableType:
+    # Names and reasons are others' text: as Text they are never taken for markup.
+    return Group(*_head(status), _groups(status), _peers(status), *_losses(status), *_events(status))
+
+
+def _head(status: RunStatus) -> list[Text]:
+    totals = status.totals
+    accepted = sum(member.state == "accepted" for member in status.members)
+    changing = ", changing" if status.is_changing else ""
+    return [
+        Text.assemble(("run ", "dim"), (status.run, "bold"), f"  view {status.view}{changing}, term {status.term}, up ")
+        + Text(f"{span(status.uptime_s)}, pccl {status.version}"),
+        Text(
+            f"{accepted} peers, {len(status.members) - accepted} waiting; {ops_per_second(status):.1f} ops/s, "
+            f"{totals.ops_committed} committed, {totals.ops_aborted} aborted; {totals.joins} joins, "
+            f"{totals.losses} losses, {totals.leaves} left"
+        ),
+    ]
+
+
+def _table(*columns: str, title: str = "") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _groups(status: RunStatus) -> Table:
+    table = _table("group", "state", "revision", "epoch", "ring")
+    for group in status.groups:
+        state = "syncing" if group.is_syncing else group.state
+        ring = " → ".join(map(str, group.ring)) + (" → " if len(group.ring) > 1 else "")
+        revision = "-" if group.revision is None else str(group.revision)
+        table.add_row(str(group.group), state, revision, str(group.epoch), ring + ("(mesh)" if group.is_meshed else ""))
+    return table
+
+
+def _peers(status: RunStatus) -> Table:
+    table = _table("peer", "name", "group", "address", "state", "waits in")
+    for member in status.members:
+        table.add_row(
+            str(member.peer),
+            Text(member.name or "-"),
+            str(member.group),
+            member.address,
+            Text(member.state, style=STYLES.get(member.state, "")),
+            Text("; ".join(waits(member)) or "-"),
+        )
+    return table
+
+
+def waits(member: MemberStatus) -> Iterable[str]:
+    """All that this peer waits for, or is waited for, in words."""
+    if member.waiting is not None:
+        missing = f" for {_peers_named(member.waiting.missing)}" if member.waiting.missing else ""
+        yield f"{member.waiting.call}{missing}, {span(member.waiting.for_s)}"
+    for op in member.stalled_ops:
+        yield f"op with tag {op.tag} for {_peers_named(op.missing)}"
+    if member.answer_due_s is not None:
+        yield f"the master waits for its answer, {span(member.answer_due_s)}"
+    if not member.is_heard:
+        yield "gives no sign of life"
+
+
+def _peers_named(peers: list[int]) -> str:
+    return ("peer " if len(peers) == 1 else "peers ") + ", ".join(map(str, peers))
+
+
+def _losses(status: RunStatus) -> Iterable[Table]:
+    if status.losses:
+        table = _table("ago", "peer", "name", "reason", title="Losses")
+        for loss in status.losses[-LOSSES_SHOWN:]:
+            table.add_row(span(loss.age_s), str(loss.peer), Text(loss.name or "-"), Text(loss.reason))
+        yield table
+
+
+def _events(status: RunStatus) -> Iterable[Table]:
+    if status.events:
+        table = _table("ago", "event", title="Log")
+        for event in status.events[-EVENTS_SHOWN:]:
+            table.add_row(span(event.age_s), Text(event.text, style=LEVELS.get(event.level, "")))
+        yield table
+
+
+def ops_per_second(status: RunStatus) -> float:
+    """Over the last seconds."""
+    steps = status.course.steps[-1 - round(RATE_OVER_S / status.course.step_s) : -1]
+    return sum(step.ops_committed for step in steps) / (len(steps) * status.course.step_s) if steps else 0.0
+
+
+def span(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

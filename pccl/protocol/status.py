@@ -1,0 +1,123 @@
+"""What a run looks like from its master at one moment: the schema of what `pccl status`, the page and the metrics show.
+
+Plain values that travel as msgpack or JSON maps: a reader ignores fields that it does not know, and fields added later
+have defaults. Moments are told as ages in seconds, since clocks of different machines differ; texts are printable.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """Base of all below."""
+
+
+class Waiting(_Facts, frozen=True):
+    """A joint call that a peer waits in."""
+
+    call: str
+    for_s: float
+    """How long already."""
+    missing: list[int]
+    """Peers that have not made the call yet, the first of them; none: it is being carried out."""
+
+
+class StalledOp(_Facts, frozen=True):
+    """An op that a peer has waited in for long."""
+
+    tag: int
+    sequence: int
+    missing: list[int]
+    """Peers that are not done with it, the first of them."""
+
+
+class MemberStatus(_Facts, frozen=True):
+    peer: int
+    name: str
+    group: int
+    address: str
+    state: str
+    """connecting: no sign of life yet; pending: waits for an update_topology; joining: part of the view that is
+    prepared; accepted."""
+    known_s: float
+    """Since it said Hello."""
+    waiting: Waiting | None = None
+    stalled_ops: list[StalledOp] = []
+    answer_due_s: float | None = None
+    """For how long it has owed the master an answer to a change of membership."""
+    is_heard: bool = True
+    """It has a connection for signs of life."""
+
+
+class GroupStatus(_Facts, frozen=True):
+    group: int
+    ring: list[int]
+    epoch: int
+    """The view in which the ring last changed."""
+    state: str
+    """running; flushing: its ops stop after a loss; forming: links are made."""
+    is_meshed: bool
+    """Every pair has a link."""
+    revision: int | None
+    """Of the last sync_shared_state."""
+    undecided_ops: int
+    """Ops that some peers are done with."""
+    is_syncing: bool = False
+
+
+class Totals(_Facts, frozen=True):
+    """Counted since the master started."""
+
+    ops_committed: int = 0
+    ops_aborted: int = 0
+    """Of those that the master has heard of: a loss also ends ops that nobody is done with."""
+    joins: int = 0
+    losses: int = 0
+    """Accepted peers that are gone without having said so."""
+    leaves: int = 0
+
+
+class Loss(_Facts, frozen=True):
+    age_s: float
+    peer: int
+    name: str
+    group: int
+    reason: str
+
+
+class Event(_Facts, frozen=True):
+    """A line of the master's log."""
+
+    age_s: float
+    level: str
+    """debug, info or warning."""
+    text: str
+
+
+class Course(_Facts, frozen=True):
+    """The last minutes, step by step, oldest first. The last step is not over."""
+
+    step_s: float
+    steps: list[Totals]
+
+
+class RunStatus(_Facts, frozen=True):
+    run: str
+    term: int
+    version: str
+    """Of the master's pccl."""
+    uptime_s: float
+    peer_timeout_s: float
+    view: int
+    """The last view installed."""
+    is_changing: bool
+    """A further view is being made."""
+    groups: list[GroupStatus]
+    members: list[MemberStatus]
+    totals: Totals
+    course: Course
+    losses: list[Loss]
+    """The last ones, oldest first."""
+    events: list[Event]
+    """The last ones, oldest first."""

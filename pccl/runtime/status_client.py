@@ -1,0 +1,70 @@
+"""Asks a master how its run stands, without taking part in it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol.auth import AuthError
+from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, harmless
+from pccl.protocol.status import RunStatus
+from pccl.runtime import addresses, handshake, links
+from pccl.runtime.tls import TlsEnd, TlsError
+from pccl.runtime.wire import ConnectionLost, ControlConnection
+
+
+class NoStatus(Exception):  # noqa: N818 - named after what happened
+    """The text names the address and says why."""
+
+
+async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | None) -> RunStatus:
+    """NoStatus."""
+    where = addresses.join(host, port)
+    try:
+        stream = await trio.open_tcp_stream(host, port)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        raise NoStatus(
+            f"cannot reach a master at {where}: {links.innermost(error)}; is `pccl master` running there, and is the "
+            f"port open?"
+        ) from None
+    connection: ControlConnection[m.ToWatcher] = ControlConnection(
+        socket.socket(fileno=stream.socket.detach()), m.ToWatcher, OPENING_BYTES_MAX
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run_sender)
+            answer = await _converse(connection, token, ssl_context, host)
+            nursery.cancel_scope.cancel()
+    finally:
+        connection.close()
+    if isinstance(answer, str):
+        raise NoStatus(f"the master at {where}: {harmless(answer)}")
+    return answer
+
+
+async def _converse(
+    connection: ControlConnection[m.ToWatcher], token: str, ssl_context: ssl.SSLContext | None, host: str
+) -> RunStatus | str:
+    """The status, or why there is none."""
+    try:
+        if ssl_context is not None:
+            await connection.start_tls(TlsEnd(ssl_context, host))
+        request = m.StatusRequest(m.PROTOCOL_VERSION)
+        answer: m.ToWatcher = await handshake.dial(connection, token, None, request, m.ToWatcher)
+        if isinstance(answer, m.Accepted):
+            connection.trust()
+            answer = (await connection.receive())[0]
+    except ConnectionLost as error:
+        return f"lost it: {error}"
+    except TlsError as error:
+        return f"no TLS with it: {error}"
+    except AuthError as error:
+        return f"not accepted: {error}"
+    except ProtocolError as error:
+        return f"it does not speak as a pccl master does: {error}"
+    if isinstance(answer, m.Status):
+        return answer.run
+    return answer.reason if isinstance(answer, m.Goodbye) else "it says twice that it accepts us"

@@ -1,0 +1,69 @@
+"""How a run stands, as its master sees it: `run_status` asks from anywhere, without taking part in the run.
+
+from pccl.status import run_status
+print(run_status("host:48148").totals.ops_committed)
+"""
+
+from __future__ import annotations
+
+import ssl
+
+import trio
+
+from pccl import security
+from pccl.errors import PCCLError
+from pccl.protocol.status import (
+    Course,
+    Event,
+    GroupStatus,
+    Loss,
+    MemberStatus,
+    RunStatus,
+    StalledOp,
+    Totals,
+    Waiting,
+)
+from pccl.runtime import addresses, portal
+from pccl.runtime.status_client import NoStatus, ask
+from pccl.types import Result
+
+__all__ = [
+    "Course",
+    "Event",
+    "GroupStatus",
+    "Loss",
+    "MemberStatus",
+    "RunStatus",
+    "StalledOp",
+    "Totals",
+    "Waiting",
+    "run_status",
+]
+
+
+def run_status(
+    address: str, *, token: str | None = None, ssl_context: ssl.SSLContext | None = None, timeout: float = 10.0
+) -> RunStatus:
+    """Asks the master at `address` ("host:port"), within `timeout` seconds. `token` and `ssl_context` are those of a
+    peer, with the same environment variables as defaults. The run is not affected. Thread-safe.
+
+    PCCLError: INVALID_ARGUMENT, MASTER_CONNECTION_FAILED (the text says why), TIMEOUT.
+    """
+    secret = security.token(token, "run_status")
+    context = security.client_tls(ssl_context, "run_status")
+    try:
+        host, port = addresses.parse(address)
+    except ValueError as error:
+        raise PCCLError(Result.INVALID_ARGUMENT, "run_status", str(error)) from None
+
+    async def bounded() -> RunStatus:
+        with trio.fail_after(timeout):
+            return await ask(host, port, secret, context)
+
+    try:
+        return portal.current().call(bounded)
+    except NoStatus as error:
+        raise PCCLError(Result.MASTER_CONNECTION_FAILED, "run_status", str(error)) from None
+    except trio.TooSlowError:
+        text = f"no answer from {addresses.join(host, port)} within {timeout:g} s; is there a pccl master?"
+        raise PCCLError(Result.TIMEOUT, "run_status", text) from None

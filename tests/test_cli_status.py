@@ -1,0 +1,152 @@
+"""`pccl status` as a process, and the function behind it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pccl import MasterNode, PCCLError, ReduceOp, Result
+from pccl.cli.status_table import render, span
+from pccl.status import Event, Loss, MemberStatus, RunStatus, Waiting, run_status
+from tests.crew import Background, Crew, run_of, until
+
+TIMEOUT_S = 60.0
+CERTIFICATES = Path(__file__).parent / "certificates"
+
+
+def pccl_status(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "pccl", "status", *arguments]
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**ours, "COLUMNS": "160", **environment}
+    )
+
+
+def test_json_of_a_run(crew: Crew) -> None:
+    crew.join(3)
+    crew.each(lambda peer, i: peer.all_reduce(np.ones(10, np.float32), op=ReduceOp.SUM))
+    done = pccl_status(crew.address, "--json")
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert [member["state"] for member in status["members"]] == ["accepted"] * 3
+    assert status["groups"][0]["ring"] == [member["peer"] for member in status["members"]]
+    assert (status["totals"]["ops_committed"], status["totals"]["joins"]) == (1, 3)
+
+
+def test_table_of_a_run(crew: Crew) -> None:
+    crew.join(2)
+    crew.close(crew[1])
+    done = pccl_status(PCCL_MASTER=crew.address)
+    assert done.returncode == 0, done.stderr
+    assert "1 peers, 0 waiting" in done.stdout
+    assert "1 left" in done.stdout
+    assert "view 3" in done.stdout
+    assert "peer 2" in done.stdout
+
+
+def test_who_waits_for_whom_is_told_and_asking_disturbs_nobody(crew: Crew) -> None:
+    crew.join(2)
+    waiting = Background(crew[0].update_topology)
+    status = until(lambda: next((s for s in [run_status(crew.address)] if s.members[0].waiting), None), "a wait")
+    assert status is not None
+    wait = status.members[0].waiting
+    assert wait is not None
+    assert (wait.call, wait.missing) == ("update_topology", [status.members[1].peer])
+    crew[1].update_topology()
+    waiting.result()
+    after = run_status(crew.address)
+    assert (after.view, after.totals) == (status.view, status.totals)
+    assert len(after.members) == 2
+
+
+def test_a_token_is_asked_for_in_the_same_way_as_of_a_peer(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    with MasterNode("127.0.0.1:0", token="secret") as master:
+        assert pccl_status(master.address, "--token-file", str(path)).returncode == 0
+        assert pccl_status(master.address, PCCL_TOKEN="secret").returncode == 0
+        wrong = pccl_status(master.address, PCCL_TOKEN="guess")
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert "another token" in wrong.stderr
+        without = pccl_status(master.address, "--json")
+        assert (without.returncode, without.stdout) == (1, "")
+        assert "the dialing peer has none" in without.stderr
+
+
+def test_tls() -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "master.pem")
+    with MasterNode("localhost:0", ssl_context=context) as master:
+        with pytest.raises(PCCLError, match="asks for TLS"):
+            run_status(master.address)
+        done = pccl_status(master.address, PCCL_TLS_CA=str(CERTIFICATES / "ca.pem"))
+        assert done.returncode == 0, done.stderr
+
+
+def test_what_is_no_master_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(PCCLError, match="is there a pccl master") as caught:
+            run_status(address, timeout=0.2)
+        assert caught.value.result == Result.TIMEOUT
+
+        def babble() -> None:
+            server.accept()[0].close()  # the first one has timed out
+            connection = server.accept()[0]
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.recv(1000)
+            connection.close()
+
+        thread = threading.Thread(target=babble, daemon=True)
+        thread.start()
+        with pytest.raises(PCCLError, match="does not speak as a pccl master does"):
+            run_status(address)
+        thread.join(TIMEOUT_S)
+    done = pccl_status(address)
+    assert done.returncode == 1
+    assert "cannot reach a master" in done.stderr
+    with pytest.raises(PCCLError) as refused:
+        run_status("")
+    assert refused.value.result == Result.INVALID_ARGUMENT
+
+
+def test_watch_goes_on_while_the_run_does() -> None:
+    with run_of(1) as crew:
+        command = [sys.executable, "-P", "-m", "pccl", "status", crew.address, "--json", "--watch", "0.01"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            ups = [json.loads(process.stdout.readline())["uptime_s"] for _ in range(3)]
+            process.kill()
+    assert ups == sorted(ups)
+
+
+def test_the_table_takes_no_text_for_markup() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        empty = run_status(master.address)
+    odd = "[bold]x[/nonsense]"
+    waiting = Waiting("sync_shared_state", 75.0, [3, 4])
+    members = [MemberStatus(1, odd, 0, "10.0.0.1:5", "accepted", 1.0, waiting, [], 12.0, False)]
+    values = {name: getattr(empty, name) for name in empty.__struct_fields__}
+    values |= {"members": members, "losses": [Loss(100, 2, odd, 0, odd)], "events": [Event(1.0, "warning", odd)]}
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(RunStatus(**values)))
+    assert out.getvalue().count(odd) == 4
+    assert "sync_shared_state for peers 3, 4, 75 s; the master waits for its answer, 12 s; gives no" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.9, "9.9 s"), (60, "60 s"), (600, "10 min"), (10_000, "2.8 h")]
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert span(seconds) == text
