@@ -60,6 +60,14 @@ def test_a_peer_timeout_that_is_none_is_refused() -> None:
     assert "peer_timeout '0.0' is no number of seconds" in done.stderr
 
 
+def test_a_number_of_engine_threads_that_is_none_is_refused() -> None:
+    done = subprocess.run(
+        _pccl("master", "--listen", "127.0.0.1:0", "--engine-threads", "17"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "engine_threads '17' is no number within [1, 16]" in done.stderr
+
+
 def test_a_token_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("secret\n")

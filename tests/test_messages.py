@@ -30,7 +30,7 @@ WIRE = {
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe round_trip_us",
     "BeatHello": "protocol run peer auth=",
-    "Welcome": "peer run term accepted_peers auth= peer_timeout_s=",
+    "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads=",
     "Goodbye": "code reason",
     "Flush": "flush epoch",
     "Prepare": "view members rings commits= relink= lost=",

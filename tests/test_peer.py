@@ -23,13 +23,13 @@ E = TypeVar("E")
 class Rig:
     """Peer 2, a master that is spoken for, and what came out since one last looked."""
 
-    def __init__(self, connections: int = 1) -> None:
-        self.machine = ps.Peer(0, connections)
+    def __init__(self, connections: int = 1, may_grow: bool = False, engine_threads: int = 1) -> None:
+        self.machine = ps.Peer(0, connections, may_grow)
         self.links: dict[int, int] = {}
         """Link numbers by peer."""
         self.missing: dict[int, int] = {}
         """Connections that links lack before they stand."""
-        self.hear(m.Welcome(ME, "run", 1, 0))
+        self.hear(m.Welcome(ME, "run", 1, 0, engine_threads=engine_threads))
 
     def hear(self, *messages: m.FromMaster) -> list[ps.Effect]:
         for message in messages:
@@ -233,7 +233,7 @@ def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
     rig.machine.connection_lost(rig.links[1], "reset")
     (added,) = of(ps.AddConnections, rig.effects())
     assert (added.link, added.member.peer, added.made_in) == (rig.links[1], 1, 1)
-    assert (added.first, added.count, added.is_replacement) == (1, 1, True)
+    assert (list(added.indices), added.is_replacement) == ([1], True)
     assert rig.machine.link_connected(rig.links[1])
     rig.machine.connection_lost(rig.links[3], "reset")
     assert of(ps.AddConnections, rig.effects()) == [], "peer 3 dials"
@@ -250,11 +250,44 @@ def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> Non
         rig.machine.link_limited(rig.links[3])
         for added in of(ps.AddConnections, rig.effects()):
             assert not added.is_replacement
-            counts.append(added.count)
-            for _ in range(added.count):
+            counts.append(len(added.indices))
+            for _ in added.indices:
                 assert rig.machine.link_connected(rig.links[3])
     assert counts == [1, 2, 4, 8]
     assert 1 + sum(counts) == GROWN_CONNECTIONS_MAX
+
+
+def test_links_have_connections_to_each_lane() -> None:
+    """To begin with, where one is lost, and where a lane is held back."""
+    rig = Rig(may_grow=True, engine_threads=3)
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.missing == {rig.links[1]: 3, rig.links[3]: 3}
+    rig.connect(1)
+    rig.connect(3)
+    rig.hear(m.Install(1))
+    added = []
+    for lane in (2, 2, 0, 1):
+        rig.machine.connection_lost(rig.links[1], "reset", lane)
+        added += [(lane, *effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    assert added == [(2, 5), (2, 8), (0, 3), (1, 4)]
+    rig.machine.link_limited(rig.links[3], 1)
+    (grown,) = of(ps.AddConnections, rig.effects())
+    assert list(grown.indices) == [4], "as many more as the lane has"
+    for _ in range(3):
+        assert rig.machine.link_connected(rig.links[3])
+    rig.machine.link_limited(rig.links[3], 1)
+    (grown,) = of(ps.AddConnections, rig.effects())
+    assert list(grown.indices) == [7, 10]
+
+
+def test_links_with_more_connections_than_lanes_continue_their_numbers() -> None:
+    rig = Rig(connections=4, engine_threads=3)
+    rig.join([1, 2, 3])
+    added = []
+    for lane in (0, 1, 2, 1):
+        rig.machine.connection_lost(rig.links[1], "reset", lane)
+        added += [list(effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    assert added == [[6], [4], [5], [7]]
 
 
 def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:
@@ -666,7 +699,7 @@ def test_what_the_master_cannot_say_before_the_first_view(lie: m.FromMaster) -> 
 def test_welcome_starts_signs_of_life() -> None:
     machine = ps.Peer(0, 1)
     machine.received(m.Welcome(1, "run", 1, 0, peer_timeout_s=2.5))
-    assert machine.drain() == [ps.KeepBeats(2.5)]
+    assert machine.drain() == [ps.StartEngine(1), ps.KeepBeats(2.5)]
     assert machine.peer_timeout_s == 2.5
 
 
@@ -674,6 +707,22 @@ def test_welcome_starts_signs_of_life() -> None:
 def test_impossible_timeout_is_no_welcome(seconds: float) -> None:
     with pytest.raises(ProtocolError, match="timeout"):
         ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, peer_timeout_s=seconds))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 17])
+def test_impossible_number_of_engine_threads_is_no_welcome(threads: int) -> None:
+    with pytest.raises(ProtocolError, match="threads"):
+        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, engine_threads=threads))
+
+
+def test_peer_that_cannot_go_on_leaves_and_says_why(rig: Rig) -> None:
+    rig.launch(1)
+    rig.machine.fail("no threads")
+    effects = rig.effects()
+    assert m.Leave("no threads") in [effect.message for effect in of(ps.ToMaster, effects)]
+    assert of(ps.Ended, effects) == [ps.Ended(Result.INTERNAL_ERROR, "no threads")]
+    rig.machine.fail("again")
+    assert rig.effects() == []
 
 
 def test_peers_that_were_told_of_once_are_known_until_they_are_gone(rig: Rig) -> None:

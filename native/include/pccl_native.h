@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 7 };
+enum { PCCL_NATIVE_ABI = 8 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -110,8 +110,15 @@ typedef struct {
     uint32_t segment_bytes; /* largest payload of one frame, before quantization */
     uint32_t world_size;
     uint8_t algorithm; /* enum pccl_algorithm */
-    uint8_t reserved[7]; /* 0 */
+    /* A slice of an op is every n-th segment of it, and an op by itself: one of n engines of each rank can have it,
+     * and the result does not depend on n. Slices are numbered from 0 to last_slice, at most PCCL_SLICES_MAX - 1;
+     * both 0: the op is whole. */
+    uint8_t slice;
+    uint8_t last_slice;
+    uint8_t reserved[5]; /* 0 */
 } pccl_op_shape;
+
+enum { PCCL_SLICES_MAX = 16 };
 
 /* Names one op on the wire. `epoch` grows whenever the group's ring changes. */
 typedef struct {
@@ -307,6 +314,10 @@ int pccl_boxes_open(pccl_boxes *boxes, const uint8_t **plain, size_t *bytes);
 /* Payload bytes per frame that suit an op of this size with either algorithm; every rank computes the
  * same. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size);
+
+/* Into how many slices an op is best divided where each rank has so many engines; every rank computes the same. */
+uint32_t pccl_slices_default(
+    uint64_t count, uint32_t dtype, uint32_t segment_bytes, uint32_t world_size, uint32_t engines);
 
 /* The enum pccl_algorithm that suits an op of this size, where all ranks are linked with each other; every
  * rank computes the same. */

@@ -24,8 +24,8 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
 {
     pccl_put_u64(body, shape->count);
     body[8] = shape->dtype;
-    body[9] = shape->reduce_op;
-    body[10] = shape->quantization;
+    body[9] = (uint8_t)(shape->reduce_op | shape->slice << 4);
+    body[10] = (uint8_t)(shape->quantization | shape->last_slice << 4);
     body[11] = shape->quantized_dtype;
     pccl_put_u32(body + 12, shape->quantization_block);
     pccl_put_u32(body + 16, shape->segment_bytes);
@@ -37,8 +37,10 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     pccl_op_shape *shape = &frame->shape;
     shape->count = pccl_get_u64(body);
     shape->dtype = body[8];
-    shape->reduce_op = body[9];
-    shape->quantization = body[10];
+    shape->reduce_op = body[9] & 15;
+    shape->slice = body[9] >> 4;
+    shape->quantization = body[10] & 15;
+    shape->last_slice = body[10] >> 4;
     shape->quantized_dtype = body[11];
     shape->quantization_block = pccl_get_u32(body + 12);
     shape->segment_bytes = pccl_get_u32(body + 16);
@@ -50,6 +52,8 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
          shape->quantized_dtype != PCCL_CODE_INT4) ||
         shape->algorithm >= PCCL_ALGORITHM_COUNT)
         return "unknown dtype, reduce op, quantization or algorithm";
+    if (shape->slice > shape->last_slice)
+        return "no such slice";
     if (frame->type == PCCL_FRAME_READY && frame->payload_bytes != 0)
         return "payload after a READY frame";
     if (frame->type == PCCL_FRAME_EAGER && frame->payload_bytes == 0)
@@ -219,5 +223,6 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
            a->quantization == b->quantization && a->quantized_dtype == b->quantized_dtype &&
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
            a->world_size == b->world_size && a->algorithm == b->algorithm &&
+           a->slice == b->slice && a->last_slice == b->last_slice &&
            memcmp(a->reserved, b->reserved, sizeof a->reserved) == 0;
 }

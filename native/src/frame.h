@@ -7,7 +7,7 @@
  *     8  payload_bytes u32         12 payload_crc u32
  *    16  epoch u64   24 tag u64    32 sequence u64            40 group u32   44 header_crc u32
  *    48  24 bytes that depend on the type
- *          READY    count u64, dtype u8, reduce_op u8, quantization u8, quantized_dtype u8,
+ *          READY    count u64, dtype u8, reduce_op u4, slice u4, quantization u4, last_slice u4, quantized_dtype u8,
  *                   quantization_block u32, segment_bytes u32, world_size u24, algorithm u8
  *          EAGER    as READY
  *          SEGMENT  chunk u32, segment u32, hop u32, reserved 12 bytes

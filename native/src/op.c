@@ -39,6 +39,10 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (shape->algorithm >= PCCL_ALGORITHM_COUNT)
         return PCCL_E_INVALID;
+    if (shape->slice > shape->last_slice || shape->last_slice >= PCCL_SLICES_MAX)
+        return PCCL_E_INVALID;
+    if (shape->world_size == 1 && shape->last_slice > 0)
+        return PCCL_E_INVALID;
     if (shape->algorithm == PCCL_DIRECT && shape->world_size > 1 && request->rank_links == NULL)
         return PCCL_E_INVALID;
     if (shape->segment_bytes < element_bytes || shape->count > SIZE_MAX / 4 / element_bytes)
@@ -69,7 +73,7 @@ static int op_take_backup(pccl_op *op)
     if (op->segments_left == 0 || !pccl_op_is_in_place(op))
         return 0;
     int status = op_take(
-        op, op->request.shape.count * op->element_bytes, PCCL_POOL_COPY, &op->backup_block);
+        op, pccl_tiling_elements(&op->tiling) * op->element_bytes, PCCL_POOL_COPY, &op->backup_block);
     op->backup = op->backup_block.at;
     return status;
 }
@@ -172,7 +176,8 @@ int pccl_op_create(
     memset(&tiling, 0, sizeof tiling);
     uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
     if (shape->world_size > 1) {
-        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape->world_size);
+        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape->world_size,
+                         shape->slice, shape->last_slice + 1u);
         segments = pccl_tiling_segments(&tiling);
         if (segments >= UINT32_MAX || segments > SIZE_MAX / 2 / sizeof(pccl_op_segment))
             return PCCL_E_INVALID;
@@ -237,7 +242,7 @@ void pccl_op_stop(pccl_op *op)
 const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range)
 {
     PCCL_ASSERT(op->backup == NULL || op->segments[index].saved == range.count);
-    return op->backup != NULL ? op->backup + range.first * op->element_bytes : pccl_op_send_at(op, range);
+    return op->backup != NULL ? op->backup + range.place * op->element_bytes : pccl_op_send_at(op, range);
 }
 
 /* Elements up to number `end`. */
@@ -245,7 +250,7 @@ static void op_save_until(pccl_op *op, uint32_t index, pccl_range range, size_t 
 {
     pccl_op_segment *segment = &op->segments[index];
     size_t offset_bytes = (size_t)segment->saved * op->element_bytes;
-    memcpy(op->backup + range.first * op->element_bytes + offset_bytes,
+    memcpy(op->backup + range.place * op->element_bytes + offset_bytes,
            pccl_op_recv_at(op, range) + offset_bytes, (end - segment->saved) * op->element_bytes);
     segment->saved = (uint32_t)end;
 }
@@ -260,7 +265,7 @@ const uint8_t *pccl_op_take_own(
     size_t saved = op->segments[index].saved;
     if (first < saved) {
         *elements = pccl_min_size(*elements, saved - first);
-        return op->backup + range.first * op->element_bytes + offset_bytes;
+        return op->backup + range.place * op->element_bytes + offset_bytes;
     }
     PCCL_ASSERT(first == saved);
     op_save_until(op, index, range, first + *elements);
@@ -303,7 +308,7 @@ void pccl_op_restore(pccl_op *op)
         uint32_t segment;
         pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
         pccl_range range = pccl_tiling_range(&op->tiling, chunk, segment);
-        memcpy(pccl_op_recv_at(op, range), op->backup + range.first * op->element_bytes,
+        memcpy(pccl_op_recv_at(op, range), op->backup + range.place * op->element_bytes,
                saved * op->element_bytes);
         op->segments[index].saved = 0;
     }

@@ -2,17 +2,45 @@
 
 #include "pccl_native.h"
 
-void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elements, uint32_t world_size)
+/* How many of `all` segments the slice has. */
+static uint64_t tiling_own(const pccl_tiling *tiling, uint64_t all)
 {
-    PCCL_ASSERT(world_size >= 2 && world_size <= PCCL_WORLD_MAX && segment_elements > 0);
+    return all <= tiling->slice ? 0 : pccl_div_up_u64(all - tiling->slice, tiling->slices);
+}
+
+/* How many elements of a chunk of so many. */
+static uint64_t tiling_own_elements(const pccl_tiling *tiling, uint64_t elements)
+{
+    uint64_t whole = elements / tiling->segment_elements;
+    uint64_t rest = whole % tiling->slices == tiling->slice ? elements % tiling->segment_elements : 0;
+    return tiling_own(tiling, whole) * tiling->segment_elements + rest;
+}
+
+void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elements, uint32_t world_size,
+                      uint32_t slice, uint32_t slices)
+{
+    PCCL_ASSERT(world_size >= 2 && world_size <= PCCL_WORLD_MAX && segment_elements > 0 && slice < slices);
     tiling->count = count;
     tiling->world_size = world_size;
     tiling->segment_elements = segment_elements;
+    tiling->slice = slice;
+    tiling->slices = slices;
     tiling->long_chunks = (uint32_t)(count % world_size);
     tiling->chunk_elements = count / world_size;
-    tiling->short_segments = pccl_div_up_u64(tiling->chunk_elements, segment_elements);
-    tiling->long_segments = pccl_div_up_u64(tiling->chunk_elements + 1, segment_elements);
+    tiling->short_segments = tiling_own(tiling, pccl_div_up_u64(tiling->chunk_elements, segment_elements));
+    tiling->long_segments = tiling_own(tiling, pccl_div_up_u64(tiling->chunk_elements + 1, segment_elements));
+    tiling->short_elements = tiling_own_elements(tiling, tiling->chunk_elements);
+    tiling->long_elements = tiling_own_elements(tiling, tiling->chunk_elements + 1);
 }
+
+/* Of the slice, before a chunk. */
+static uint64_t tiling_place(const pccl_tiling *tiling, uint32_t chunk)
+{
+    uint32_t longs = chunk < tiling->long_chunks ? chunk : tiling->long_chunks;
+    return longs * tiling->long_elements + (chunk - longs) * tiling->short_elements;
+}
+
+uint64_t pccl_tiling_elements(const pccl_tiling *tiling) { return tiling_place(tiling, tiling->world_size); }
 
 uint64_t pccl_tiling_segments(const pccl_tiling *tiling)
 {
@@ -49,10 +77,11 @@ pccl_range pccl_tiling_range(const pccl_tiling *tiling, uint32_t chunk, uint64_t
 {
     uint64_t longer = chunk < tiling->long_chunks;
     uint64_t chunk_first = chunk * tiling->chunk_elements + (longer ? chunk : tiling->long_chunks);
-    uint64_t offset = segment * tiling->segment_elements;
+    uint64_t offset = (segment * tiling->slices + tiling->slice) * tiling->segment_elements;
     PCCL_ASSERT(chunk < tiling->world_size && segment < pccl_tiling_chunk_segments(tiling, chunk));
     pccl_range range;
     range.first = chunk_first + offset;
+    range.place = tiling_place(tiling, chunk) + segment * tiling->segment_elements;
     range.count = (uint32_t)pccl_min_u64(tiling->segment_elements, tiling->chunk_elements + longer - offset);
     return range;
 }
@@ -84,4 +113,18 @@ uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t wor
     while (bytes < SEGMENT_BYTES_MAX && bytes * SEGMENTS_PER_CHUNK < chunk_bytes)
         bytes *= 2;
     return (uint32_t)bytes;
+}
+
+/* A slice costs each rank a submit and an announcement; four segments of each chunk are worth that, and keep
+ * a slice's pipeline full. */
+uint32_t pccl_slices_default(
+    uint64_t count, uint32_t dtype, uint32_t segment_bytes, uint32_t world_size, uint32_t engines)
+{
+    enum { SEGMENTS_PER_SLICE = 4 };
+    uint32_t element_bytes = pccl_dtype_bytes(dtype);
+    if (element_bytes == 0 || segment_bytes < element_bytes || world_size < 2)
+        return 1;
+    uint64_t chunk_segments = count / world_size / (segment_bytes / element_bytes);
+    uint64_t slices = pccl_min_u64(pccl_min_u64(engines, PCCL_SLICES_MAX), chunk_segments / SEGMENTS_PER_SLICE);
+    return (uint32_t)pccl_max_u64(1, slices);
 }

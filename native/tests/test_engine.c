@@ -643,6 +643,9 @@ static void invalid_requests_are_refused(void)
     REFUSED(bad.rounding = PCCL_ROUNDING_COUNT);
     REFUSED(bad.key.reserved = 1);
     REFUSED(bad.shape.reserved[3] = 1);
+    REFUSED(bad.shape.slice = 1);
+    REFUSED(bad.shape.last_slice = PCCL_SLICES_MAX);
+    REFUSED((bad.rank = 0, bad.shape.world_size = 1, bad.shape.last_slice = 1));
     REFUSED(bad.shape.algorithm = PCCL_ALGORITHM_COUNT);
     REFUSED((bad.shape.algorithm = PCCL_DIRECT, bad.rank_links = NULL));
     REFUSED((bad.shape.quantization = PCCL_QUANT_MIN_MAX, bad.shape.quantized_dtype = PCCL_UINT8,

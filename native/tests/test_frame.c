@@ -30,6 +30,8 @@ static pccl_frame ready_frame(void)
     frame.shape.segment_bytes = 0x61626364;
     frame.shape.world_size = 0x727374;
     frame.shape.algorithm = PCCL_DIRECT;
+    frame.shape.slice = 5;
+    frame.shape.last_slice = 9;
     return frame;
 }
 

@@ -43,6 +43,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="how long a peer may give no sign of life before the others go on without it, and the master before the "
         "peers give it up (default: PCCL_PEER_TIMEOUT, else 5)",
     )
+    parser.add_argument(
+        "--engine-threads",
+        metavar="N",
+        type=int,
+        help="threads that move each peer's payload, 1 to 16: more where machines have cores to spare and links that "
+        "are faster than one of them (default: PCCL_ENGINE_THREADS, else 1)",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
     parser.add_argument(
@@ -66,7 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
         token = token_in(arguments.token_file) if arguments.token_file else None
         context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
         node = MasterNode(
-            listen_address=arguments.listen, token=token, ssl_context=context, peer_timeout=arguments.peer_timeout
+            listen_address=arguments.listen,
+            token=token,
+            ssl_context=context,
+            peer_timeout=arguments.peer_timeout,
+            engine_threads=arguments.engine_threads,
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:

@@ -76,6 +76,8 @@ LONG_WAIT_S = 10.0
 class MasterOptions:
     peer_timeout_s: float = 5.0
     """How long a peer may give no sign of life."""
+    engine_threads: int = 1
+    """Of each peer, up to ENGINE_THREADS_MAX."""
     hello_timeout_s: float = 10.0
     """How long a connection may stay silent before it says Hello, and a peer then until its first sign of life."""
     answer_timeout_s: float = 90.0
@@ -400,7 +402,14 @@ class Master:
         self._members[peer] = _Member(peer, connection, message, hosts, self._now)
         self._peer_of[connection] = peer
         self._beats_due_at[peer] = self._now + self.options.hello_timeout_s
-        welcome = m.Welcome(peer, self.run, self.term, self._accepted, peer_timeout_s=self.options.peer_timeout_s)
+        welcome = m.Welcome(
+            peer,
+            self.run,
+            self.term,
+            self._accepted,
+            peer_timeout_s=self.options.peer_timeout_s,
+            engine_threads=self.options.engine_threads,
+        )
         self._say(connection, welcome)
         self._log("info", f"{self._members[peer]} from {host} wants to join group {message.group}")
 

@@ -24,6 +24,8 @@ PROTOCOL_VERSION = 4
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
 """Bounds of `Welcome.peer_timeout_s`."""
+ENGINE_THREADS_MAX = 16
+"""Bound of `Welcome.engine_threads`."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS}
 """The codes that may say why something failed."""
@@ -235,6 +237,8 @@ class Welcome(Message, frozen=True):
     auth: bytes = b""
     peer_timeout_s: float = 5.0
     """Whoever is silent for longer counts as lost, on either side."""
+    engine_threads: int = 1
+    """Lanes of each peer. A link's connection belongs to lane `LinkHello.index` modulo their number on both sides."""
 
 
 class Goodbye(Message, frozen=True):

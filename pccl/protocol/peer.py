@@ -25,6 +25,10 @@ either end adds as many as there are while the engine finds that their windows h
 bandwidth times its round trip, which nobody can know before. A link that the network holds back gains nothing by
 more streams, they only crowd each other.
 
+Where engines have several threads, or lanes, each connection belongs to one of them by its index, on both sides, and
+every link begins with a connection to each lane. A lost one is replaced in its lane, and a lane that is held back by
+windows grows by itself.
+
 A link between two live peers that carries nothing any more is missed by whichever end has something lying on it, after
 half the peer timeout, and made anew; the other half is for that, so that a path that stays black is known after a peer
 timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the one that
@@ -40,7 +44,7 @@ from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind, OpRef
+from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind, OpRef
 from pccl.protocol.topology import linked_peers, neighbours
 from pccl.types import Result
 
@@ -174,9 +178,7 @@ class AddConnections:
     link: int
     member: m.Member
     made_in: int
-    first: int
-    """Index of the first."""
-    count: int
+    indices: range
     is_replacement: bool
     timeout_s: float
 
@@ -223,6 +225,13 @@ class Log:
 
 
 @dataclass(frozen=True)
+class StartEngine:
+    """The engine shall have so many threads. There are no links before."""
+
+    threads: int
+
+
+@dataclass(frozen=True)
 class KeepBeats:
     """Exchange signs of life with the master over a connection of their own, made anew when closed. After `timeout_s`
     of silence: `master_lost`."""
@@ -232,6 +241,7 @@ class KeepBeats:
 
 Effect = (
     ToMaster
+    | StartEngine
     | KeepBeats
     | SubmitOp
     | FreezeOps
@@ -279,8 +289,8 @@ class _Link:
     connected: int = 0
     is_up: bool = False
     """All of them were there at once; further ones may come, and any but the last may go."""
-    extras: int = 0
-    """Connections dialled beyond those."""
+    extras: dict[int, int] = field(default_factory=dict)
+    """Connections dialled beyond those, by lane."""
 
 
 @dataclass
@@ -314,6 +324,8 @@ class Peer:
         self.run = ""
         self.peer_timeout_s = 0.0
         """The master has said how long a silence means a loss; 0 before."""
+        self.engine_threads = 1
+        """As the master has said."""
         self.view: View | None = None
         self.is_over = False
         self._effects: list[Effect] = []
@@ -414,6 +426,12 @@ class Peer:
             self._effects.append(ToMaster(m.Leave(reason)))
             self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
+    def fail(self, reason: str) -> None:
+        """What cannot be gone on without is missing on this side."""
+        if not self.is_over:
+            self._effects.append(ToMaster(m.Leave(reason)))
+            self._end(Result.INTERNAL_ERROR, reason)
+
     # What the master says.
 
     def received(self, message: m.FromMaster) -> None:
@@ -429,9 +447,13 @@ class Peer:
             raise ProtocolError("a second Welcome")
         if not PEER_TIMEOUT_S_MIN <= message.peer_timeout_s <= PEER_TIMEOUT_S_MAX:
             raise ProtocolError(f"a peer timeout of {message.peer_timeout_s} s")
+        if not 1 <= message.engine_threads <= ENGINE_THREADS_MAX:
+            raise ProtocolError(f"{message.engine_threads} engine threads")
         self.peer = message.peer
         self.run = message.run
         self.peer_timeout_s = message.peer_timeout_s
+        self.engine_threads = message.engine_threads
+        self._effects.append(StartEngine(self.engine_threads))
         self._effects.append(KeepBeats(self.peer_timeout_s))
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
@@ -633,7 +655,7 @@ class Peer:
             self._answer_prepare()
         return True
 
-    def connection_lost(self, link: int, reason: str) -> None:
+    def connection_lost(self, link: int, reason: str, lane: int = 0) -> None:
         """A connection of a link broke; the link goes on with its others."""
         found = next((each for each in self._links.values() if each.link == link), None)
         if found is None:
@@ -644,17 +666,17 @@ class Peer:
         if found.is_up:
             found.connected -= 1
             if found.dial:
-                self._add_connections(found, 1, is_replacement=True)
+                self._add_connections(found, lane, 1, is_replacement=True)
 
-    def link_limited(self, link: int) -> None:
-        """All connections of a link are held back by their windows."""
+    def link_limited(self, link: int, lane: int = 0) -> None:
+        """All connections that a link has in a lane are held back by their windows."""
         found = next((each for each in self._links.values() if each.link == link), None)
         if found is None or not found.is_up or not self.may_grow or found.connected >= GROWN_CONNECTIONS_MAX:
             return
-        count = min(found.connected, GROWN_CONNECTIONS_MAX - found.connected)
+        count = min(found.connected // self.engine_threads, GROWN_CONNECTIONS_MAX - found.connected)
         text = f"windows hold back the link with peer {found.peer}: {count} connections more than {found.connected}"
         self._effects.append(Log("info", text))
-        self._add_connections(found, count, is_replacement=False)
+        self._add_connections(found, lane, count, is_replacement=False)
 
     def link_failed(self, link: int, reason: str) -> None:
         found = next((each for each in self._links.values() if each.link == link), None)
@@ -798,21 +820,25 @@ class Peer:
         reach_s = self.link_timeout_s if is_urgent else timeout_s
         if is_urgent and not is_needed and not dial:
             timeout_s = min(timeout_s, reach_s + GRACE_S)
-        link = _Link(self._next_link, peer, made_in, max(self.connections, member.connections), dial)
+        connections = max(self.connections, member.connections, self.engine_threads)
+        link = _Link(self._next_link, peer, made_in, connections, dial)
         self._next_link += 1
         self._links[peer] = link
         self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
 
-    def _add_connections(self, link: _Link, count: int, is_replacement: bool) -> None:
+    def _add_connections(self, link: _Link, lane: int, count: int, is_replacement: bool) -> None:
         member = self._members.get(link.peer)
         if count <= 0 or member is None or self.is_over:
             return
-        first = link.connections + link.extras
-        link.extras += count
+        lanes = self.engine_threads
+        extras = link.extras.get(lane, 0)
+        link.extras[lane] = extras + count
+        first = link.connections + (lane - link.connections) % lanes + extras * lanes
+        indices = range(first, first + count * lanes, lanes)
         self._effects.append(
             AddConnections(
-                link.link, member, link.made_in, first, count, is_replacement, LINK_TIMEOUTS * self.peer_timeout_s
+                link.link, member, link.made_in, indices, is_replacement, LINK_TIMEOUTS * self.peer_timeout_s
             )
         )
 

@@ -1,4 +1,5 @@
-"""The C engine as the session sees it: plain numbers in, a batch of events out.
+"""A C engine, one thread of this process: plain numbers in, a batch of events out. A communicator has one or more of
+them, see `lanes`.
 
 Methods may be called from any thread except where they
 say otherwise; none waits for the network.
@@ -75,6 +76,14 @@ class OpEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class OpRefused:
+    """It had been submitted, but is not taken after all, and its buffers are as they were."""
+
+    op: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFrozen:
     epoch: int
 
@@ -91,6 +100,7 @@ class ConnectionLost:
 
     link: int
     reason: str
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,50 +108,23 @@ class LinkLimited:
     """More connections would let it send faster."""
 
     link: int
+    lane: int = 0
 
 
-EngineEvent = OpDone | OpMismatch | OpEnded | GroupFrozen | LinkLost | ConnectionLost | LinkLimited
+EngineEvent = OpDone | OpMismatch | OpEnded | OpRefused | GroupFrozen | LinkLost | ConnectionLost | LinkLimited
 
 
-class Engine:
-    """Owns the engine thread from construction to `close`."""
+class OpRequest:
+    """An op in the engine's terms, filled anew for each. Only from one thread at a time."""
 
-    def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        options = ffi.new("pccl_engine_options *")
-        lib.pccl_engine_options_default(options)
-        options.force_poll = force_poll
-        error = ffi.new("char[256]")
-        self._handle = lib.pccl_engine_create(options, error, len(error))
-        if self._handle == ffi.NULL:
-            raise OSError(f"the engine cannot start: {_text(error)}")
-        self._group = group
+    def __init__(self, group: int, segment_bytes: int = 0) -> None:
+        """`segment_bytes` 0: what suits the op."""
         self._segment_bytes = segment_bytes
-        self._events = ffi.new("pccl_event[]", EVENTS_MAX)
-        self._request = ffi.new("pccl_op_request *")
-        self._stats = ffi.new("pccl_engine_stats *")
-        self._closing = threading.Lock()
+        self._rank_links: Any = ffi.NULL
+        self.native = ffi.new("pccl_op_request *")
+        self.native.key.group = group
 
-    @property
-    def event_fd(self) -> int:
-        """Readable while `events` has something to return."""
-        fd: int = lib.pccl_engine_event_fd(self._handle)
-        return fd
-
-    def close(self) -> None:
-        """Stops the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
-        called meanwhile and later."""
-        self.stats()
-        with self._closing:
-            handle, self._handle = self._handle, ffi.NULL
-        if handle != ffi.NULL:
-            lib.pccl_engine_destroy(handle)
-
-    def forget_after_fork(self) -> None:
-        if self._handle != ffi.NULL:
-            lib.pccl_engine_forget_after_fork(self._handle)
-            self._handle = ffi.NULL
-
-    def submit(
+    def fill(
         self,
         op: int,
         spec: OpSpec,
@@ -153,14 +136,13 @@ class Engine:
         links: Sequence[int],
         is_meshed: bool,
     ) -> None:
-        """`links` is the link to each rank, 0 where there is none; `is_meshed`: there is one to each. Only from one
-        thread at a time. ValueError for what the engine does not take."""
-        request = self._request
+        """`links` is the link to each rank, 0 where there is none; `is_meshed`: there is one to each. ValueError for
+        an algorithm that this leaves no way for."""
+        request = self.native
         request.op = op
         request.key.epoch = epoch
         request.key.tag = spec.tag
         request.key.sequence = sequence
-        request.key.group = self._group
         shape = request.shape
         shape.count = spec.buffers.count
         shape.dtype = spec.dtype
@@ -193,11 +175,65 @@ class Engine:
         request.rank = rank
         request.link_prev = links[rank - 1]
         request.link_next = links[(rank + 1) % world_size]
-        rank_links = ffi.new("uint64_t[]", links) if algorithm is ReduceAlgorithm.DIRECT else ffi.NULL
-        request.rank_links = rank_links
+        self._rank_links = ffi.new("uint64_t[]", links) if algorithm is ReduceAlgorithm.DIRECT else ffi.NULL
+        request.rank_links = self._rank_links
         request.send = ffi.cast("void *", spec.buffers.send)
         request.recv = ffi.cast("void *", spec.buffers.recv)
-        self._check(lib.pccl_engine_submit(self._handle, request), "submit")
+
+    def slices(self, engines: int) -> int:
+        """Into how many slices the op is best divided where each peer has so many engines."""
+        shape = self.native.shape
+        found: int = lib.pccl_slices_default(shape.count, shape.dtype, shape.segment_bytes, shape.world_size, engines)
+        return found
+
+    def cut(self, number: int, slices: int) -> None:
+        """Makes it one slice of the op, or the whole again: the only slice of one."""
+        self.native.shape.slice = number
+        self.native.shape.last_slice = slices - 1
+
+
+class Engine:
+    """Owns the engine thread from construction to `close`."""
+
+    def __init__(self, group: int, force_poll: bool = False, engines: int = 1) -> None:
+        """`engines` share what memory a communicator may hold. OSError if the system denies a thread or else."""
+        options = ffi.new("pccl_engine_options *")
+        lib.pccl_engine_options_default(options)
+        options.force_poll = force_poll
+        options.pool_bytes_max //= engines
+        options.op_scratch_bytes_max //= engines
+        error = ffi.new("char[256]")
+        self._handle = lib.pccl_engine_create(options, error, len(error))
+        if self._handle == ffi.NULL:
+            raise OSError(f"the engine cannot start: {_text(error)}")
+        self._group = group
+        self._events = ffi.new("pccl_event[]", EVENTS_MAX)
+        self._stats = ffi.new("pccl_engine_stats *")
+        self._closing = threading.Lock()
+
+    @property
+    def event_fd(self) -> int:
+        """Readable while `events` has something to return."""
+        fd: int = lib.pccl_engine_event_fd(self._handle)
+        return fd
+
+    def close(self) -> None:
+        """Stops the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
+        called meanwhile and later."""
+        self.stats()
+        with self._closing:
+            handle, self._handle = self._handle, ffi.NULL
+        if handle != ffi.NULL:
+            lib.pccl_engine_destroy(handle)
+
+    def forget_after_fork(self) -> None:
+        if self._handle != ffi.NULL:
+            lib.pccl_engine_forget_after_fork(self._handle)
+            self._handle = ffi.NULL
+
+    def submit(self, request: OpRequest) -> None:
+        """ValueError for what the engine does not take."""
+        self._check(lib.pccl_engine_submit(self._handle, request.native), "submit")
 
     def end(self, op: int, verdict: Verdict) -> None:
         """Ends with an OpEnded, but for COMMIT_BY_ALL."""
@@ -288,4 +324,7 @@ def _describe(shape: Any) -> str:
         if shape.quantization_block:
             text += f" in blocks of {shape.quantization_block}"
     algorithm = name(ReduceAlgorithm, shape.algorithm)
-    return text + f" ({algorithm}, world {shape.world_size}, segments of {shape.segment_bytes} bytes)"
+    text += f" ({algorithm}, world {shape.world_size}, segments of {shape.segment_bytes} bytes"
+    if shape.last_slice:
+        text += f", slice {shape.slice} of {shape.last_slice + 1}"
+    return text + ")"

@@ -83,12 +83,13 @@ async def dial_link(
     hello: Callable[[int], m.LinkHello],
     connections: int,
     token: str,
-    take: Callable[[trio.socket.SocketType, Keys | None], None],
+    take: Callable[[int, trio.socket.SocketType, Keys | None], None],
     reach_s: float,
     timeout_s: float,
 ) -> None:
-    """All connections of a link, at once. `take` gets each as it stands. LinkError names the first failure: at the
-    latest after `timeout_s`, and after `reach_s` if the network has carried nothing to the other side and back."""
+    """All connections of a link, at once. `take` gets each with its index, as it stands. LinkError names the first
+    failure: at the latest after `timeout_s`, and after `reach_s` if the network has carried nothing to the other side
+    and back."""
     failure: LinkError | None = None
     start_s = trio.current_time()
     bound_s = min(reach_s, timeout_s)
@@ -101,7 +102,7 @@ async def dial_link(
     async def one(index: int) -> None:
         nonlocal failure
         try:
-            take(*await dial(member, master_host, hello(index), token, reached))
+            take(index, *await dial(member, master_host, hello(index), token, reached))
         except LinkError as error:
             failure = failure or error
             nursery.cancel_scope.cancel()

@@ -34,6 +34,7 @@ from pccl.runtime import addresses, handshake, links
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.inherited import close_in_child
+from pccl.runtime.lanes import Lanes
 from pccl.runtime.latch import Latch, wait_any
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.sealed import SealedStream
@@ -181,7 +182,7 @@ class PeerSession:
         self,
         connection: ControlConnection[m.FromMaster],
         listener: socket.socket,
-        engine: native.Engine,
+        engine: Lanes,
         options: SessionOptions,
         master_name: str,
     ) -> None:
@@ -362,7 +363,6 @@ class PeerSession:
             self._nursery = nursery
             nursery.start_soon(self._connection.run_sender)
             nursery.start_soon(self._read_master, hello)
-            nursery.start_soon(self._read_engine)
             nursery.start_soon(self._accept)
             nursery.start_soon(self._watch_clock)
             await self._ended.wait()
@@ -439,9 +439,18 @@ class PeerSession:
         self._connection.trust()
         return answer
 
-    async def _read_engine(self) -> None:
+    def _start_engine(self, effect: ps.StartEngine) -> None:
+        try:
+            self._engine.divide(effect.threads)
+        except OSError as error:
+            self._machine.fail(f"{effect.threads} engine threads cannot be had: {error}")
+            return
+        for event_fd in self._engine.event_fds:
+            self._spawn(self._read_engine, event_fd)
+
+    async def _read_engine(self, event_fd: int) -> None:
         while True:
-            await trio.lowlevel.wait_readable(self._engine.event_fd)
+            await trio.lowlevel.wait_readable(event_fd)
             for event in self._engine.events():
                 if isinstance(event, native.OpDone):
                     self._machine.op_done(event.op, event.tx_bytes, event.rx_bytes)
@@ -449,14 +458,16 @@ class PeerSession:
                     self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
                 elif isinstance(event, native.OpMismatch):
                     self._machine.op_mismatch(event.op, self._mismatch_text(event))
+                elif isinstance(event, native.OpRefused):
+                    self._machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason)
                 elif isinstance(event, native.GroupFrozen):
                     self._machine.frozen(event.epoch)
                 elif isinstance(event, native.LinkLost):
                     self._machine.link_lost(event.link, event.reason)
                 elif isinstance(event, native.ConnectionLost):
-                    self._machine.connection_lost(event.link, event.reason)
+                    self._machine.connection_lost(event.link, event.reason, event.lane)
                 else:
-                    self._machine.link_limited(event.link)
+                    self._machine.link_limited(event.link, event.lane)
             self._pump()
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
@@ -612,7 +623,7 @@ class PeerSession:
         self._spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
 
     def _add_connections(self, effect: ps.AddConnections) -> None:
-        for index in range(effect.first, effect.first + effect.count):
+        for index in effect.indices:
             scope = trio.CancelScope()
             self._making[effect.link].append(scope)
             self._spawn(self._add_connection, effect, index, scope)
@@ -636,7 +647,7 @@ class PeerSession:
         )
 
     async def _add_connection(self, effect: ps.AddConnections, index: int, scope: trio.CancelScope) -> None:
-        hello = self._link_hello(effect, index, effect.first + effect.count)
+        hello = self._link_hello(effect, index, index + 1)
         pause_s = REDIAL_S
         with scope:
             while True:
@@ -647,7 +658,7 @@ class PeerSession:
                     except links.LinkError as error:
                         reason = str(error)
                     else:
-                        self._take_connection(effect.link, sock, keys)
+                        self._take_connection(effect.link, index, sock, keys)
                         return
                 logger.info("no further connection to peer %d: %s", effect.member.peer, reason)
                 if not effect.is_replacement:
@@ -662,8 +673,8 @@ class PeerSession:
         def hello(index: int) -> m.LinkHello:
             return self._link_hello(effect, index, effect.connections)
 
-        def take(sock: trio.socket.SocketType, keys: Keys | None) -> None:
-            self._take_connection(effect.link, sock, keys)
+        def take(index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
+            self._take_connection(effect.link, index, sock, keys)
 
         with scope:
             try:
@@ -689,9 +700,9 @@ class PeerSession:
             self._machine.link_failed(effect.link, reason)
             self._pump()
 
-    def _take_connection(self, link: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
+    def _take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         if self._machine.link_connected(link):
-            self._engine.link_add(link, sock.detach(), keys if self._options.encrypt else None)
+            self._engine.link_add(link, index, sock.detach(), keys if self._options.encrypt else None)
         else:
             sock.close()
         self._pump()
@@ -775,7 +786,7 @@ class PeerSession:
                 await heard.wait()
             if isinstance(offered, int):
                 await send_message(sock, m.Accepted())
-                self._take_connection(offered, sock, keys)
+                self._take_connection(offered, opening.index, sock, keys)
                 return None
             refusal = offered
         if refusal is None and isinstance(opening, m.StateHello):
@@ -893,6 +904,7 @@ class PeerSession:
         ps.RunProbe: _run_probe,
         ps.Installed: _installed,
         ps.Ended: _session_ended,
+        ps.StartEngine: _start_engine,
         ps.KeepBeats: _keep_beats,
         ps.Log: _log,
     }
@@ -918,7 +930,7 @@ async def open_session(address: str, options: SessionOptions) -> PeerSession:
             raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
         undo.callback(listener.close)
         try:
-            engine = native.Engine(options.group, options.segment_bytes, options.force_poll)
+            engine = Lanes(options.group, options.segment_bytes, options.force_poll)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(engine.close)

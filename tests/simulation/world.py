@@ -744,6 +744,8 @@ class World:
                 assert node.in_call not in m.Kind.EXCLUSIVE or not node.machine.open_ops
             elif isinstance(effect.message, m.LinksReady):
                 node.ready = effect.message.view
+        elif isinstance(effect, ps.StartEngine):
+            assert not node.links
         elif isinstance(effect, ps.KeepBeats):
             node.beats_timeout_s = effect.timeout_s
             node.master_heard_at = self.now
@@ -780,7 +782,7 @@ class World:
                     self._later(node, dial, other, is_answered=True)
         elif isinstance(effect, ps.AddConnections):
             other = self.node_of(effect.member.peer)
-            for _ in range(effect.count):
+            for _ in effect.indices:
                 wire = Wire(node, other)
                 self._later(node, partial(self._dial, wire, effect.link), other, is_answered=True)
         elif isinstance(effect, ps.CloseLink):
