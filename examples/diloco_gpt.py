@@ -15,24 +15,16 @@ The model starts from some steps that every peer makes alike before it connects 
 """
 
 import os
-from pathlib import Path
 
 import torch
 from common.gpt import GPT, Trainer
-from common.progress import Progress, announce, arguments
+from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 
 from pccl import Communicator, DataType, QuantizationOptions
 from pccl.training import DiLoCo
 
-parser = arguments("Trains a small GPT with DiLoCo.")
-parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
-parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
-parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits of an element on the wire")
-parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
-parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
-parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save each outer step; resume if there is one")
-options = parser.parse_args()
+options = gpt_arguments("Trains a small GPT with DiLoCo.").parse_args()
 
 torch.set_num_threads(1)  # several peers share this machine's cores
 corpus = Corpus(shards=options.peers)

@@ -71,6 +71,31 @@ def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
     assert [row[:2] for row in _table(lines)] == [["8", "2"]]
 
 
+def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = _run("-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt"))
+    # The first outer step updates nothing, and the last update comes after the last of them.
+    assert [row[:2] for row in _table(lines)] == [["2", "0"], ["4", "2"], ["6", "2"], ["6", "2"]]
+    assert len(set(_digests(lines))) == 1
+
+
+def test_ddp_gpt_with_torch() -> None:
+    pytest.importorskip("torch")
+    lines = _run("-n", "2", "examples/ddp_gpt.py", *SHORT)
+    assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
+    assert len(set(_digests(lines))) == 1
+
+
+def test_ddp_digits_with_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    lines = _run("-n", "2", "examples/ddp_digits.py", "--steps", "80", "--plot", str(tmp_path / "loss.png"))
+    assert [row[:2] for row in _table(lines)] == [["40", "2"], ["80", "2"]]
+    assert len(set(_digests(lines))) == 1
+    assert (tmp_path / "loss.png").stat().st_size > 0
+
+
 def test_churn_survives_a_kill_and_admits_a_newcomer() -> None:
     with ExitStack() as resources:
         process = resources.enter_context(_popen(_launch("-n", "3", "examples/churn.py", "100")))

@@ -34,6 +34,18 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def gpt_arguments(description: str) -> argparse.ArgumentParser:
+    """The options of the examples that train the GPT."""
+    parser = arguments(description)
+    parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
+    parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
+    parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits of an element on the wire")
+    parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; made if it is not there")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save every outer step there, and resume")
+    return parser
+
+
 def announce(options: argparse.Namespace) -> None:
     """Whom to kill, and how to put another in its place."""
     where = f"PCCL_MASTER={os.environ['PCCL_MASTER']}"

@@ -6,6 +6,7 @@
     checkpoint     the state on disk: whole or not at all
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
+    ddp            `DDP`: every step's gradients, averaged during the backward pass
 
 All of it uses the public API of pccl alone. torch is never imported here: a program that hands over a torch module has
 imported it. Objects are for one thread; all peers of a group make the same calls in the same order.
@@ -13,8 +14,9 @@ imported it. Objects are for one thread; all peers of a group make the same call
 
 from pccl.training.async_diloco import AsyncDiLoCo
 from pccl.training.checkpoint import CheckpointError, Stateful
+from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
 from pccl.training.outer import OuterNesterov
 
-__all__ = ["AsyncDiLoCo", "CheckpointError", "DiLoCo", "OuterNesterov", "OuterStep", "Stateful"]
+__all__ = ["DDP", "AsyncDiLoCo", "CheckpointError", "DiLoCo", "OuterNesterov", "OuterStep", "Stateful", "Step"]
