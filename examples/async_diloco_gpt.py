@@ -40,8 +40,16 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
             validation_loss = model.validation_loss(corpus)
             for parameter, value in zip(model.parameters(), here, strict=True):
                 parameter.data.copy_(value)
-        trained = diloco.outer_steps * options.inner
-        progress.add(trained, step.world_size, loss, validation_loss, step.tx_bytes, step.waited_s, diloco.digest())
+        progress.add(
+            diloco.outer_steps * options.inner,
+            step.revision,
+            step.world_size,
+            loss,
+            validation_loss,
+            step.tx_bytes,
+            step.waited_s,
+            diloco.digest(),
+        )
 
     checkpoint = options.checkpoint / f"peer-{options.index}.npz" if options.checkpoint else None
     if checkpoint is not None:

@@ -60,7 +60,14 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
                 validation_loss = float(functional.cross_entropy(logits, labels[is_held_out]))
                 accuracy = float((logits.argmax(1) == labels[is_held_out]).float().mean())
             progress.add(
-                step.revision, step.world_size, train_loss, validation_loss, sent_bytes, waited_s, ddp.digest()
+                step.revision,
+                step.revision,
+                step.world_size,
+                train_loss,
+                validation_loss,
+                sent_bytes,
+                waited_s,
+                ddp.digest(),
             )
             train_loss, sent_bytes, waited_s = 0.0, 0, 0.0
 

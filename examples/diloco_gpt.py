@@ -51,6 +51,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
             diloco.save(checkpoint)
         progress.add(
             step.revision * options.inner,
+            step.revision,
             step.world_size,
             loss,
             model.validation_loss(corpus) if progress.is_shown else None,

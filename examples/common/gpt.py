@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,4 +113,6 @@ class Trainer:
             self.model.loss(self.corpus.batch_of_all(step, BATCH, CONTEXT + 1)).backward()
             self.optimizer.step()
         if path is not None:
-            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, path)
+            whole = path.with_name(f"{path.name}.{os.getpid()}")  # others look for it meanwhile
+            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, whole)
+            whole.replace(path)

@@ -59,6 +59,8 @@ class Row:
     computing stood still for the network since the last row."""
 
     step: int
+    revision: int
+    """Of the state whose digest this is."""
     peers: int
     train_loss: float
     validation_loss: float | None
@@ -87,6 +89,7 @@ class Progress:
     def add(
         self,
         step: int,
+        revision: int,
         peers: int,
         train_loss: float,
         validation_loss: float | None,
@@ -96,7 +99,7 @@ class Progress:
     ) -> None:
         self._sent_bytes += sent_bytes
         elapsed_s = time.monotonic() - self._started_s
-        row = Row(step, peers, train_loss, validation_loss, self._sent_bytes, waited_s, elapsed_s, digest)
+        row = Row(step, revision, peers, train_loss, validation_loss, self._sent_bytes, waited_s, elapsed_s, digest)
         if self._options.json is not None:
             with self._options.json.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
