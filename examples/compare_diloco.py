@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 class Run:
     """The processes of one run, and what they write."""
 
-    def __init__(self, kind: Kind, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
-        self.kind, self.options, self.folder, self.say = kind, options, folder, say
+    def __init__(self, name: str, options: argparse.Namespace, folder: Path) -> None:
+        self.name, self.kind, self.options, self.folder = name, KINDS[name], options, folder
         self.outcome = Outcome()
         self.files: list[Path] = []
 
@@ -99,8 +98,10 @@ class Run:
                     rows = rows_of(self.files[0])
                     if len(rows) > shown:
                         shown, progress_s = len(rows), time.monotonic()
-                        self.say(
-                            f"step {rows[-1]['step']}, {rows[-1]['peers']} peers, {rows[-1]['validation_loss']:.4f}"
+                        print(
+                            f"{self.name}: step {rows[-1]['step']}, {rows[-1]['peers']} peers, "
+                            f"loss {rows[-1]['validation_loss']:.4f}",
+                            flush=True,
                         )
                         self.churn(shown, peers, master.address)
                     if time.monotonic() > progress_s + STALL_S:
@@ -180,9 +181,7 @@ def main() -> int:
         for name in options.only:
             folder = Path(scratch, name)
             folder.mkdir()
-            outcome = Run(
-                KINDS[name], options, folder, lambda text, name=name: print(f"{name}: {text}", flush=True)
-            ).make()
+            outcome = Run(name, options, folder).make()
             outcomes[name] = outcome
             for problem in outcome.problems:
                 print(f"{name}: {problem}", file=sys.stderr)

@@ -38,7 +38,14 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
         if step.revision % options.inner == 0:
             validation_loss = model.validation_loss(corpus) if progress.is_shown else None
             progress.add(
-                step.revision, step.revision, step.world_size, loss, validation_loss, sent_bytes, waited_s, ddp.digest()
+                step.revision,
+                step.revision,
+                step.world_size,
+                loss,
+                validation_loss,
+                sent_bytes,
+                waited_s,
+                ddp.digest(),
             )
             loss, sent_bytes, waited_s = 0.0, 0, 0.0
 

@@ -86,6 +86,21 @@ def test_ddp_gpt_with_torch() -> None:
     assert len(set(_digests(lines))) == 1
 
 
+def test_compare_diloco_with_torch() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "examples/compare_diloco.py", "--steps", "3", "--inner", "2", "--pretrain", "1"]
+    done = subprocess.run(
+        [*command, "--peers", "2", "--only", "async"],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith("| 0, 0 | 4 of 4 |")
+
+
 def test_ddp_digits_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

@@ -11,11 +11,12 @@ it launches the all-reduce and goes on with the inner steps of t + 1; the averag
 peer at every revision. The average on its way is the group's and not a peer's; it is in no state that could be sent.
 
 *Where inner steps start.* The outer parameters lack g(t) when the inner steps of t + 1 start. Starting from them all
-the same makes two trainings that take turns in ignoring each other, and with the outer momentum they overshoot. Each
-peer instead looks ahead: it starts from where the outer optimizer would go if all peers' pseudo-gradients were its own
-(compare the eager updates of Kale et al. 2025, arXiv:2502.12996). The guess is a place to start from and nothing else:
-pseudo-gradients are measured from there, and what is applied to the outer state are the true averages. With one peer
-the guess is right, and this is DiLoCo.
+the same makes two trainings that take turns in ignoring each other, and with the outer momentum they diverge. Each peer
+instead looks ahead (compare the eager updates of Kale et al. 2025, arXiv:2502.12996): it starts from the outer
+parameters, moved on by the momentum of the past, which is common, and by its own g(t) as it is, so that the inner
+optimizer goes on from where it was. Other factors of g(t), also those with which the outer optimizer will apply it, do
+worse. This is a place to start from and nothing else: pseudo-gradients are measured from there, and what is applied to
+the outer state are the true averages.
 
 *Coming and going.* A loss aborts the average on all survivors alike; they launch it again when they come to wait for
 it. Membership can only grow while nothing is in flight. So where newcomers wait, all drain: they apply the average that

@@ -43,8 +43,9 @@ class OuterNesterov:
         parameters -= gradient
 
     def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
-        """Where `step` would take the parameters; changes nothing but `out`."""
-        # p - lr * ((1 + mu) * g + mu**2 * m)
-        np.multiply(gradient, self.learning_rate * (1 + self.momentum), out=out)
-        out += (self.learning_rate * self.momentum**2) * momentum
+        """Where the parameters go by the momentum of the past alone, and by `gradient` as it is:
+        `out = p - lr * mu**2 * m - g`. (With the factor of `step`, `lr * (1 + mu) * g`, it would be where that goes.)
+        """
+        np.multiply(momentum, self.learning_rate * self.momentum**2, out=out)
+        out += gradient
         np.subtract(parameters, out, out=out)
