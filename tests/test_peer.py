@@ -455,6 +455,23 @@ def test_verdict_on_an_op_that_is_not_launched_here_yet(rig: Rig) -> None:
     assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
 
 
+def test_verdict_on_an_op_that_counts_as_made(rig: Rig) -> None:
+    """The joint call that fails with it has told the caller."""
+    rig.joint(5)
+    abort = m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True)
+    rig.hear(abort, abort, m.JointResult(5, Result.INVALID_USAGE, "never"))
+    assert of(ps.SubmitOp, rig.launch(1))[0].sequence == 1
+
+
+def test_who_waits_to_launch_an_op_that_counts_as_made_is_told(rig: Rig) -> None:
+    rig.joint(5)
+    rig.launch(1)
+    rig.hear(m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True))
+    effects = rig.hear(m.JointResult(5, Result.INVALID_USAGE, "never"))
+    assert of(ps.OpResult, effects) == [ps.OpResult(1, Result.INVALID_USAGE, "never", 3)]
+    assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
+
+
 def test_verdict_that_comes_twice_is_no_verdict_on_the_next_use(rig: Rig) -> None:
     abort = m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late")
     rig.launch(1)

@@ -70,6 +70,11 @@ class Ledger:
         return len(self._done)
 
     @property
+    def tags(self) -> int:
+        """Tags that have had a verdict; of very many, the most recent."""
+        return len(self._decided)
+
+    @property
     def entries(self) -> int:
         """What the book holds of undecided ops."""
         return len(self._done) + len(self.stalled)

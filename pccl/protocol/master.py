@@ -29,6 +29,9 @@ is not admitted before it has one, so that whoever may hold up the others can be
 Ops. See `ledger`. Peers start ops without asking; the master hears only of their ends. A verdict is made once and sent
 to each peer of the ring before anything that follows from it.
 
+Tags. Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
+epoch with the ring that it has, as after a loss, when it is quiet: so whoever takes a new tag for every step may.
+
 Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
 sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. Nothing could ever end the wait
 if all peers of a group wait and not all for the same, if all peers of the run wait for its calls and not all for the
@@ -46,7 +49,7 @@ and a message to many is one object, so that it can be encoded once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
@@ -66,6 +69,8 @@ NAMED_MAX = 20
 """Peers that a line of the log names at most."""
 HOSTS_MAX = 16
 NAME_CHARACTERS_MAX = 255
+TAGS_MAX = 2**16
+"""Different tags that a group may use in one epoch. Every peer counts the uses of each."""
 OPEN_OPS_MAX = 2**18
 """Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
 LONG_WAIT_S = 10.0
@@ -710,6 +715,7 @@ class Master:
             self._say(self._members[peer].connection, commit)
         for pair in topology.linked_pairs(group.ring) if self._relinks else ():
             self._relinks.pop(pair, None)
+        self._renew_if_full(group)
 
     def _bound_book(self, group: _Group) -> None:
         if group.ledger.entries > OPEN_OPS_MAX:
@@ -724,14 +730,27 @@ class Master:
             return
         self._abort_op(group, OpRef(message.tag, message.sequence), message.code, message.reason)
 
-    def _abort_op(self, group: _Group, op: OpRef, code: int, reason: str) -> None:
+    def _abort_op(
+        self, group: _Group, op: OpRef, code: int, reason: str, without: Collection[int] = frozenset()
+    ) -> None:
+        """`without` are peers that have not launched it and whose callers hear the reason in another way."""
         if not group.ledger.abort(op):
             return
         self.history.ops_ended(self._now, aborted=1)
         self._log("info", f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}")
         abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
+        made = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason, counts_as_made=True) if without else abort
         for peer in group.ring:
-            self._say(self._members[peer].connection, abort)
+            self._say(self._members[peer].connection, made if peer in without else abort)
+        self._renew_if_full(group)
+
+    def _renew_if_full(self, group: _Group, is_idle: bool = False) -> None:
+        """Begins a new epoch with the same ring, where the uses of tags are counted from 0 again, once too many tags
+        were used in this one; sooner if no op is known to be in flight, so that as a rule none is aborted by it."""
+        tags = group.ledger.tags
+        if group.running and tags > (TAGS_MAX // 2 if is_idle or not group.ledger.entries else TAGS_MAX):
+            self._log("info", f"group {group.number} begins a new epoch: {tags} tags were used in the last one")
+            self._stop(group)
 
     def _on_ops_stalled(self, member: _Member, message: m.OpsStalled) -> None:
         group = self._groups.get(member.hello.group)
@@ -865,6 +884,7 @@ class Master:
         waiting = [member for member in members if member.wait is not None]
         group.revision = revision
         group.synced = {member.peer for member in waiting}
+        self._renew_if_full(group, is_idle=True)
         self._finish(waiting, Kind.SYNC, value=revision)
 
     def _step_optimize(self) -> bool:
@@ -891,6 +911,8 @@ class Master:
         return True
 
     def _finish_all(self, kind: str, value: int = 0) -> None:
+        for group in self._groups.values() if kind in Kind.EXCLUSIVE else ():
+            self._renew_if_full(group, is_idle=True)
         self._finish(self._members.values(), kind, value=value)
 
     def _finish(
@@ -981,7 +1003,7 @@ class Master:
             f"peers {sorted(stuck)} wait in the op with tag {op.tag}, which these never launched: {_account(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
-            self._abort_op(group, op, Result.INVALID_USAGE, reason)
+            self._abort_op(group, op, Result.INVALID_USAGE, reason, without=waits)
         self._end_waits(waits, reason)
         return True
 

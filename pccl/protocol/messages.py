@@ -286,13 +286,15 @@ class OpsCommit(Message, frozen=True):
 
 
 class OpAbort(Message, frozen=True):
-    """Verdict on one op, also for a peer that has not launched it yet."""
+    """Verdict on one op, also for a peer that has not launched it yet. Where it `counts_as_made`, that peer's joint
+    call fails for the same reason, so its caller need not hear it again from the next op with the tag."""
 
     epoch: int
     tag: int
     sequence: int
     code: int
     reason: str
+    counts_as_made: bool = False
 
 
 class JointResult(Message, frozen=True):

@@ -564,7 +564,11 @@ class Peer:
         if op is not None:
             self._decide(op, *verdict)
         elif ref.sequence >= self._uses.get(ref.tag, 0):
-            self._early[ref] = verdict
+            is_queued = any(queued.tag == ref.tag for queued in self._queued)
+            if message.counts_as_made and ref.sequence == self._uses.get(ref.tag, 0) and not is_queued:
+                self._uses[ref.tag] = ref.sequence + 1
+            else:
+                self._early[ref] = verdict
 
     def _require_running(self, epoch: int) -> None:
         if not self._running or self.view is None or epoch != self.view.epoch:

@@ -173,5 +173,14 @@ class Node:
         self.uses[epoch, tag] += 1
         return self.group, epoch, tag, sequence
 
+    def heard(self, message: m.Message) -> None:
+        """A verdict on an op that this peer has not launched may count as its use of the tag."""
+        if not isinstance(message, m.OpAbort) or not message.counts_as_made:
+            return
+        waiting = [op for op in self.open_ops if op not in self.keys]
+        use = message.epoch, message.tag
+        if self.uses[use] == message.sequence and all(self.launched[op][0] != message.tag for op in waiting):
+            self.uses[use] += 1
+
     def __repr__(self) -> str:
         return self.name

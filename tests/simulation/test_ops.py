@@ -220,3 +220,28 @@ def test_op_alone_in_its_group(world: World) -> None:
     op = world.launch(a, TAG)
     assert a.result(op) is Result.TOO_FEW_PEERS
     assert "alone in peer group 0" in a.results[op].reason
+
+
+def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's memory grows with them, and quiet peers notice nothing."""
+    monkeypatch.setattr("pccl.protocol.master.TAGS_MAX", 20)
+    nodes = world.join(0, 0, 0)
+    for tag in range(100):
+        assert world.reduce(nodes, tag) == [Result.SUCCESS] * 3
+        assert all(len(node.machine._uses) <= 20 for node in nodes)
+    assert nodes[0].view.epoch > 5
+
+
+def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a new epoch aborts can be done again."""
+    monkeypatch.setattr("pccl.protocol.master.TAGS_MAX", 20)
+    nodes = world.join(0, 0, 0)
+    left = {node: set(range(200)) for node in nodes}
+    while any(left.values()):
+        ops = {node: {world.launch(node, tag): tag for tag in sorted(left[node])[:7]} for node in nodes}
+        world.run()
+        for node in nodes:
+            assert {node.result(op) for op in ops[node]} <= {Result.SUCCESS, Result.RANK_CONNECTION_LOST}
+            left[node] -= {tag for op, tag in ops[node].items() if node.result(op) is Result.SUCCESS}
+            assert len(node.machine._uses) <= 30
+    assert nodes[0].view.epoch > 10

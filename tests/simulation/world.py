@@ -439,6 +439,7 @@ class World:
                 node.machine.master_lost("the master closed the connection")
                 break
             for message in node.decoder.feed(data):
+                node.heard(message)
                 node.machine.received(message)
         self._peer(node)
         self._answer_knocks(node)
