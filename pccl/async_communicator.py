@@ -80,6 +80,7 @@ class AsyncCommunicator:
         listen: str | None = None,
         name: str | None = None,
         token: str | None = None,
+        encrypt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
         segment_bytes: int = 0,
     ) -> None:
@@ -107,6 +108,7 @@ class AsyncCommunicator:
             f"segment_bytes {segment_bytes!r}: not in [0, 2**32)",
         )
         self.address = address
+        secret = security.token(token, "Communicator")
         self.timeout = timeouts.checked_s(timeout, "Communicator")
         self._options = SessionOptions(
             group=peer_group,
@@ -117,7 +119,8 @@ class AsyncCommunicator:
             listen_host=listen_host,
             listen_port=listen_port,
             name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
-            token=security.token(token, "Communicator"),
+            token=secret,
+            encrypt=security.encryption(encrypt, secret, "Communicator"),
             ssl_context=security.client_tls(ssl_context, "Communicator"),
             segment_bytes=segment_bytes,
         )

@@ -53,9 +53,12 @@ class Communicator:
     each call can override it; 0 or less has passed already. `listen` ("host:port") is where the one peer-to-peer port
     is opened (default: all interfaces, any free port), `advertise` ("host[:port]") what other peers are told to dial,
     for hosts behind NAT. `name` appears in logs. `token` is the run's shared secret, which the master and all peers
-    must know or all be without (default: PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary
-    `ssl.SSLContext`, makes the connection to the master use TLS (default: one that trusts the certificates in the file
-    PCCL_TLS_CA, if the environment has that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
+    must know or all be without (default: PCCL_TOKEN in the environment; "": none). `encrypt=True` encrypts and
+    authenticates the numbers and the state that go between peers (AES-256-GCM, with keys that each connection makes of
+    the token); all peers must have it alike (default: whether PCCL_ENCRYPT in the environment is 1). It needs a token,
+    and OpenSSL 3 on this machine (INVALID_ARGUMENT). `ssl_context`, an ordinary `ssl.SSLContext`, makes the connection
+    to the master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has
+    that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
 
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
@@ -74,6 +77,7 @@ class Communicator:
         listen: str | None = None,
         name: str | None = None,
         token: str | None = None,
+        encrypt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
         segment_bytes: int = 0,
     ) -> None:
@@ -86,6 +90,7 @@ class Communicator:
             listen=listen,
             name=name,
             token=token,
+            encrypt=encrypt,
             ssl_context=ssl_context,
             segment_bytes=segment_bytes,
         )

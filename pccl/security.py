@@ -8,10 +8,12 @@ import warnings
 from typing import Any
 
 from pccl.errors import PCCLError
-from pccl.runtime import addresses
+from pccl.runtime import addresses, sealed
 from pccl.types import Result
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
+ENCRYPT_VARIABLE = "PCCL_ENCRYPT"
+"""1: peers encrypt what they send to each other; 0, empty or absent: they do not."""
 CA_VARIABLE = "PCCL_TLS_CA"
 """A file of certificates; whoever they have signed may be the master."""
 CERT_VARIABLE = "PCCL_TLS_CERT"
@@ -30,6 +32,27 @@ def token(argument: str | None, func_name: str) -> str:
     except UnicodeEncodeError:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, "the token is not valid Unicode text") from None
     return found
+
+
+def encryption(argument: Any, token: str, func_name: str) -> bool:
+    """Whether peers encrypt what they send to each other. INVALID_ARGUMENT if they should and cannot."""
+    origin = "encrypt=True"
+    if argument is None:
+        text = os.environ.get(ENCRYPT_VARIABLE, "").strip()
+        if text not in ("", "0", "1"):
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{ENCRYPT_VARIABLE}={text!r} is neither 0 nor 1")
+        argument = text == "1"
+        origin = f"{ENCRYPT_VARIABLE}=1"
+    if not isinstance(argument, bool):
+        name = type(argument).__name__
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"encrypt must be True, False or None, not {name}")
+    if argument and not token:
+        text = f"{origin} needs a token, of which the keys are made: token= or {TOKEN_VARIABLE}"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+    missing = sealed.why_unavailable() if argument else ""
+    if missing:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{origin}: {missing}")
+    return argument
 
 
 def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:

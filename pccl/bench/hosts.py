@@ -31,7 +31,8 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
     try:
         with ExitStack() as resources:
             for connections in plan.connections:
-                with Communicator(master, p2p_connection_pool_size=connections) as communicator:
+                encrypt = True if plan.encrypt else None
+                with Communicator(master, p2p_connection_pool_size=connections, encrypt=encrypt) as communicator:
                     join(communicator, world_size)
                     assembly = Assembly(communicator, world_size)
                     _check_agreement(assembly, plan)

@@ -39,7 +39,7 @@ class Row(msgspec.Struct, frozen=True):
 def measure(plan: Plan) -> Iterator[Row]:
     todo = cases(plan)
     for world_size in plan.peers:
-        with LocalPeers(world_size, against_gloo=GLOO in plan.rulers) as peers:
+        with LocalPeers(world_size, against_gloo=GLOO in plan.rulers, encrypt=plan.encrypt) as peers:
             for connections in plan.connections:
                 peers.connect(connections)
                 for case in todo:

@@ -21,6 +21,9 @@ class Connect(msgspec.Struct, tag=True, frozen=True):
 
     master: str
     connections: int
+    token: str | None
+    """None: that of the environment."""
+    encrypt: bool | None
 
 
 class Case(msgspec.Struct, tag=True, frozen=True):

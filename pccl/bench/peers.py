@@ -6,6 +6,7 @@ Workers are in no run before `connect`, which may be called again for another nu
 from __future__ import annotations
 
 import contextlib
+import secrets
 import subprocess
 import tempfile
 import time
@@ -27,9 +28,11 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class LocalPeers:
-    def __init__(self, world_size: int, *, against_gloo: bool = False) -> None:
+    def __init__(self, world_size: int, *, against_gloo: bool = False, encrypt: bool = False) -> None:
         self._world_size = world_size
         self._against_gloo = against_gloo
+        self._encrypt = True if encrypt else None
+        self._token = secrets.token_urlsafe() if encrypt else None
         self._master = ""
         self._workers: list[subprocess.Popen[bytes]] = []
         self._resources = ExitStack()
@@ -37,7 +40,7 @@ class LocalPeers:
     def __enter__(self) -> LocalPeers:
         with ExitStack() as resources:
             guard = resources.enter_context(Guard())
-            node = MasterNode(listen_address="127.0.0.1:0")
+            node = MasterNode(listen_address="127.0.0.1:0", token=self._token)
             node.run()
             resources.callback(node.wait, SHUTDOWN_TIMEOUT_S)
             resources.callback(node.interrupt)
@@ -72,7 +75,7 @@ class LocalPeers:
 
     def connect(self, connections: int = 0) -> None:
         """Returns once all workers are peers of one run, with so many connections a link (0: the library's choice)."""
-        self.send_all(Connect(self._master, connections))
+        self.send_all(Connect(self._master, connections, self._token, self._encrypt))
         self.receive_all(Ready)
 
     def send(self, rank: int, request: Request) -> None:

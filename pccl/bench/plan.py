@@ -31,6 +31,7 @@ class Plan(msgspec.Struct, frozen=True):
     memory: bool
     iterations: int
     warmup: int
+    encrypt: bool = False
 
     @property
     def rows(self) -> int:

@@ -100,7 +100,8 @@ def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 def title(plan: Plan, rows: Sequence[Row]) -> str:
     place = "in place" if plan.in_place else "out of place"
-    return ", ".join([f"all-reduce of {plan.dtype}", *constants(rows), place, f"{plan.iterations} iterations"])
+    parts = [f"all-reduce of {plan.dtype}", *constants(rows), place, f"{plan.iterations} iterations"]
+    return ", ".join([*parts, "encrypted"] if plan.encrypt else parts)
 
 
 def print_table(table: Table, console: Console) -> None:

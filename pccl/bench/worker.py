@@ -57,7 +57,12 @@ def main() -> None:
                     in_run.close()
                     ring.barrier()  # nobody joins before all have left: the run begins anew
                     communicator = in_run.enter_context(
-                        Communicator(request.master, p2p_connection_pool_size=request.connections)
+                        Communicator(
+                            request.master,
+                            p2p_connection_pool_size=request.connections,
+                            token=request.token,
+                            encrypt=request.encrypt,
+                        )
                     )
                     join(communicator, world_size)
                     _reply(Ready())

@@ -117,6 +117,11 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="also print the most memory that the engine of any rank used beyond the user's arrays",
     )
+    parser.add_argument(
+        "--encrypt",
+        action="store_true",
+        help="peers encrypt what they send to each other; rulers do not. With --master the token is PCCL_TOKEN",
+    )
     parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed ones (default: 20)")
     parser.add_argument("--warmup", type=natural, default=3, metavar="N", help="untimed ones (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
@@ -174,6 +179,7 @@ def _run_cases(arguments: argparse.Namespace) -> None:
         memory=arguments.memory,
         iterations=arguments.iterations,
         warmup=arguments.warmup,
+        encrypt=arguments.encrypt,
     )
     if arguments.plot is not None:
         check_plot(arguments.plot)

@@ -20,6 +20,9 @@ in its environment. A copy that dies does not end the others unless --fail-fast 
 
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the copies; a second Ctrl-C kills them. The exit code is
 that of the first copy that failed, 128 plus the signal's number where a signal ended it.
+
+The started master asks for the token in PCCL_TOKEN, if the environment has it, and the copies know it from there.
+PCCL_ENCRYPT=1 makes the copies encrypt what they send to each other.
 """
 
 

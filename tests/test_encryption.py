@@ -1,0 +1,296 @@
+"""What goes between peers under `encrypt=True`: the same results, nothing to be read on the way, nothing changed."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import trio
+from numpy.typing import NDArray
+
+from pccl import (
+    Communicator,
+    MasterNode,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceOp,
+    Result,
+    SharedState,
+)
+from pccl.runtime import sealed
+from pccl.runtime.sealed import UNREADABLE, SealedStream
+from pccl.runtime.wire import ConnectionLost, receive_exactly
+from tests.crew import WAIT_S, Background, Crew
+
+TOKEN = "a token of these tests"
+PATTERN = b"\x5a\xa5\x3c\xc3pccl!"
+"""What buffers are full of, and the wire must not be."""
+
+
+@pytest.fixture
+def node() -> Iterator[MasterNode]:
+    with MasterNode("127.0.0.1:0", token=TOKEN) as node:
+        yield node
+
+
+class Spy:
+    """Stands between peers at a peer's address: passes everything on, keeps it, and damages what it is told to."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        """The port to pass connections on to."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.seen: list[bytearray] = []
+        """By connection and direction."""
+        self.damage: Callable[[bytearray], None] | None = None
+        """Changes bytes of connections made from now on, once their handshakes are over."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near = self._listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._pass, args=(near,), daemon=True).start()
+
+    def _pass(self, near: socket.socket) -> None:
+        with near, socket.create_connection(("127.0.0.1", self.target)) as far:
+            logs = {near: bytearray(), far: bytearray()}
+            self.seen += logs.values()
+            while True:
+                for source in select.select([near, far], [], [])[0]:
+                    try:
+                        some = bytearray(source.recv(1 << 16))
+                        if not some:
+                            return
+                        logs[source] += some
+                        if self.damage is not None and len(logs[source]) > 1000:
+                            self.damage(some)
+                        (far if source is near else near).sendall(some)
+                    except OSError:
+                        return
+
+    @property
+    def saw_the_pattern(self) -> bool:
+        return any(PATTERN in log for log in self.seen)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def spy() -> Iterator[Spy]:
+    spy = Spy()
+    yield spy
+    spy.close()
+
+
+def port_of(peer: Communicator) -> int:
+    session = peer._inner._session
+    assert session is not None
+    port: int = session._listener.getsockname()[1]
+    return port
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def patterned(count: int) -> NDArray[np.uint8]:
+    """Reduced with the maximum, it stays what it is."""
+    return np.frombuffer(PATTERN * count, np.uint8).copy()
+
+
+def join_through(crew: Crew, spy: Spy, encrypt: bool) -> None:
+    """Two peers, the first of which can only be dialled through the spy."""
+    spy.target = free_port()
+    crew.join(1, listen=f"127.0.0.1:{spy.target}", advertise=f"127.0.0.1:{spy.port}", encrypt=encrypt)
+    crew.join(1, encrypt=encrypt)
+
+
+def state_of(values: NDArray[np.uint8], revision: int) -> SharedState:
+    state = SharedState.from_numpy({"model": values})
+    state.revision = revision
+    return state
+
+
+@pytest.mark.parametrize("algorithm", list(ReduceAlgorithm))
+@pytest.mark.parametrize("quantized", [False, True])
+def test_results_are_the_same_with_and_without(node: MasterNode, algorithm: ReduceAlgorithm, quantized: bool) -> None:
+    rng = np.random.default_rng(7)
+    inputs = [rng.standard_normal(300_001, dtype=np.float32) for _ in range(3)]
+    options = QuantizationOptions(algorithm=QuantizationAlgorithm.MIN_MAX) if quantized else None
+    results = []
+    for encrypt in (False, True):
+        crew = Crew(node.address, token=TOKEN, encrypt=encrypt)
+        crew.join(3)
+        values = [array.copy() for array in inputs]
+        crew.each(
+            lambda peer, i, values=values: peer.all_reduce(
+                values[i], op=ReduceOp.SUM, algorithm=algorithm, quantization_options=options
+            )
+        )
+        results.append(values[0])
+        assert all((value == values[0]).all() for value in values)
+        crew.close_all()
+    # Ranks may be dealt otherwise, so that sums are folded in another order.
+    assert np.allclose(results[0], results[1], atol=0.1 if quantized else 1e-5)
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_who_listens_between_peers_sees_nothing(node: MasterNode, spy: Spy, encrypt: bool) -> None:
+    """Without encryption the same spy sees it all."""
+    crew = Crew(node.address, token=TOKEN)
+    join_through(crew, spy, encrypt)
+    values = [patterned(20_000) for _ in range(2)]
+    crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.MAX))
+    assert bytes(values[0]) == PATTERN * 20_000
+    assert sum(map(len, spy.seen)) > 100_000
+    assert spy.saw_the_pattern is not encrypt
+    del spy.seen[:]
+    weights = [patterned(300_000), np.zeros(300_000 * len(PATTERN), np.uint8)]
+    crew.each(lambda peer, i: peer.sync_shared_state(state_of(weights[i], 5 - i)))
+    assert bytes(weights[1]) == PATTERN * 300_000
+    assert sum(map(len, spy.seen)) > 2_000_000
+    assert spy.saw_the_pattern is not encrypt
+    crew.close_all()
+
+
+def test_state_that_was_changed_on_the_way_is_noticed(node: MasterNode, spy: Spy) -> None:
+    crew = Crew(node.address, token=TOKEN)
+    join_through(crew, spy, encrypt=True)
+
+    def damage(some: bytearray) -> None:
+        some[-1] ^= 1
+
+    spy.damage = damage
+    weights = [patterned(300_000), np.zeros(300_000 * len(PATTERN), np.uint8)]
+    failures = crew.outcomes(lambda peer, i: peer.sync_shared_state(state_of(weights[i], 5 - i)))
+    assert isinstance(failures[1], PCCLError)
+    assert UNREADABLE in failures[1].message
+    crew.close_all()
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_peers_that_disagree_about_encryption_do_not_meet(node: MasterNode, newcomer: bool) -> None:
+    crew = Crew(node.address, token=TOKEN)
+    crew.join(1, encrypt=not newcomer)
+    connecting = Background(crew.new(encrypt=newcomer).connect)
+    while not connecting.is_over:
+        crew[0].update_topology()
+    failure = connecting.outcome()
+    assert isinstance(failure, PCCLError)
+    text = failure.message
+    names = (2, 1) if newcomer else (1, 2)
+    assert f"peer {names[0]} encrypts what peers send to each other and peer {names[1]} does not" in text
+    assert "PCCL_ENCRYPT" in text
+    crew.close_all()
+
+
+def refused(**arguments: object) -> str:
+    with pytest.raises(PCCLError) as caught:
+        Communicator("127.0.0.1", **arguments)  # type: ignore[arg-type]
+    assert caught.value.result is Result.INVALID_ARGUMENT
+    return caught.value.message
+
+
+def test_encryption_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_TOKEN", raising=False)
+    assert "encrypt=True needs a token" in refused(encrypt=True)
+    monkeypatch.setenv("PCCL_ENCRYPT", "1")
+    assert "PCCL_ENCRYPT=1 needs a token" in refused()
+    Communicator("127.0.0.1", encrypt=False)
+    Communicator("127.0.0.1", token=TOKEN)
+    monkeypatch.setenv("PCCL_ENCRYPT", "yes")
+    assert "neither 0 nor 1" in refused(token=TOKEN)
+    assert "not str" in refused(token=TOKEN, encrypt="1")
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "why_unavailable", lambda: "libcrypto.so.3: not found")
+    assert refused(token=TOKEN, encrypt=True) == "encrypt=True: libcrypto.so.3: not found"
+    Communicator("127.0.0.1", token=TOKEN, encrypt=False)
+
+
+KEYS = b"a" * 32, b"b" * 32
+
+
+async def _carry_with_a_cancelled_receive() -> None:
+    near, far = trio.socket.socketpair()
+    ours, theirs = SealedStream(near, KEYS), SealedStream(far, (KEYS[1], KEYS[0]))
+    said = np.random.default_rng(1).bytes(500_000)
+
+    async def say() -> None:
+        rest = memoryview(said)
+        while rest:
+            rest = rest[await ours.send(rest) :]
+
+    heard = bytearray(len(said))
+    with trio.fail_after(WAIT_S):
+        with trio.move_on_after(0):
+            await theirs.recv_into(bytearray(1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say)
+            await receive_exactly(theirs, memoryview(heard)[:1])
+            await receive_exactly(theirs, memoryview(heard)[1:])
+        ours.close()
+        assert heard == said
+        assert await theirs.recv_into(bytearray(1)) == 0
+    theirs.close()
+
+
+def test_a_sealed_stream_carries_what_is_sent_and_survives_a_cancelled_receive() -> None:
+    trio.run(_carry_with_a_cancelled_receive)
+
+
+async def _change_on_the_way() -> None:
+    with ExitStack() as streams:
+        near, middle = trio.socket.socketpair()
+        other, far = trio.socket.socketpair()
+        streams.enter_context(middle)
+        streams.enter_context(other)
+        ours, theirs = SealedStream(near, KEYS), SealedStream(far, (KEYS[1], KEYS[0]))
+        streams.callback(ours.close)
+        streams.callback(theirs.close)
+        with trio.fail_after(WAIT_S):
+            await ours.send(b"first")
+            await ours.send(b"second")
+            box = len("first") + 20
+            stream = bytearray(await middle.recv(1000))
+            stream[box + 6] ^= 0x40
+            await other.send(stream)
+            heard = bytearray(100)
+            assert await theirs.recv_into(heard) == 5
+            assert heard.startswith(b"first\0")
+            for _ in range(2):
+                with pytest.raises(ConnectionLost, match="cannot be decrypted"):
+                    await theirs.recv_into(heard)
+            assert heard.startswith(b"first\0")
+
+
+def test_a_sealed_stream_gives_out_nothing_that_was_changed() -> None:
+    trio.run(_change_on_the_way)
+
+
+def test_a_run_goes_on_when_a_peer_is_replaced(node: MasterNode) -> None:
+    """Links made later are encrypted like the first ones."""
+    crew = Crew(node.address, token=TOKEN, encrypt=True)
+    crew.join(3)
+    crew.close(crew[0])
+    crew.join(1)
+    values = [np.ones(1000, np.float32) for _ in range(3)]
+    crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
+    assert all((value == 3).all() for value in values)
+    crew.close_all()
