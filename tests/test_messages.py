@@ -42,8 +42,8 @@ WIRE = {
     "Probe": "probe peers",
     "Challenge": "auth run",
     "Proof": "auth",
-    "LinkHello": "protocol run sender receiver made_in index count auth=",
-    "StateHello": "protocol run sender receiver sync auth=",
+    "LinkHello": "protocol run sender receiver made_in index count auth= encrypt=",
+    "StateHello": "protocol run sender receiver sync auth= encrypt=",
     "PingHello": "protocol run sender receiver auth=",
     "Accepted": "auth=",
     "Rejected": "reason",
@@ -64,8 +64,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_3() -> None:
-    assert m.PROTOCOL_VERSION == 3
+def test_layout_is_that_of_version_4() -> None:
+    assert m.PROTOCOL_VERSION == 4
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 
