@@ -8,6 +8,7 @@ import socket
 import ssl
 import weakref
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,7 +21,12 @@ from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
 from pccl.types import Result
 
+if TYPE_CHECKING:
+    from pccl.web.server import WebServer
+
 STOP_TIMEOUT_S = 5.0
+DEFAULT_HTTP_PORT = 48149
+HTTP_BACKLOG = 64
 
 
 class MasterNode:
@@ -40,6 +46,9 @@ class MasterNode:
     `engine_threads` of every peer move its payload, 1 to 16 (default: PCCL_ENGINE_THREADS in the environment, else 1).
     More help where machines have cores to spare and links that are faster than one core. The results are the same
     bits. Each link has at least so many connections.
+
+    `http` ("host:port", best of a loopback address: it asks nobody who they are) shows the run to browsers at `/`, as
+    JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class MasterNode:
         ssl_context: ssl.SSLContext | None = None,
         peer_timeout: float | None = None,
         engine_threads: int | None = None,
+        http: str | None = None,
     ) -> None:
         """INVALID_ARGUMENT."""
         self._options = MasterOptions(
@@ -57,6 +67,7 @@ class MasterNode:
         )
         try:
             self._host, self._port = addresses.parse(listen_address)
+            self._http = None if http is None else addresses.parse(http, DEFAULT_HTTP_PORT)
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
         self._token = security.token(token, "MasterNode")
@@ -72,11 +83,20 @@ class MasterNode:
             listener = addresses.listen(self._host, self._port)
         except OSError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
-        security.warn_if_exposed(self._host, self._token, stacklevel=2)
         try:
-            service = _Service(listener, self._options, self._token, self._ssl_context)
+            web_listener = None if self._http is None else addresses.listen(*self._http, backlog=HTTP_BACKLOG)
         except OSError as error:
             listener.close()
+            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
+        security.warn_if_exposed(self._host, self._token, stacklevel=2)
+        if self._http is not None:
+            security.warn_if_shown(self._http[0], stacklevel=2)
+        try:
+            service = _Service(listener, self._options, self._token, self._ssl_context, web_listener)
+        except OSError as error:
+            listener.close()
+            if web_listener is not None:
+                web_listener.close()
             raise PCCLError(Result.INTERNAL_ERROR, "MasterNode.run", str(error)) from None
         self._service = service
         portal.on_fork(service)
@@ -89,6 +109,14 @@ class MasterNode:
         """The "host:port" it listens on, with the actual port where 0 was asked for."""
         port = self._service.port if self._service is not None else self._port
         return addresses.join(self._host, port)
+
+    @property
+    def http_address(self) -> str | None:
+        """The "host:port" where the run is shown, with the actual port; None if it is not."""
+        if self._http is None:
+            return None
+        port = self._service.http_port if self._service is not None else self._http[1]
+        return addresses.join(self._http[0], port)
 
     def interrupt(self) -> None:
         """Stops it: connections are closed, peers see the master lost. May be called again."""
@@ -145,17 +173,33 @@ class _Service:
     """What runs in the portal. Does not refer to its MasterNode, so that one can be collected."""
 
     def __init__(
-        self, listener: socket.socket, options: MasterOptions, token: str, ssl_context: ssl.SSLContext | None
+        self,
+        listener: socket.socket,
+        options: MasterOptions,
+        token: str,
+        ssl_context: ssl.SSLContext | None,
+        web_listener: socket.socket | None,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
         self._server = MasterServer(listener, options, token, ssl_context)
+        self._web: WebServer | None = None
+        self.http_port = 0
+        if web_listener is not None:
+            from pccl.web.routes import Routes  # not needed to run a master
+            from pccl.web.server import WebServer
+
+            self.http_port = web_listener.getsockname()[1]
+            self._web = WebServer(web_listener, Routes(self._server.board))
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:
         try:
             with self._scope:
-                await self._server.serve()
+                async with trio.open_nursery() as nursery:
+                    if self._web is not None:
+                        nursery.start_soon(self._web.serve)
+                    await self._server.serve()
         finally:
             self.stopped.set()
 
@@ -168,4 +212,6 @@ class _Service:
 
     def forget_after_fork(self) -> None:
         self._server.forget_after_fork()
+        if self._web is not None:
+            self._web.forget_after_fork()
         self.stopped.set()

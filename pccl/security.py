@@ -87,6 +87,16 @@ class ExposedWarning(UserWarning):
     """Anybody on the internet may take part in a run."""
 
 
+def warn_if_shown(host: str, stacklevel: int) -> None:
+    """A run's page, which asks nobody who they are, is on an address that others may reach."""
+    if not addresses.is_loopback(host):
+        text = (
+            f"the page of the run is shown on {host or 'every interface'}: whoever reaches it can read the peers' "
+            f"names and addresses, and the log. Use a loopback address and a tunnel, or a proxy that asks who they are."
+        )
+        warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)
+
+
 _has_warned = False
 
 

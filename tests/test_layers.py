@@ -29,6 +29,8 @@ FORBIDDEN = {
     "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
         pccl._native pccl.runtime pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher""",
     "runtime": "pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher torch",
+    "web": """pccl.communicator pccl.master_node pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher
+        pccl._native numpy torch""",
     "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",
 }
 # Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
@@ -125,7 +127,7 @@ def test_import_loads_no_optional_dependency() -> None:
         "import sys, pccl\n"
         "for name in pccl.__all__:\n"
         "    getattr(pccl, name)\n"
-        "print(*sorted({'torch', 'matplotlib', 'rich'} & set(sys.modules)))\n"
+        "print(*sorted({'torch', 'matplotlib', 'rich', 'h11', 'prometheus_client'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

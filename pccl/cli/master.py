@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_LISTEN = "0.0.0.0:48148"
+DEFAULT_HTTP = "127.0.0.1:48149"
 STOP_TIMEOUT_S = 5.0
 
 
@@ -23,7 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "master",
         help="run a master",
         description="Runs a master, which keeps the membership of a run, until Ctrl-C or SIGTERM. "
-        "Prints one line with its address when it is ready; logs on stderr by PCCL_LOG_LEVEL.",
+        "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL.",
     )
     parser.add_argument(
         "--listen",
@@ -49,6 +50,14 @@ def add_parser(subparsers: Subparsers) -> None:
         type=int,
         help="threads that move each peer's payload, 1 to 16: more where machines have cores to spare and links that "
         "are faster than one of them (default: PCCL_ENGINE_THREADS, else 1)",
+    )
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        nargs="?",
+        const=DEFAULT_HTTP,
+        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it asks nobody "
+        "who they are, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
@@ -78,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             ssl_context=context,
             peer_timeout=arguments.peer_timeout,
             engine_threads=arguments.engine_threads,
+            http=arguments.http,
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:
@@ -90,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     threading.Thread(target=watch, name="master watch", daemon=True).start()
     print(f"pccl master listening on {node.address}", flush=True)
+    if node.http_address is not None:
+        print(f"pccl master shows the run at http://{node.http_address}/", flush=True)
     if ends.get() is None:
         print("pccl master: ended unexpectedly", file=sys.stderr)
         return 1

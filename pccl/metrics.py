@@ -1,0 +1,71 @@
+"""A communicator's counters for Prometheus, through the official client library (the extra `metrics`):
+
+import pccl.metrics
+from prometheus_client import start_http_server
+
+pccl.metrics.register(comm)
+start_http_server(9100)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pccl.communicator import Communicator
+from pccl.errors import PCCLError
+from pccl.types import Attribute
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError:
+    raise ImportError("pccl.metrics needs the Prometheus client library: pip install 'pccl[metrics]'") from None
+
+COUNTERS = {
+    "tx_payload_bytes": "Payload sent to other peers.",
+    "rx_payload_bytes": "Payload received from other peers.",
+    "tx_wire_bytes": "Sent to other peers, with the frames' headers.",
+    "rx_wire_bytes": "Received from other peers, with the frames' headers.",
+}
+"""Those of `Communicator.stats` that only grow; the others are gauges."""
+
+
+class CommunicatorCollector(Collector):
+    """Tells `communicator.stats` and its world size whenever it is scraped; nothing while it is not connected.
+    Thread-safe."""
+
+    def __init__(self, communicator: Communicator, **labels: str) -> None:
+        """`labels` tell several communicators of a process apart."""
+        self._communicator = communicator
+        self._names = list(labels)
+        self._values = list(labels.values())
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            stats = self._communicator.stats
+            world = {
+                "world_size": self._communicator.get_attribute(Attribute.LOCAL_WORLD_SIZE),
+                "global_world_size": self._communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
+            }
+        except PCCLError:
+            return
+        for name, value in {**stats, **world}.items():
+            family = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            text = COUNTERS.get(name, f"{name} of the communicator.")
+            metric = family(f"pccl_peer_{name}", text, labels=self._names)
+            metric.add_metric(self._values, value)
+            yield metric
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before it is connected."""
+        return []
+
+
+def register(
+    communicator: Communicator, registry: CollectorRegistry = REGISTRY, **labels: str
+) -> CommunicatorCollector:
+    """Adds it to a registry; `registry.unregister` takes it out again. ValueError if it is in already."""
+    collector = CommunicatorCollector(communicator, **labels)
+    registry.register(collector)
+    return collector

@@ -1,0 +1,4 @@
+"""The page of a run: an HTTP server of a master that shows its status, read-only and bounded, and nothing else.
+
+`server` speaks HTTP, `routes` knows what lies at which path, `prometheus` writes the metrics, `page.html` is the page.
+"""

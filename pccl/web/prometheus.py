@@ -1,0 +1,89 @@
+"""A run's status as Prometheus metrics, written by the official client library (the extra `metrics`).
+
+Nothing is labelled by peer: names come and go, and a time series for each would stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pccl.protocol.messages import Kind
+from pccl.protocol.status import RunStatus
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+STATES = ("accepted", "joining", "pending", "connecting")
+
+
+class NotInstalledError(Exception):
+    """The text says what to install."""
+
+
+def exposition(status: RunStatus) -> tuple[str, bytes]:
+    """Content type and text. NotInstalledError."""
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+        from prometheus_client.registry import Collector
+    except ImportError:
+        raise NotInstalledError(
+            "metrics need the Prometheus client library where the master runs: pip install 'pccl[metrics]'"
+        ) from None
+
+    class Snapshot(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return _metrics(status)
+
+    registry = CollectorRegistry()
+    registry.register(Snapshot())
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+def _metrics(status: RunStatus) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+    run = InfoMetricFamily("pccl_run", "The run that this master keeps.")
+    run.add_metric([], {"run": status.run, "version": status.version})
+    yield run
+    totals = status.totals
+    for name, text, count in (
+        ("pccl_ops_committed", "Ops that all peers have the result of.", totals.ops_committed),
+        ("pccl_ops_aborted", "Ops that ended without a result, of those the master has heard of.", totals.ops_aborted),
+        ("pccl_joins", "Peers accepted.", totals.joins),
+        ("pccl_losses", "Accepted peers that are gone without having said so.", totals.losses),
+        ("pccl_leaves", "Accepted peers that have left.", totals.leaves),
+    ):
+        yield CounterMetricFamily(name, text, value=count)
+    for name, text, value in (
+        ("pccl_uptime_seconds", "Since the master started.", status.uptime_s),
+        ("pccl_view", "The membership in force; it grows with every change.", status.view),
+        ("pccl_term", "Of the master.", status.term),
+        ("pccl_changing", "1 while a further membership is being made.", int(status.is_changing)),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
+
+    peers = GaugeMetricFamily("pccl_peers", "Peers by group and state.", labels=["group", "state"])
+    states = Counter((member.group, member.state) for member in status.members)
+    for group in sorted({member.group for member in status.members}):
+        for state in STATES:
+            peers.add_metric([str(group), state], states[group, state])
+    yield peers
+    waiting = GaugeMetricFamily("pccl_peers_waiting", "Peers that wait in a joint call.", labels=["call"])
+    calls = Counter(member.waiting.call for member in status.members if member.waiting is not None)
+    for call in Kind.ALL:
+        waiting.add_metric([call], calls[call])
+    yield waiting
+    longest = max((member.waiting.for_s for member in status.members if member.waiting is not None), default=0.0)
+    yield GaugeMetricFamily("pccl_longest_wait_seconds", "In a joint call, of those who wait in one.", value=longest)
+    stalled = sum(bool(member.stalled_ops) for member in status.members)
+    yield GaugeMetricFamily("pccl_peers_stalled", "Peers that have waited in an op for long.", value=stalled)
+    revision = GaugeMetricFamily("pccl_shared_state_revision", "Of the last sync.", labels=["group"])
+    undecided = GaugeMetricFamily("pccl_ops_undecided", "Ops that some peers are done with.", labels=["group"])
+    for found in status.groups:
+        if found.revision is not None:
+            revision.add_metric([str(found.group)], found.revision)
+        undecided.add_metric([str(found.group)], found.undecided_ops)
+    yield revision
+    yield undecided

@@ -1,0 +1,61 @@
+"""What lies at which path. No sockets here: a path in, an answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Protocol
+
+from pccl.protocol.status import RunStatus
+from pccl.web import prometheus
+
+TEXT = "text/plain; charset=utf-8"
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The page is one file and talks to nobody but this server."""
+
+
+class Board(Protocol):
+    def status(self) -> RunStatus: ...
+
+    def json(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    content_type: str
+    body: bytes
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Routes:
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._page = files("pccl.web").joinpath("page.html").read_bytes()
+        self._makers: dict[str, Callable[[], Answer]] = {
+            "/": lambda: Answer(
+                200, "text/html; charset=utf-8", self._page, [("Content-Security-Policy", PAGE_POLICY)]
+            ),
+            "/status.json": lambda: Answer(200, "application/json", self._board.json()),
+            "/metrics": self._metrics,
+            "/healthz": lambda: Answer(200, TEXT, b"ok\n"),
+        }
+
+    def answer(self, method: str, path: str) -> Answer:
+        maker = self._makers.get(path.partition("?")[0])
+        if maker is None:
+            return Answer(404, TEXT, f"there is {', '.join(self._makers)}\n".encode())
+        if method not in ("GET", "HEAD"):
+            return Answer(405, TEXT, b"only GET and HEAD: nothing can be changed here\n", [("Allow", "GET, HEAD")])
+        return maker()
+
+    def _metrics(self) -> Answer:
+        try:
+            content_type, body = prometheus.exposition(self._board.status())
+        except prometheus.NotInstalledError as error:
+            return Answer(501, TEXT, f"{error}\n".encode())
+        return Answer(200, content_type, body)

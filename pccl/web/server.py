@@ -1,0 +1,89 @@
+"""Serves `routes` over HTTP/1.1: h11 for the protocol, one request a connection, everything bounded.
+
+It shares the thread of the master's control plane. Hence one answer at a time is made from what is cached there anyway,
+at most CONNECTIONS_MAX connections are open (a further one is closed at once), a request has HEAD_BYTES_MAX and no body
+that is read, and a connection ends after CONNECTION_S whatever the other side does. Whatever goes wrong with one ends
+that one.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import h11
+import trio
+
+from pccl.web.routes import Answer, Routes
+
+logger = logging.getLogger("pccl.web")
+
+CONNECTIONS_MAX = 32
+HEAD_BYTES_MAX = 8192
+CONNECTION_S = 10.0
+RECEIVE_BYTES = 8192
+HEADERS = [("Connection", "close"), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
+
+
+class WebServer:
+    """`serve` returns when it is cancelled."""
+
+    def __init__(self, listener: socket.socket, routes: Routes) -> None:
+        self._listener = listener
+        self._routes = routes
+        self._open = 0
+
+    async def serve(self) -> None:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
+        try:
+            async with listener:
+                await trio.serve_listeners(self._serve_one, [listener])
+        except Exception:
+            logger.exception("the run is no longer shown; the master goes on")
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: closes its copy."""
+        self._listener.close()
+
+    async def _serve_one(self, stream: trio.SocketStream) -> None:
+        if self._open >= CONNECTIONS_MAX:
+            await stream.aclose()
+            return
+        self._open += 1
+        try:
+            with trio.move_on_after(CONNECTION_S):
+                await self._converse(stream)
+        except (trio.BrokenResourceError, h11.LocalProtocolError) as error:
+            logger.debug("a reader is gone: %s", error)
+        except Exception:
+            logger.exception("a page could not be shown; this is a bug of pccl")
+        finally:
+            self._open -= 1
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        try:
+            while (event := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await stream.receive_some(RECEIVE_BYTES))
+            if not isinstance(event, h11.Request):
+                return  # it has gone without a word
+            answer = self._routes.answer(event.method.decode("ascii"), event.target.decode("ascii"))
+            is_head = event.method == b"HEAD"
+        except h11.RemoteProtocolError as error:
+            answer = Answer(error.error_status_hint, "text/plain; charset=utf-8", f"{error}\n".encode())
+            is_head = False
+        headers = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            *HEADERS,
+            *answer.headers,
+        ]
+        head = connection.send(h11.Response(status_code=answer.status, headers=headers))
+        assert head is not None
+        await stream.send_all(head if is_head else head + answer.body)
+        await stream.send_eof()
+        # Closing with something unread would reset the connection, and the answer be lost with it.
+        while await stream.receive_some(RECEIVE_BYTES):
+            pass

@@ -1,0 +1,73 @@
+"""The page in a real browser, headless; skipped where there is none (Debian: apt-get install chromium)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pccl import MasterNode
+from tests.crew import Background, Crew, until, waits_at_master
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"),
+    *("--hide-scrollbars", "--virtual-time-budget=2500"),
+)
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium")
+
+
+def browse(node: MasterNode, profile: Path, *options: str) -> str:
+    command = [str(BROWSER), *OPTIONS, f"--user-data-dir={profile}", *options, f"http://{node.http_address}/"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def part(dom: str, name: str) -> str:
+    """The element with this id, up to the next one with an id."""
+    found = re.search(rf'id="{name}".*?(?= id="|<script>)', dom, re.S)
+    assert found is not None
+    return found.group()
+
+
+@pytest.mark.timeout(150)
+def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
+    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as node:
+        crew = Crew(node.address)
+        crew.join(3)
+        crew.close(crew[1])
+        newcomer = crew.new()
+        joining = Background(newcomer.connect)
+        until(lambda: waits_at_master(newcomer), "the newcomer is known")
+        waiting = Background(crew[0].update_topology)
+
+        # A name that an attacker chose must stay text.
+        server = node._service._server  # type: ignore[union-attr]
+        member = next(iter(server._machine._members.values()))
+        member.hello = msgspec.structs.replace(member.hello, name="<img src=x onerror=document.title='owned'>")
+
+        dom = browse(node, tmp_path / "profile", "--window-size=1200,1200", "--dump-dom")
+        assert ">live<" in part(dom, "pulse")
+        assert "pccl: 2 peers" in dom
+        ring = part(dom, "rings")
+        assert ring.count("<circle") == 3
+        assert ring.count('class="hollow"') == 1
+        assert ring.count('class="waits wait"') == 1
+        assert "2 peers, mesh" in ring
+        assert "update_topology for peer 3" in part(dom, "peers")
+        assert ">pending<" in part(dom, "peers")
+        assert "peer 2" in part(dom, "log")
+        assert "&lt;img" in dom
+        assert "<img" not in dom
+
+        crew[1].update_topology()
+        waiting.result()
+        joining.result()
+        newcomer.close()
+        crew.close_all()
