@@ -164,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME", help=", ".join(KINDS))
     parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
     parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
     parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
     parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")

@@ -37,7 +37,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 def gpt_arguments(description: str) -> argparse.ArgumentParser:
     """The options of the examples that train the GPT."""
     parser = arguments(description)
-    parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
     parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
     parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits of an element on the wire")
     parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
