@@ -60,6 +60,13 @@ class Communicator:
     to the master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has
     that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
 
+    Memory beyond the caller's arrays: at most 16 MiB for each op in flight that is quantized or, among more than two
+    peers, goes direct (small ones need less than twice their size; in groups of 16 peers and more it may be up to a
+    megabyte a peer), and in place a copy of the array, for an abort to put back. Between ops at most 64 MiB are kept,
+    and the largest such copy of late. So four large ops at once, as `all_reduce_multiple_with_retry` runs them, need no
+    more than 64 MiB out of place. `stats` tells: `scratch_bytes` in use, `scratch_bytes_max` at any time, `pool_bytes`
+    idle.
+
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
     NOT_INITIALIZED (not connected, closed, or forked), MASTER_CONNECTION_FAILED (the master is gone or has evicted this

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from pccl import DataType, QuantizationAlgorithm, QuantizationOptions
 from pccl.bench.errors import BenchError
-from pccl.bench.measure import Row, Timing
+from pccl.bench.measure import Row, Timing, check_memory
 from pccl.bench.memory import Memory, MemoryWatch
+from pccl.bench.memory_bound import largest_copy, memory_bound
 from pccl.bench.messages import GLOO, RAW_RING
 from pccl.bench.plan import Plan, cases
 from pccl.bench.plot import draw_plot
@@ -165,6 +166,7 @@ def _row(**changes: Any) -> Row:
         per_cent_of_raw_ring=100.0,
         times_as_fast_as_gloo=1.0,
         memory=Memory(100 << 20, 100 << 20),
+        memory_bound=Memory(100 << 20, 100 << 20),
     )
     return msgspec.structs.replace(row, **changes)
 
@@ -218,6 +220,30 @@ def test_plot_names_its_lines(tmp_path: Path) -> None:
     labels = ["pccl, 2 peers, unquantized", "pccl, 4 peers, cast:bfloat16", "raw ring, 4 peers", "Gloo, 2 peers"]
     for text in [*labels, "4 KiB", "64 MiB", "median time, ms", "bus bandwidth, GB/s"]:
         assert f"<!-- {text} -->" in drawn
+
+
+def test_memory_beyond_its_bound_is_an_error() -> None:
+    check_memory([_row(), _row(memory=None, memory_bound=None)])
+    with pytest.raises(BenchError, match=r"2 peers, 64 MiB, min-max, auto: a rank has used 104857601 bytes"):
+        check_memory([_row(), _row(quantization="min-max", memory=Memory((100 << 20) + 1, 0))])
+    with pytest.raises(BenchError, match="held 104857601 bytes beyond the user's arrays, more than the 104857600"):
+        check_memory([_row(memory=Memory(0, (100 << 20) + 1))])
+
+
+def test_memory_bounds() -> None:
+    mib = 1 << 20
+    plan = msgspec.structs.replace(
+        PLAN, in_place=False, sizes_bytes=[256 * mib], tensors=[1, 8], quantizations=["none", "min-max"]
+    )
+    plan = msgspec.structs.replace(plan, algorithms=["ring", "direct"])
+    for case in cases(plan):
+        needs_none = case.quantization == "none" and case.algorithm == "ring"
+        scratch = (4 << 10) + (0 if needs_none else case.tensors * 16 * mib)
+        assert memory_bound(case, 4, 0) == Memory(scratch, max(64 * mib, scratch))
+        in_place = msgspec.structs.replace(case, in_place=True)
+        copy = largest_copy([case, in_place])
+        assert copy == 256 * mib // case.tensors
+        assert memory_bound(in_place, 4, copy).scratch_bytes_max == 256 * mib + scratch
 
 
 def test_memory_by_the_engines_own_mark() -> None:

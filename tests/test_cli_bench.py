@@ -83,6 +83,20 @@ def test_out_of_place_memory_and_plot(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("place", ["--in-place", "--out-of-place"])
+def test_memory_is_bounded(tmp_path: Path, place: str) -> None:
+    """In 16 bits there are not slots for all of 40 MiB, with either algorithm."""
+    _, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "3", "--sizes", "40MiB", "--quantize", "min-max:uint16", "--algorithm", "direct,ring"),
+        *(place, "--memory", "--iterations", "1", "--warmup", "0"),
+    )
+    copy = (40 << 20) * (place == "--in-place")
+    for row in report["rows"]:
+        assert 14 << 20 < row["memory"]["scratch_bytes_max"] - copy <= 16 << 20
+        assert row["memory"]["held_bytes_max"] - copy <= 64 << 20
+
+
 def test_against_gloo_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="compares with torch's Gloo")
     table, report = _bench(

@@ -13,15 +13,15 @@
  * unspecified. An op whose every rank has reported DONE may be committed without waiting for anything: all bytes
  * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL).
  *
- * Memory beyond the caller's buffers. An op takes scratch of at most op_scratch_bytes_max (16 MiB), or of what
- * one segment of every rank needs where that is more (in worlds of 30 ranks and more). None for RING without
+ * Memory beyond the caller's buffers. An op takes scratch of at most op_scratch_bytes_max (16 MiB), or of
+ * 2W - 1 segments where that is more: in worlds of 16 ranks and more, if in any. None for RING without
  * quantization, nor for DIRECT without it between two ranks. Of an op's `count * dtype` bytes, DIRECT takes
- * (W - 2)/W; quantized, of its bytes on the wire, DIRECT takes up to (2W - 1)/W and RING all, within that bound. In place,
- * an op also keeps a copy of its buffer, for an abort to put back. What ops have given back is kept for the next
- * ones, but everything held, in use or idle, stays within pool_bytes_max (64 MiB, what four ops at once need) and
- * the largest copy taken lately, unless ops in use need more by themselves. Besides there are about 50 KiB per
- * connection, at most 2 MiB per link of small ops that other ranks have begun earlier, 16 bytes per segment, and the
- * system's socket buffers.
+ * (W - 2)/W; quantized, of its bytes on the wire, DIRECT takes up to (2W - 1)/W and RING all, within that bound.
+ * In place it also keeps a copy of its buffer, for an abort to put back. What ops have given back is kept for the
+ * next ones, but everything held, in use or idle, stays within pool_bytes_max (64 MiB, what four ops at once need)
+ * and the largest copy taken lately, unless ops in use need more by themselves. Besides there are what connections
+ * need (about 50 KiB each, more where they are encrypted), at most 2 MiB per link of small ops that other ranks have
+ * begun earlier, 16 bytes per segment, and the system's socket buffers.
  *
  * Threads: every function may be called from any thread, but create and destroy must not race with
  * others. No call blocks on the network; calls are queued to the engine thread in order.

@@ -65,6 +65,7 @@ class Rank:
         self._shares_machine = shares_machine
 
     def run(self, communicator: Communicator, case: Case) -> Samples:
+        watch = MemoryWatch(lambda: communicator.stats) if case.memory else None
         work = _Work(case, self._number, self._world_size)
         turns = {PCCL: partial(work.turn, self._timed, work.reduce_with(communicator))}
         for name, ruler in self._rulers.items():
@@ -78,7 +79,7 @@ class Rank:
                     one_s = turns[name]()
                     if iteration >= case.warmup:
                         seconds[name].append(one_s)
-        return Samples(seconds, _watched(communicator, turns[PCCL]) if case.memory else None)
+        return Samples(seconds, _watched(watch, turns[PCCL]) if watch else None)
 
     def _timed(self, reduce: Reduce) -> float:
         self._barrier()
@@ -170,8 +171,8 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _watched(communicator: Communicator, turn: Callable[[], float]) -> Memory:
-    with MemoryWatch(lambda: communicator.stats) as watch:
+def _watched(watch: MemoryWatch, turn: Callable[[], float]) -> Memory:
+    with watch:
         for _ in range(WATCHED_ITERATIONS):
             turn()
     return watch.result()

@@ -20,6 +20,7 @@ from pccl.bench.case import Rank, Ruler, join
 from pccl.bench.errors import BenchError
 from pccl.bench.measure import Row, row
 from pccl.bench.memory import Memory
+from pccl.bench.memory_bound import largest_copy
 from pccl.bench.messages import GLOO, RAW_RING
 from pccl.bench.plan import Plan, cases
 
@@ -43,7 +44,7 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
                         samples = rank.run(communicator, case)
                         slowest_s = {name: assembly.most(seconds) for name, seconds in samples.seconds.items()}
                         memories = [_largest(assembly, samples.memory)] if samples.memory else []
-                        yield row(world_size, connections, case, slowest_s, memories)
+                        yield row(world_size, connections, case, slowest_s, memories, largest_copy(todo))
     except (PCCLError, RuntimeError, OSError) as error:
         raise BenchError(str(error)) from error
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from pccl.bench.errors import BenchError
 from pccl.bench.memory import Memory
+from pccl.bench.memory_bound import largest_copy, memory_bound
 from pccl.bench.messages import GLOO, PCCL, RAW_RING, Case, Samples
 from pccl.bench.peers import LocalPeers
 from pccl.bench.plan import Plan, cases
+from pccl.bench.sizes import format_bytes
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -34,6 +37,8 @@ class Row(msgspec.Struct, frozen=True):
     times_as_fast_as_gloo: float | None
     memory: Memory | None
     """Of the rank that used most."""
+    memory_bound: Memory | None
+    """What it may be."""
 
 
 def measure(plan: Plan) -> Iterator[Row]:
@@ -46,7 +51,8 @@ def measure(plan: Plan) -> Iterator[Row]:
                     peers.send_all(case)
                     samples = peers.receive_all(Samples)
                     slowest_s = {name: slowest([one.seconds[name] for one in samples]) for name in samples[0].seconds}
-                    yield row(world_size, connections, case, slowest_s, [one.memory for one in samples])
+                    memories = [one.memory for one in samples]
+                    yield row(world_size, connections, case, slowest_s, memories, largest_copy(todo))
 
 
 def slowest(seconds_by_rank: Sequence[Sequence[float]]) -> list[float]:
@@ -60,6 +66,7 @@ def row(
     case: Case,
     slowest_s: Mapping[str, Sequence[float]],
     memories: Sequence[Memory | None],
+    largest_copy_bytes: int,
 ) -> Row:
     """From each contender's seconds by iteration, and what ranks have seen of their memory."""
     timings = {name: timing(seconds, case.bytes, world_size) for name, seconds in slowest_s.items()}
@@ -77,8 +84,31 @@ def row(
         gloo,
         100 * raw_ring.median_s / pccl.median_s if raw_ring else None,
         gloo.median_s / pccl.median_s if gloo else None,
-        max(known, key=lambda memory: memory.scratch_bytes_max) if known else None,
+        _most(known) if known else None,
+        memory_bound(case, world_size, largest_copy_bytes) if known else None,
     )
+
+
+def _most(memories: Sequence[Memory]) -> Memory:
+    return Memory(
+        max(memory.scratch_bytes_max for memory in memories), max(memory.held_bytes_max for memory in memories)
+    )
+
+
+def check_memory(rows: Iterable[Row]) -> None:
+    """BenchError: a rank has used more memory beyond the caller's buffers than it may."""
+    for row in rows:
+        if row.memory is None or row.memory_bound is None:
+            continue
+        for what, used, allowed in (
+            ("used", row.memory.scratch_bytes_max, row.memory_bound.scratch_bytes_max),
+            ("held", row.memory.held_bytes_max, row.memory_bound.held_bytes_max),
+        ):
+            if used > allowed:
+                raise BenchError(
+                    f"{row.peers} peers, {format_bytes(row.bytes)}, {row.quantization}, {row.algorithm}: a rank has "
+                    f"{what} {used} bytes beyond the user's arrays, more than the {allowed} that it may"
+                )
 
 
 def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int) -> Timing:

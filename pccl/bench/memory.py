@@ -25,18 +25,18 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class MemoryWatch:
-    """Watches for as long as a `with` block lasts. `stats`, a communicator's, may be called from any thread."""
+    """Watches for as long as a `with` block lasts; the engine's own mark counts from when the watch was made. `stats`,
+    a communicator's, may be called from any thread."""
 
     def __init__(self, stats: Callable[[], dict[str, int]]) -> None:
         self._stats = stats
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory watch", daemon=True)
-        self._mark_before = 0
+        self._mark_before = stats().get("scratch_bytes_max", 0)
         self._scratch_bytes_max = 0
         self._held_bytes_max = 0
 
     def __enter__(self) -> MemoryWatch:
-        self._mark_before = self._stats().get("scratch_bytes_max", 0)
         self._thread.start()
         return self
 
@@ -58,7 +58,7 @@ class MemoryWatch:
     def _look(self) -> None:
         stats = self._stats()
         mark = stats.get("scratch_bytes_max", 0)
-        # The mark is of the engine's whole life: it tells of this block only once it has risen in it.
+        # The mark is of the engine's whole life: it tells of what was watched only once it has risen.
         scratch_bytes = mark if mark > self._mark_before else stats["scratch_bytes"]
         self._scratch_bytes_max = max(self._scratch_bytes_max, scratch_bytes)
         self._held_bytes_max = max(self._held_bytes_max, stats["scratch_bytes"] + stats["pool_bytes"])

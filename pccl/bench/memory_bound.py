@@ -1,0 +1,34 @@
+"""How much memory an engine may use at most beyond the caller's buffers: what README.md and the engine's header say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pccl.bench.memory import Memory
+from pccl.bench.messages import Case
+
+OP_SCRATCH_BYTES_MAX = 16 << 20
+HELD_BYTES_MAX = 64 << 20
+SEGMENT_BYTES_MAX = 512 << 10
+BARRIER_BYTES_MAX = 4 << 10
+"""Between hosts, barriers are ops too."""
+
+
+def memory_bound(case: Case, world_size: int, largest_copy_bytes: int) -> Memory:
+    """`largest_copy_bytes`: what is kept for the largest op in place, also of earlier cases."""
+    scratch_bytes = BARRIER_BYTES_MAX + case.tensors * _op_scratch_bytes(case, world_size)
+    if case.in_place:
+        scratch_bytes += case.bytes
+    return Memory(scratch_bytes, max(scratch_bytes, HELD_BYTES_MAX + largest_copy_bytes))
+
+
+def largest_copy(cases: Iterable[Case]) -> int:
+    return max((-(-case.bytes // case.tensors) for case in cases if case.in_place), default=0)
+
+
+def _op_scratch_bytes(case: Case, world_size: int) -> int:
+    if case.quantization != "none":
+        return max(OP_SCRATCH_BYTES_MAX, (2 * world_size - 1) * SEGMENT_BYTES_MAX)
+    if case.algorithm == "ring" or world_size == 2:
+        return 0
+    return max(OP_SCRATCH_BYTES_MAX, (world_size - 2) * SEGMENT_BYTES_MAX)
