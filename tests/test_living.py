@@ -7,6 +7,8 @@ import itertools
 import math
 import os
 import resource
+import signal
+import sys
 import threading
 import time
 import weakref
@@ -31,7 +33,7 @@ from pccl import (
 )
 from pccl.runtime import portal
 from tests.crew import WAIT_S, Background, Crew, outcomes, results, until, waits_at_master
-from tests.interrupts import at_step, interrupted_at
+from tests.interrupts import Interrupt, at_step, interrupted_at
 
 SUM = ReduceOp.SUM
 
@@ -247,6 +249,53 @@ def test_an_interrupt_anywhere_in_connect_withdraws_from_it(crew: Crew, impatien
             assert step > 10
             break
     crew.admit([newcomer])
+    assert crew.each(reduce_once) == [2, 2]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", WAIT_S)
+    crew.join(2)
+    session = crew[0]._inner._session
+    assert session is not None
+    op_session, cancelled = type(session), list[tuple[Any, ...]]()
+    monkeypatch.setattr(
+        op_session, "cancel", lambda _, *arguments: cancelled.append(arguments)
+    )  # as if nobody answered
+    main_thread = threading.get_ident()
+
+    def sleeps_in(function: str) -> bool:
+        frame = sys._current_frames()[main_thread]
+        names = set()
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back  # type: ignore[assignment]
+        return {"wait_any", function} <= names
+
+    def signals() -> None:
+        until(lambda: sleeps_in("all_reduce"), "it waits")
+        signal.pthread_kill(main_thread, signal.SIGUSR1)
+        until(lambda: cancelled and sleeps_in("all_reduce"), "it waits for the end of the op")
+        signal.pthread_kill(main_thread, signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        signalling = Background(signals)
+        start_s = time.monotonic()
+        with pytest.raises(Interrupt):
+            crew[0].all_reduce(ones(), op=SUM, tag=5)
+        signalling.result()
+        assert time.monotonic() - start_s < WAIT_S / 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        monkeypatch.undo()
+    session.cancel(*cancelled[0])
+    until(lambda: not session._ops, "it is given up")
     assert crew.each(reduce_once) == [2, 2]
 
 

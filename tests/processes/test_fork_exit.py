@@ -67,6 +67,19 @@ def test_exit_after_the_master_has_died_is_quick(start: Start, run: Run) -> None
     assert time.monotonic() - start_s < PROMPT_S
 
 
+def test_exit_while_the_master_hangs_is_quick(start: Start, run: Run) -> None:
+    (master,) = start(1)
+    (one, other) = run(2, master.do("listen"))
+    master.stop()
+    one.do("background", command="update_topology")
+    other.do("array", name="x", count=1000)
+    other.do("background", command="all_reduce", name="x")
+    start_s = time.monotonic()
+    assert [worker.end() for worker in (one, other)] == [0, 0]
+    assert time.monotonic() - start_s < 2 * PROMPT_S
+    assert one.stderr == other.stderr == ""
+
+
 def test_exit_of_a_process_that_runs_its_master_and_a_peer_is_quick(start: Start) -> None:
     (worker, other) = start(2)
     address = worker.do("listen")

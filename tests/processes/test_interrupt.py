@@ -27,6 +27,59 @@ def interrupt(worker: Worker, command: str, **arguments: Any) -> None:
     assert worker.answer(PROMPT_S).error == "KeyboardInterrupt"
 
 
+def terminate_in(worker: Worker, how: str, command: str, **arguments: Any) -> None:
+    worker.do("on_terminate", how=how)
+    worker.begin(command, **arguments)
+    worker.until_asleep()
+    worker.process.terminate()
+
+
+@pytest.mark.parametrize("command", ["all_reduce", "wait", "update_topology", "sync"])
+def test_a_signal_handler_that_exits(run: Run, command: str) -> None:
+    stays, ends = run(2)
+    ends.do("array", name="x", count=1000)
+    ends.do("state", name="s", arrays=["x"])
+    if command == "wait":
+        ends.do("launch", name="x", tag=3)
+    needs: dict[str, dict[str, Any]] = {
+        "all_reduce": {"name": "x"},
+        "wait": {"tag": 3},
+        "sync": {"name": "s"},
+    }
+    terminate_in(ends, "exit", command, **needs.get(command, {}))
+    assert ends.process.wait(PROMPT_S) == 3
+    assert ends.stderr == ""
+    until(lambda: stays.do("world") == 1, "it has left", limit_s=PROMPT_S)
+
+
+def test_a_signal_handler_that_ends_a_process_that_connects(run: Run, start: Start, master: MasterNode) -> None:
+    (accepted,) = run(1)
+    for how, status in (("exit", 3), ("end", 4)):
+        (newcomer,) = start(1)
+        terminate_in(newcomer, how, "connect", master=master.address)
+        assert newcomer.process.wait(PROMPT_S) == status
+        assert newcomer.stderr == ""
+        until(lambda: not accepted.do("are_peers_pending"), "it is gone")
+
+
+def test_signal_handlers_that_raise_or_close(run: Run) -> None:
+    stays, other = run(2)
+    for worker in (stays, other):
+        worker.do("array", name="x", count=1000, value=1)
+    before = other.do("digest", name="x")
+    terminate_in(other, "raise", "all_reduce", name="x", tag=1)
+    assert other.answer(PROMPT_S).error == "ZeroDivisionError"
+    assert other.do("digest", name="x") == before
+    terminate_in(other, "raise", "update_topology")
+    assert other.answer(PROMPT_S).error == "ZeroDivisionError"
+    for worker in (stays, other):
+        worker.begin("all_reduce", name="x", tag=2)
+    assert [worker.answer().value for worker in (stays, other)] == [2, 2]
+    terminate_in(other, "close", "all_reduce", name="x", tag=2)
+    assert other.answer(PROMPT_S).error == "NOT_INITIALIZED"
+    assert other.end() == 0
+
+
 def test_connect_that_waits_to_be_admitted(run: Run, start: Start, master: MasterNode) -> None:
     (accepted,) = run(1)
     (newcomer,) = start(1)

@@ -247,6 +247,21 @@ class Member:
         """Lets no other thread run Python code meanwhile."""
         ctypes.PyDLL(None).sleep(seconds)
 
+    def on_terminate(self, how: str) -> None:
+        """What a SIGTERM does from now on."""
+
+        def handle(*_: object) -> None:
+            if how == "exit":
+                sys.exit(3)
+            elif how == "end":
+                os._exit(4)
+            elif how == "close":
+                self._peer.close()
+            else:
+                raise ZeroDivisionError
+
+        signal.signal(signal.SIGTERM, handle)
+
     def cpu_s(self) -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
@@ -284,8 +299,8 @@ def carry_out(member: Member, name: str, arguments: dict[str, Any], mark: dict[s
         outcome = {"value": getattr(member, name)(**arguments)}
     except PCCLError as error:
         outcome = {"error": error.result.name, "text": str(error)}
-    except KeyboardInterrupt:
-        outcome = {"error": "KeyboardInterrupt", "text": ""}
+    except (KeyboardInterrupt, ZeroDivisionError) as error:
+        outcome = {"error": type(error).__name__, "text": ""}
     say(**outcome, seconds=time.monotonic() - start_s, **mark)
 
 
