@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
-from pccl.training import CheckpointError, DiLoCo, OuterNesterov
+from pccl.training import AsyncDiLoCo, CheckpointError, DiLoCo, OuterNesterov
 from tests.crew import Background, together, until
 from tests.training_peers import Peer, Reference, assert_close, assert_parity, crew_of, each_runs, new_model
 
@@ -95,7 +96,20 @@ def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
     one.close()
 
 
-def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on(master: MasterNode) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        # As many parameters, in another shape.
+        lambda communicator: DiLoCo(communicator, {"weights": np.zeros((8, 5), np.float32)}),
+        lambda communicator: DiLoCo(communicator, new_model(), outer=OuterNesterov(0.7, 0.8)),
+        lambda communicator: DiLoCo(communicator, new_model(), quantization=QuantizationOptions()),
+        lambda communicator: AsyncDiLoCo(communicator, new_model()),
+    ],
+    ids=["model", "outer optimizer", "quantization", "algorithm"],
+)
+def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
+    master: MasterNode, make: Callable[[Communicator], Any]
+) -> None:
     peers = crew_of(master, 2)
 
     def has_admitted(peer: Peer) -> bool:
@@ -104,10 +118,8 @@ def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on(master: M
     threads = [Background(partial(peer.run, has_admitted)) for peer in peers]
     stranger = Communicator(master.address)
     stranger.connect()
-    # As many parameters, in another shape.
-    diloco = DiLoCo(stranger, {"weights": np.zeros((8, 5), np.float32)})
-    with pytest.raises(PCCLError, match="of model") as caught:
-        diloco.join()
+    with pytest.raises(PCCLError, match="parameters of DiLoCo") as caught:
+        make(stranger).join()
     assert caught.value.result is Result.INVALID_ARGUMENT
     for thread in threads:
         thread.result()

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pccl import Communicator, MasterNode
-from pccl.training import DiLoCo, OuterNesterov, OuterStep
+from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov, OuterStep
 from tests.crew import together
 
 Model: TypeAlias = dict[str, np.ndarray[Any, Any]]
+Kind: TypeAlias = type[DiLoCo] | type[AsyncDiLoCo]
 
 SHAPES = {"weights": (7, 5), "bias": (5,)}
 INNER_STEPS = 3
@@ -33,7 +34,7 @@ def train(model: Model, number: int) -> None:
 class Peer:
     """A peer and all that it has seen."""
 
-    def __init__(self, address: str, number: int, kind: type[DiLoCo] = DiLoCo, **options: Any) -> None:
+    def __init__(self, address: str, number: int, kind: Kind = DiLoCo, **options: Any) -> None:
         self.number = number
         self.communicator = Communicator(address)
         self.model = new_model()
@@ -71,7 +72,7 @@ class Peer:
         self.communicator.close()
 
 
-def crew_of(master: MasterNode, count: int, kind: type[DiLoCo] = DiLoCo, **options: Any) -> list[Peer]:
+def crew_of(master: MasterNode, count: int, kind: Kind = DiLoCo, **options: Any) -> list[Peer]:
     """So many peers that have joined, numbered from 0."""
     peers = [Peer(master.address, number, kind, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])

@@ -13,9 +13,9 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterStep
-from tests.training_peers import Peer
+from tests.training_peers import Kind, Peer
 
-KINDS = {"sync": DiLoCo, "async": AsyncDiLoCo}
+KINDS: dict[str, Kind] = {"sync": DiLoCo, "async": AsyncDiLoCo}
 INNER_S = 0.03
 """What inner steps take at least, so that there is a middle of them."""
 STOP_TAG = 100

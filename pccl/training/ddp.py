@@ -30,7 +30,7 @@ from typing import Any
 import blake3
 
 from pccl import Communicator, QuantizationOptions, SharedState, TensorInfo
-from pccl.training.membership import NOBODY, Admission, Average, Averaged, Membership
+from pccl.training.membership import NOBODY, Admission, Average, Averaged, Membership, fingerprint
 
 BUCKET_BYTES = 4 << 20
 
@@ -119,7 +119,12 @@ class DDP:
         tensors |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         tensors |= dict(_optimizer_tensors(torch, optimizer))
         self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
-        self._state = SharedState([TensorInfo.from_torch(tensor, name) for name, tensor in self._tensors.items()])
+        # Without content; its name says which peers can train together.
+        buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
+        options = {f"options of DDP {fingerprint(quantization, admit_every, buckets)}": torch.zeros(1)}
+        self._state = SharedState(
+            [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._tensors, **options}.items()]
+        )
         self._membership = Membership(communicator, self._state, tag)
 
     @property

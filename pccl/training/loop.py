@@ -15,7 +15,6 @@ makes its inner steps again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ import numpy as np
 from pccl import Communicator, QuantizationOptions, SharedState
 from pccl.training import checkpoint
 from pccl.training.checkpoint import CheckpointError, Stateful
-from pccl.training.membership import Admission, Averaged, Membership
+from pccl.training.membership import Admission, Averaged, Membership, fingerprint
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.replica import replica_of
 
@@ -85,10 +84,9 @@ class OuterLoop:
         replica.read(self._parameters)
         self._momentum = np.zeros_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        # Models of one size but another layout must not be mixed up: the names of the tensors tell them apart.
-        layout = hashlib.sha256(replica.layout.encode()).hexdigest()[:12]
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout)}"
         self._state = SharedState.from_numpy(
-            {f"parameters of model {layout}": self._parameters, f"momentum of model {layout}": self._momentum}
+            {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
         )
         self._membership = Membership(communicator, self._state, tag + ROLL_CALL)
 
@@ -118,7 +116,8 @@ class OuterLoop:
         peers are there, or at once where others train already; then all have the same outer state, and the model starts
         from it.
 
-        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model.
+        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
+        with other options (INVALID_ARGUMENT).
         """
         admission = self._membership.join(peers_min)
         self._begin()

@@ -21,9 +21,10 @@ call without it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,14 @@ class Average:
             aborted += 1
             self._handle = self._launch()
         return Averaged(1, aborted, 0, 0)
+
+
+def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
+    """A short name for what all peers of a run must have alike. As part of a tensor's name in the shared state it has
+    newcomers refused who have it otherwise, before they spoil an op."""
+    if quantization is not None:
+        quantization = replace(quantization, stochastic=False, seed=0)  # each peer's own affair
+    return hashlib.sha256(repr((quantization, *what)).encode()).hexdigest()[:12]
 
 
 class Membership:
