@@ -172,6 +172,10 @@ static void what_is_malformed_is_refused(void)
         }
     }
     pccl_frame ready = ready_frame();
+    ready.shape.slice = ready.shape.last_slice + 1;
+    pccl_frame_encode(&ready, header);
+    CHECK(pccl_frame_decode(header, &out) != NULL);
+    ready = ready_frame();
     for (int at = 56; at < 60; at++) {
         pccl_frame_encode(&ready, header);
         header[at] = 200;
