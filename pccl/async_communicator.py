@@ -167,7 +167,7 @@ class AsyncCommunicator:
             if self._is_closed:
                 await session.close()
             await session.installed.wait()
-        except trio.Cancelled:
+        except BaseException:  # cancelled, or trio's KeyboardInterrupt
             with trio.CancelScope(shield=True):
                 await session.close()
             raise
@@ -288,9 +288,9 @@ class AsyncCommunicator:
         timeout_s = self.timeout_s(timeout, "all_reduce")
         session = self.session("all_reduce")
         pending = session.new_op(spec)
-        with converting("all_reduce"):
-            session.launch(pending)
         try:
+            with converting("all_reduce"):
+                session.launch(pending)
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
                 await pending.async_wait()
             if not pending.is_over:
@@ -298,7 +298,9 @@ class AsyncCommunicator:
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 with trio.move_on_after(CANCEL_GRACE_S):
                     await pending.async_wait()
-        except trio.Cancelled:
+        except PCCLError:
+            raise
+        except BaseException:  # cancelled, or trio's KeyboardInterrupt
             session.cancel(pending, Result.TIMEOUT, "its caller was cancelled")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_GRACE_S):
                 await pending.async_wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -135,6 +136,35 @@ async def test_a_cancelled_reduce_gives_its_buffer_back_and_all_go_on(peers: Pee
     assert (late.result, "its caller was cancelled" in str(late)) == (Result.TIMEOUT, True)
     infos = await all_of(*(partial(peer.all_reduce, ones(), op=SUM) for peer in peers))
     assert [info.world_size for info in infos] == [2, 2]
+
+
+@in_run(2)
+async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None:
+    x = ones()
+    state = SharedState.from_numpy({"x": ones()})
+    ops = [ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(8, SUM, tag)) for tag in (1, 2)]
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        partial(peers[0].all_reduce, x, op=SUM),
+        partial(peers[0].all_reduce_multiple_with_retry, ops),
+        peers[0].update_topology,
+        partial(peers[0].sync_shared_state, state),
+    ]
+    session = peers[0]._session
+    assert session is not None
+
+    def ctrl_c() -> None:
+        until(lambda: session._ops or session._calls, "it waits")
+        signal.raise_signal(signal.SIGINT)
+
+    for call in calls:
+        pressing = Background(ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            await call()
+        pressing.result()
+        assert not session._ops
+    found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
+    assert [info.world_size for info in found] == [2, 2]
+    assert await all_of(*(peer.update_topology for peer in peers)) == [None, None]
 
 
 @in_run(2)

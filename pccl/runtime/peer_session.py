@@ -270,14 +270,14 @@ class PeerSession:
         self._pump()
         try:
             await call.event.wait()
-        except trio.Cancelled:
+        except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
             self._machine.cancel_joint(number)
             if self._syncing is not None and kind == m.Kind.SYNC:
                 self._syncing.end()
             self._pump()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_S):
                 await call.event.wait()
-            if call.result is None or call.result.code is Result.TIMEOUT:
+            if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:
                 raise
         finally:
             self._calls.pop(number, None)
