@@ -36,7 +36,7 @@ WIRE = {
     "Prepare": "view members rings commits= relink= lost=",
     "Install": "view is_meshed=",
     "OpsCommit": "epoch ops",
-    "OpAbort": "epoch tag sequence code reason",
+    "OpAbort": "epoch tag sequence code reason counts_as_made=",
     "JointResult": "call code reason= value=",
     "SyncPlan": "sync revision root donors fetch_content fetch_loose",
     "Probe": "probe peers",
