@@ -341,6 +341,17 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more() -> None:
     assert said(rig.connect(3)) == [m.LinksReady(2, [(1, "connection refused")])]
 
 
+def test_link_that_stood_and_is_lost_before_the_answer_is_reported_as_missing() -> None:
+    """The master may have given the pair up, and then nothing else would ever end the wait for it."""
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3, 4, 5], 1))
+    for peer in (1, 3, 5):
+        assert said(rig.connect(peer)) == []
+    rig.machine.link_lost(rig.links[5], "reset")
+    assert said(rig.effects()) == [m.LinkLost(1, 5, "reset")]
+    assert said(rig.connect(4)) == [m.LinksReady(1, [], [(5, "reset")])]
+
+
 def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
     rig.machine.link_lost(rig.links[3], "reset")
     effects = rig.effects()

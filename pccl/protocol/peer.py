@@ -642,8 +642,8 @@ class Peer:
         self._drop_link(found.peer)
         if found.peer in self._members and self._is_linked(found.peer) and not self.is_over:
             self._effects.append(ToMaster(m.LinkLost(found.made_in, found.peer, reason)))
-            if not found.is_up:
-                self._link_failed(found.peer, reason)
+            # The master answers with another Prepare, unless the group may go on without this link.
+            self._link_failed(found.peer, reason)
 
     # What the makers of links report.
 
