@@ -64,8 +64,9 @@ class Communicator:
     peers, goes direct (small ones need less than twice their size; in groups of 16 peers and more it may be up to a
     megabyte a peer), and in place a copy of the array, for an abort to put back. Between ops at most 64 MiB are kept,
     and the largest such copy of late. So four large ops at once, as `all_reduce_multiple_with_retry` runs them, need no
-    more than 64 MiB out of place. `stats` tells: `scratch_bytes` in use, `scratch_bytes_max` at any time, `pool_bytes`
-    idle.
+    more than 64 MiB out of place. `stats` tells: `scratch_bytes` in use, `scratch_bytes_max` at any time (only with one
+    engine thread), `pool_bytes` idle. With several engine threads each keeps the largest copy of late of its own, so
+    that with three and more some more than one may be kept.
 
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with

@@ -117,6 +117,7 @@ def all_results(threads: int) -> list[bytes]:
             assert len(sent_bytes(peer)) == threads
             assert min(sent_bytes(peer)) > max(sent_bytes(peer)) / 4, "no lane idles"
             assert peer.stats["tx_payload_bytes"] == sum(sent_bytes(peer))
+            assert ("scratch_bytes_max" in peer.stats) == (threads == 1), "marks of several threads make no sum"
     return found
 
 
