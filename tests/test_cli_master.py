@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -76,6 +77,19 @@ def test_a_token_in_a_file(tmp_path: Path) -> None:
             assert peer.world_size == 1
         with pytest.raises(PCCLError, match="another token"):
             Communicator(address, token="guess", timeout=TIMEOUT_S).connect()
+
+
+def test_http() -> None:
+    with _master("127.0.0.1:0", "--http", "127.0.0.1:0") as (process, _):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("pccl master shows the run at http://127.0.0.1:")
+        with urllib.request.urlopen(line.split()[-1] + "healthz", timeout=TIMEOUT_S) as response:
+            assert response.read() == b"ok\n"
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert stderr == ""
 
 
 def test_tls() -> None:

@@ -18,6 +18,9 @@ from rich.console import Console
 
 from pccl import MasterNode, PCCLError, ReduceOp, Result
 from pccl.cli.status_table import render, span
+from pccl.protocol import messages as m
+from pccl.protocol.codec import Decoder, encode
+from pccl.runtime import master_server
 from pccl.status import Event, Loss, MemberStatus, RunStatus, Waiting, run_status
 from tests.crew import Background, Crew, run_of, until
 
@@ -92,6 +95,46 @@ def test_tls() -> None:
             run_status(master.address)
         done = pccl_status(master.address, PCCL_TLS_CA=str(CERTIFICATES / "ca.pem"))
         assert done.returncode == 0, done.stderr
+
+
+def test_a_peer_that_is_killed_shows_with_its_reason(crew: Crew) -> None:
+    crew.join(1)
+    code = "import sys, time, pccl; pccl.Communicator(sys.argv[1]).connect(); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-P", "-c", code, crew.address]) as process:
+        waiting = "the other process waits to be let in"
+        until(lambda: any(member.state == "pending" for member in run_status(crew.address).members), waiting)
+        crew[0].update_topology()
+        process.kill()
+    status = until(lambda: next((s for s in [run_status(crew.address)] if s.losses), None), "its loss")
+    assert status is not None
+    assert (status.totals.joins, status.totals.losses, status.totals.leaves) == (2, 1, 0)
+    assert status.losses[0].reason
+    assert [member.state for member in status.members] == ["accepted"]
+
+
+def _answer(address: str, request: m.StatusRequest) -> m.ToWatcher:
+    """To a request made by hand."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
+        sock.sendall(encode(request))
+        decoder: Decoder[m.ToWatcher] = Decoder(m.ToWatcher)
+        while True:
+            for message in decoder.feed(sock.recv(4096)):
+                return message
+
+
+def test_who_speaks_another_protocol_is_told_so(master: MasterNode) -> None:
+    answer = _answer(master.address, m.StatusRequest(m.PROTOCOL_VERSION + 1))
+    assert isinstance(answer, m.Goodbye)
+    assert f"the asker {m.PROTOCOL_VERSION + 1}" in answer.reason
+
+
+def test_only_so_many_are_told_at_a_time(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master_server, "STATUS_READERS_MAX", 0)
+    with pytest.raises(PCCLError, match="ask again"):
+        run_status(master.address)
+    monkeypatch.undo()
+    assert run_status(master.address).members == []
 
 
 def test_what_is_no_master_is_named() -> None:
