@@ -2,10 +2,11 @@
  * that only sends, receives and adds. Without arguments: some sizes with two ranks and four.
  *
  *     cc -std=c99 -D_GNU_SOURCE -O3 -ffp-contract=off -pthread -Iinclude -Isrc \
- *         tests/bench_engine.c src/[a-z]*.c -lm -o build/bench_engine
+ *         tests/bench_engine.c src/[a-z]*.c -lm -ldl -o build/bench_engine
  *     build/bench_engine [ranks] [bytes] [repeats] [connections] [in_place] [concurrent] [quantization]
  *
- * SEGMENT_BYTES and EAGER_BYTES in the environment replace the defaults.
+ * SEGMENT_BYTES and EAGER_BYTES in the environment replace the defaults; ENCRYPT has the engine's connections
+ * encrypted.
  */
 #include "engine_world.h"
 
@@ -153,6 +154,16 @@ static int are_across(uint32_t ranks, uint32_t a, uint32_t b)
     return a != b && (a + 1) % ranks != b && (b + 1) % ranks != a;
 }
 
+static void add_connection(node *n, uint64_t link, int fd, uint32_t rank, uint32_t other)
+{
+    pccl_link_keys keys;
+    memset(&keys, 0, sizeof keys);
+    keys.tx[0] = keys.rx[1] = (uint8_t)rank;
+    keys.tx[1] = keys.rx[0] = (uint8_t)other;
+    if (pccl_engine_link_add(n->engine, link, fd, getenv("ENCRYPT") ? &keys : NULL) != 0)
+        stop_test("link_add");
+}
+
 /* All take turns, so that what else the machine does disturbs both alike. */
 static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
 {
@@ -168,11 +179,12 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
         tested_eager_bytes_max = (uint32_t)atoi(getenv("EAGER_BYTES"));
     node_open(&n, 0);
     for (int i = 0; i < a->connections; i++) {
-        pccl_engine_link_add(n.engine, link_to_next(&w, rank), s->to_next[rank][i], NULL);
-        pccl_engine_link_add(n.engine, link_to_prev(&w, rank), s->from_prev[rank][i], NULL);
+        uint32_t next = (rank + 1) % a->ranks, previous = (rank + a->ranks - 1) % a->ranks;
+        add_connection(&n, link_to_next(&w, rank), s->to_next[rank][i], rank, next);
+        add_connection(&n, link_to_prev(&w, rank), s->from_prev[rank][i], rank, previous);
         for (uint32_t other = 0; other < a->ranks; other++)
             if (are_across(a->ranks, rank, other))
-                pccl_engine_link_add(n.engine, link_number(rank, other), s->across[rank][other][i], NULL);
+                add_connection(&n, link_number(rank, other), s->across[rank][other][i], rank, other);
     }
     memset(send, 0, a->bytes);
     memset(recv, 0, a->bytes);
