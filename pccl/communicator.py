@@ -209,7 +209,7 @@ class Communicator:
         timeout: Timeout = DEFAULT,
     ) -> ReduceInfo:
         """Reduces `send` over the peer group into `recv`, bit-identical on all peers; in place if `recv` is left out or
-        is `send`.
+        is `send`. Ops of several peers meet by `tag`, any number in [0, 2**63); a tag can be used again and again.
 
         Both are contiguous NumPy arrays or torch CPU tensors of one dtype and as many elements, on all peers. Either
         the op succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is
