@@ -241,6 +241,17 @@ def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
     assert rig.effects() == []
 
 
+def test_connection_lost_while_its_link_is_made_is_replaced_once_that_stands() -> None:
+    rig = Rig(connections=2)
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.connection_lost(rig.links[1], "reset")
+    assert of(ps.AddConnections, rig.effects()) == []
+    assert rig.machine.link_connected(rig.links[1])
+    assert [effect.link for effect in of(ps.AddConnections, rig.effects())] == [rig.links[1]]
+    assert said(rig.connect(3)) == [m.LinksReady(1)]
+
+
 def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> None:
     rig.machine.link_limited(rig.links[3])
     assert rig.effects() == []

@@ -288,7 +288,9 @@ class _Link:
     dial: bool
     connected: int = 0
     is_up: bool = False
-    """All of them were there at once; further ones may come, and any but the last may go."""
+    """All of them have come; further ones may come, and any but the last may go."""
+    lost_early: list[int] = field(default_factory=list)
+    """Lanes of those that were lost before that."""
     extras: dict[int, int] = field(default_factory=dict)
     """Connections dialled beyond those, by lane."""
 
@@ -654,8 +656,10 @@ class Peer:
         if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
         found.connected += 1
-        if found.connected == found.connections:
+        if found.connected == found.connections and not found.is_up:
             found.is_up = True
+            for lane in found.lost_early:
+                self._replace_connection(found, lane)
             self._answer_prepare()
         return True
 
@@ -668,9 +672,9 @@ class Peer:
             Log("warning", f"the link with peer {found.peer} goes on with a connection less: {reason}")
         )
         if found.is_up:
-            found.connected -= 1
-            if found.dial:
-                self._add_connections(found, lane, 1, is_replacement=True)
+            self._replace_connection(found, lane)
+        else:
+            found.lost_early.append(lane)
 
     def link_limited(self, link: int, lane: int = 0) -> None:
         """All connections that a link has in a lane are held back by their windows."""
@@ -830,6 +834,11 @@ class Peer:
         self._links[peer] = link
         self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
+
+    def _replace_connection(self, link: _Link, lane: int) -> None:
+        link.connected -= 1
+        if link.dial:
+            self._add_connections(link, lane, 1, is_replacement=True)
 
     def _add_connections(self, link: _Link, lane: int, count: int, is_replacement: bool) -> None:
         member = self._members.get(link.peer)
