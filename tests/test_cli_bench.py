@@ -54,6 +54,13 @@ QUANTIZATIONS = [
 ]
 
 
+def test_encrypted(tmp_path: Path) -> None:
+    table, report = _bench(tmp_path / "report.json", "--peers", "2", "--sizes", "400KiB", "--encrypt", *TINY)
+    assert "encrypted" in table
+    assert report["plan"]["encrypt"] is True
+    assert report["rows"][0]["pccl"]["median_s"] > 0
+
+
 def test_sweep(tmp_path: Path) -> None:
     """Every result is checked against the bound of its quantization."""
     table, report = _bench(

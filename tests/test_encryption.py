@@ -284,6 +284,18 @@ def test_a_sealed_stream_gives_out_nothing_that_was_changed() -> None:
     trio.run(_change_on_the_way)
 
 
+def test_several_engine_threads_encrypt_alike(spy: Spy) -> None:
+    with MasterNode("127.0.0.1:0", token=TOKEN, engine_threads=2) as node:
+        crew = Crew(node.address, token=TOKEN)
+        join_through(crew, spy, encrypt=True)
+        values = [patterned(1_000_000) for _ in range(2)]
+        crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.MAX))
+        assert bytes(values[1]) == PATTERN * 1_000_000
+        assert len([log for log in spy.seen if len(log) > 1_000_000]) > 2
+        assert not spy.saw_the_pattern
+        crew.close_all()
+
+
 def test_a_run_goes_on_when_a_peer_is_replaced(node: MasterNode) -> None:
     """Links made later are encrypted like the first ones."""
     crew = Crew(node.address, token=TOKEN, encrypt=True)
