@@ -4,10 +4,10 @@
 
 Runs diloco_gpt.py, async_diloco_gpt.py and ddp_gpt.py one after the other, with a master of its own, and ends with a
 table: the validation loss against that of data parallelism at every step, and the bytes that a peer sent. In the runs
-with churn a peer is killed (SIGKILL) every few outer steps and started again at once, which then joins; all digests
-of the outer state that any two peers have after the same outer step are compared. `--only NAME ...` makes some of the
-runs, `--plot FILE` draws the losses, `--steps` and `--inner` make it longer or shorter. Exit code 1: digests differed,
-or a run failed.
+with churn a peer is killed (SIGKILL) every few outer steps and started again at once, which then joins; the next kill
+waits until it has. All digests that any two peers have after the same outer step are compared. Exit code 1: digests
+differed, or a run failed. `--only NAME ...` makes some of the runs, `--plot FILE` draws the losses, `--steps` and
+`--inner` make it longer or shorter.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Kind:
     script: str
     arguments: tuple[str, ...] = ()
     kill_every: int = 0
-    """Outer steps between two kills; 0: none."""
+    """Least number of outer steps between two kills; 0: none."""
 
 
 KINDS = {
@@ -71,6 +71,7 @@ class Run:
         self.name, self.kind, self.options, self.folder = name, KINDS[name], options, folder
         self.outcome = Outcome()
         self.files: list[Path] = []
+        self.killed_at = 0
 
     def start(self, master: str, index: int) -> subprocess.Popen[bytes]:
         path = self.folder / f"{len(self.files)}.jsonl"
@@ -120,9 +121,12 @@ class Run:
         return self.outcome
 
     def churn(self, step: int, peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
-        every = self.kind.kill_every
-        if not every or step % every or step + every > self.options.steps:
+        """A kill, `kill_every` outer steps after the last one, once everybody is there again."""
+        every, rows = self.kind.kill_every, rows_of(self.files[0])
+        is_due = every and step >= self.killed_at + every and step + every <= self.options.steps
+        if not is_due or rows[-1]["peers"] < self.options.peers:
             return
+        self.killed_at = step
         index = 1 + self.outcome.kills % (self.options.peers - 1)
         peers[index].kill()
         peers[index].wait()

@@ -27,7 +27,7 @@ from pccl.training.membership import NOBODY, Average
 
 
 class DiLoCo(OuterLoop):
-    """See the module for what it does and `OuterLoop` for its arguments; the model may be changed between calls."""
+    """See the module for what it does and `OuterLoop` for its arguments. Between calls the model is the user's."""
 
     def outer_step(self) -> OuterStep:
         """Averages what the peers' models moved by since the last call, updates the outer state, lets newcomers in,
