@@ -63,7 +63,9 @@ def survivor(rank: int, steps: list[Step], killed_at_s: float) -> Survivor:
     ends_s = [step.end_s for step in steps if step.verdict == COMMIT]
     gaps_s = [(later - earlier, later) for earlier, later in itertools.pairwise(ends_s)]
     usual_s = [gap_s for gap_s, end_s in gaps_s if end_s < killed_at_s]
-    interrupted = next((step for step in steps if step.end_s >= killed_at_s), None)
+    after = [step for step in steps if step.end_s >= killed_at_s]
+    # Killed between two reduces, a peer is missed by the second; one survivor may note the end of the first later.
+    interrupted = next((step for step in after if step.verdict != COMMIT), after[0] if after else None)
     if interrupted is None or not usual_s:
         raise BenchError(f"rank {rank} did not reduce both before and after the kill")
     return Survivor(rank, interrupted.verdict, statistics.median(usual_s), max(gaps_s)[0])
