@@ -36,7 +36,6 @@ def part(dom: str, name: str) -> str:
     return found.group()
 
 
-@pytest.mark.timeout(150)
 def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as node:
         crew = Crew(node.address)
