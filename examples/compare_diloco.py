@@ -72,6 +72,8 @@ class Run:
         self.outcome = Outcome()
         self.files: list[Path] = []
         self.killed_at = 0
+        self.latest: dict[int, Path] = {}
+        """What those who were started again write."""
 
     def start(self, master: str, index: int) -> subprocess.Popen[bytes]:
         path = self.folder / f"{len(self.files)}.jsonl"
@@ -105,6 +107,8 @@ class Run:
                             flush=True,
                         )
                         self.churn(shown, peers, master.address)
+                    if peers[0].poll() is not None:
+                        self.dismiss_latecomers(peers)
                     if time.monotonic() > progress_s + STALL_S:
                         self.outcome.problems.append(f"no progress in {STALL_S} s")
                         break
@@ -120,6 +124,14 @@ class Run:
         self.check()
         return self.outcome
 
+    def dismiss_latecomers(self, peers: dict[int, subprocess.Popen[bytes]]) -> None:
+        """The run is over: who was started again and has not been let in would wait for another."""
+        for index, path in list(self.latest.items()):
+            if peers[index].poll() is None and not rows_of(path):
+                peers[index].kill()
+                peers.pop(index).wait()
+                del self.latest[index]
+
     def churn(self, step: int, peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
         """A kill, `kill_every` outer steps after the last one, once everybody is there again."""
         every, rows = self.kind.kill_every, rows_of(self.files[0])
@@ -132,6 +144,7 @@ class Run:
         peers[index].wait()
         self.outcome.kills += 1
         peers[index] = self.start(master, index)
+        self.latest[index] = self.files[-1]
 
     def check(self) -> None:
         everybody = [rows_of(path) for path in self.files]
