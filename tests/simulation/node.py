@@ -119,6 +119,8 @@ class Node:
     views: list[ps.View] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     plans: list[ps.RunSync] = field(default_factory=list)
+    serving: int = 0
+    """The sync whose plan it has, for as long as its own call for it lasts."""
     strategy: str = "enforce_popular"
     revision: int = 0
     root: bytes = b"root"

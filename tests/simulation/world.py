@@ -655,10 +655,10 @@ class World:
                 continue
             if not donor.is_reachable or donor.is_frozen or not donor.serves or self._is_cut(node, donor):
                 suspects.append((donor.number, "connection refused"))
-            elif not donor.plans or donor.plans[-1].plan.sync < plan.sync:
+            elif donor.serving < plan.sync:
                 donor.knocking.append(lambda: self._fetch(node, effect, call, blocks, suspects))
                 return
-            elif donor.plans[-1].plan.sync > plan.sync or node.fails_to_fetch:
+            elif donor.serving > plan.sync or node.fails_to_fetch:
                 suspects.append((donor.number, "rejected"))
             else:
                 giver = donor
@@ -770,6 +770,8 @@ class World:
             node.calls[effect.call] = effect
             if node.in_call == node.kinds[effect.call]:
                 node.in_call = None
+            if node.kinds[effect.call] == m.Kind.SYNC:
+                node.serving = 0
             if node.kinds[effect.call] == m.Kind.SYNC and effect.code is Result.SUCCESS:
                 node.revision = effect.value
         elif isinstance(effect, ps.MakeLink):
@@ -794,6 +796,7 @@ class World:
             self.checks.installed(node, effect)
         elif isinstance(effect, ps.RunSync):
             node.plans.append(effect)
+            node.serving = effect.plan.sync
             if not node.serves:
                 node.machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
             elif effect.plan.fetch_content or effect.plan.fetch_loose:
