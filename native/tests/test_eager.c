@@ -6,8 +6,8 @@
 #include "link.h"
 
 enum {
-    FULL_COUNT = 262144, /* of two ranks: chunks of FULL_BYTES, the eager limit */
-    FULL_BYTES = 512 << 10,
+    FULL_COUNT = 16384, /* of two ranks: chunks of FULL_BYTES, the eager limit here */
+    FULL_BYTES = 32 << 10,
     WINDOW_FRAMES = PCCL_EAGER_WINDOW_BYTES / (FULL_BYTES + PCCL_EAGER_OVERHEAD_BYTES),
     /* A receiver says what it has let go of only now and then. */
     REPORTED_FRAMES = PCCL_EAGER_WINDOW_BYTES * 3 / 4 / (FULL_BYTES + PCCL_EAGER_OVERHEAD_BYTES)
@@ -120,7 +120,7 @@ static void nothing_is_eager_without_a_limit(void)
     trial t;
     tested_eager_bytes_max = 0;
     world_open(&w, 2, 1, 0, 0);
-    tested_eager_bytes_max = UINT32_MAX;
+    tested_eager_bytes_max = FULL_BYTES;
     pccl_op_shape shape = plain_shape(100, PCCL_FLOAT32, PCCL_SUM, 200, 2);
     trial_open(&t, &shape, 1);
     trial_submit(&t, &w, 0);
@@ -443,6 +443,7 @@ static void with_both_algorithms(void)
 
 int main(void)
 {
+    tested_eager_bytes_max = FULL_BYTES;
     for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
         tested_algorithm = (uint8_t)algorithm;
         with_both_algorithms();
