@@ -11,11 +11,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from pccl import Attribute, Communicator, MasterNode, PCCLError, Result
+import numpy as np
+import pytest
+
+from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Result
 
 WAIT_S = 60.0
 """Far more than anything here takes; only a bug or a very busy machine reaches it."""
 POLL_S = 0.002
+
+SUM = ReduceOp.SUM
 
 T = TypeVar("T")
 
@@ -84,6 +89,23 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 def results(found: Sequence[Any]) -> list[Result]:
     """Of `outcomes`: the kinds."""
     return [value.result if isinstance(value, PCCLError) else Result.SUCCESS for value in found]
+
+
+def ones(count: int = 8) -> np.ndarray[Any, Any]:
+    return np.ones(count, np.float32)
+
+
+def reduce_once(peer: Communicator, _: int = 0) -> int:
+    x = ones()
+    world = peer.all_reduce(x, op=SUM).world_size
+    assert np.all(x == world)
+    return world
+
+
+def refusal(call: Callable[[], Any]) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        call()
+    return caught.value
 
 
 class Crew:

@@ -32,27 +32,22 @@ from pccl import (
     Result,
     SharedState,
 )
-from tests.crew import WAIT_S, Background, Crew, outcomes, results, run_of, together, until, waits_at_master
+from tests.crew import (
+    SUM,
+    WAIT_S,
+    Background,
+    Crew,
+    ones,
+    outcomes,
+    reduce_once,
+    refusal,
+    results,
+    run_of,
+    together,
+    until,
+    waits_at_master,
+)
 from tests.interrupts import interrupted_at
-
-SUM = ReduceOp.SUM
-
-
-def ones(count: int = 8) -> np.ndarray[Any, Any]:
-    return np.ones(count, np.float32)
-
-
-def reduce_once(peer: Communicator, _: int = 0) -> int:
-    x = ones()
-    world = peer.all_reduce(x, op=SUM).world_size
-    assert np.all(x == world)
-    return world
-
-
-def refusal(call: Callable[[], Any]) -> PCCLError:
-    with pytest.raises(PCCLError) as caught:
-        call()
-    return caught.value
 
 
 def attributes(peer: Communicator, _: int = 0) -> dict[str, int]:

@@ -182,7 +182,8 @@ class Lanes:
             engine.end(op, verdict)
 
     def freeze(self, epoch: int) -> None:
-        self._freezing[epoch] = len(self._engines)
+        if len(self._engines) > 1:
+            self._freezing[epoch] = len(self._engines)
         for engine in self._engines:
             engine.freeze(epoch)
 
