@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pccl.demo.optimizer import WARM_UP_STEPS, AdamW, AdamWOptions, OuterNesterov, cosine_scale
+from pccl.demo.optimizer import WARM_UP_STEPS, AdamW, AdamWOptions, cosine_scale
+from pccl.training import OuterNesterov
 
 RANDOM_SIZE = 50
 

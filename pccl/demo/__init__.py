@@ -8,7 +8,7 @@ from the reports alone whether the library kept its promises.
     worker      one peer: the loop a user of pccl writes, and nothing else
     corpus      the text: files of the standard library, dealt into shards
     model       the network and its hand-written gradient, in NumPy
-    optimizer   AdamW inside, Nesterov outside
+    optimizer   AdamW, for the inner steps; the outer optimizer is pccl.training's
     messages    what workers and supervisor tell each other
     plan        the numbers of a run, checked
     conductor   decides whom to kill, start and admit, and makes rows of reports: no I/O, time is an argument

@@ -1,11 +1,7 @@
-"""DiLoCo's two optimizers (Douillard et al. 2023, arXiv 2311.08105), in place on flat vectors.
+"""The inner optimizer of the demo: AdamW, in place on flat vectors, and the schedule of its learning rate.
 
-Each peer starts an outer step from the shared parameters and takes many *inner* steps of AdamW on its own text. What
-it moved by, `shared - own`, is its *pseudo-gradient*. The peers average their pseudo-gradients, and the *outer*
-optimizer, SGD with Nesterov momentum, applies the mean to the shared parameters as if it were a gradient.
-
-AdamW's moments stay on their peer and are never reduced; a newcomer starts with empty ones and warms up. The outer
-momentum belongs to the shared state: it is a function of the shared history, the same on every peer.
+Its moments stay on their peer and are never reduced; a newcomer starts with empty ones and warms up. The outer
+optimizer, whose momentum belongs to the shared state, is `pccl.training`'s.
 """
 
 from __future__ import annotations
@@ -73,23 +69,3 @@ class AdamW:
 def cosine_scale(done: float, floor: float = 0.05) -> float:
     """Factor on the inner learning rate after the fraction `done` (0 to 1) of the run: 1 down to `floor`."""
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * min(max(done, 0.0), 1.0)))
-
-
-@dataclass(frozen=True)
-class OuterNesterov:
-    """SGD with Nesterov momentum, the paper's outer optimizer; its momentum vector lives in the shared state."""
-
-    learning_rate: float = 0.7
-    momentum: float = 0.9
-
-    def step(self, parameters: Floats, momentum: Floats, pseudo_gradient: Floats) -> None:
-        """`m = mu*m + g`, then `p -= lr * (g + mu*m)`; in place on `parameters` and `momentum`.
-
-        Element-wise, in the vectors' dtype and a fixed order: equal inputs give equal bytes on every peer.
-        `pseudo_gradient` is used as scratch: its contents are lost.
-        """
-        momentum *= self.momentum
-        momentum += pseudo_gradient
-        pseudo_gradient += self.momentum * momentum
-        pseudo_gradient *= self.learning_rate
-        parameters -= pseudo_gradient

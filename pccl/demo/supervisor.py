@@ -4,41 +4,29 @@ Theory of operation. Only the main thread decides, by asking the `Conductor`; it
 process a thread reads its output into the queue until it ends, then puts its exit. All processes are in the group of a
 `Guard`, so they end with this one however it ends, and a terminal's Ctrl-C reaches this process only.
 
-Standard error goes to a file per process that has no name in any folder: silent when all is well (a lost peer makes
-the library log warnings, which are expected here), quoted when a process ends by itself.
+Their standard error is silent when all is well (a lost peer makes the library log warnings, which are expected here),
+and quoted when a process ends by itself.
 """
 
 from __future__ import annotations
 
-import os
 import queue
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
-import pccl
 from pccl.demo import corpus
 from pccl.demo.conductor import Action, Conductor, Connect, Kill, Show, Start
-from pccl.demo.messages import CONNECT, At, Finished, Message, Ready, StepDone, Synced, WorkerOptions
+from pccl.demo.messages import CONNECT, At, Message, WorkerOptions
 from pccl.demo.plan import Plan
 from pccl.demo.report import Report, Row
-from pccl.launcher.guard import Guard
-from pccl.launcher.interpreter import local_environment
+from pccl.launcher import Child, Guard, Heard, local_environment, module_command
 
-MASTER_READY = "pccl master listening on "
-LAST_WORDS_BYTES = 2000
+MASTER_READY = b"pccl master listening on "
 # Four peers on two cores: threads of one matrix product would only wait for each other.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-_Heard: TypeAlias = "tuple[_Process, Message | str | int]"
-"""A worker's message, a line of the master, or an exit's return code."""
 
 
 class Display(Protocol):
@@ -51,59 +39,6 @@ class Display(Protocol):
         """A step is over on all peers."""
 
 
-class _Process:
-    """One child and the thread that reads it; `peer` is None for the master."""
-
-    def __init__(self, peer: int | None, arguments: list[str], guard: Guard, heard: queue.SimpleQueue[_Heard]) -> None:
-        self.peer = peer
-        self._heard = heard
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        self._popen = subprocess.Popen(
-            [sys.executable, *_interpreter_options(), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**local_environment(), **_ONE_THREAD},
-            process_group=guard.group,
-        )
-        self._reader = threading.Thread(target=self._read, name=f"reads peer {peer}", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        output = self._popen.stdout
-        assert output is not None
-        for line in output:
-            if self.peer is None:
-                self._heard.put((self, line.decode(errors="replace").strip()))
-            else:
-                self._heard.put((self, _decode(line)))
-        self._heard.put((self, self._popen.wait()))
-
-    def kill(self) -> None:
-        self._popen.kill()
-
-    def command(self, line: str) -> None:
-        stdin: IO[bytes] | None = self._popen.stdin
-        assert stdin is not None
-        try:
-            stdin.write(line.encode() + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; its exit is on the way
-
-    def last_words(self) -> str:
-        size = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size - LAST_WORDS_BYTES))
-        return self._errors.read().decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """To be called when the process has ended or is sure to end."""
-        self._reader.join()
-        for file in (self._popen.stdin, self._popen.stdout, self._errors):
-            if file is not None:
-                file.close()
-
-
 class Supervisor:
     """One run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
 
@@ -111,9 +46,9 @@ class Supervisor:
         self._plan = plan
         self._display = display
         self._guard = Guard()
-        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
-        self._processes: list[_Process] = []
-        self._workers: dict[int, _Process] = {}
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._master: Child | None = None
+        self._workers: dict[int, Child] = {}
         self._address = ""
         self._conductor = Conductor(plan, time.monotonic())
 
@@ -123,7 +58,7 @@ class Supervisor:
         validation = corpus.split(corpus.standard_library_files(), self._plan.shards).validation
         unigram_bits = corpus.unigram_entropy_bits(corpus.read(validation))
         conductor = self._conductor
-        self._add(None, ["-m", "pccl", "master", "--listen", "127.0.0.1:0"])
+        self._master = self._child("master", module_command("pccl", "master", "--listen", "127.0.0.1:0"))
         while not self._address and not conductor.given_up:
             self._wait()
         if not conductor.given_up:
@@ -148,57 +83,51 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._guard.close()
-        for process in self._processes:
-            process.close()
+        for child in [*self._workers.values(), *([self._master] if self._master else [])]:
+            child.close()
 
     def _wait(self) -> None:
         """Handles the next thing that is heard, or the end of the time for it."""
         conductor = self._conductor
         try:
-            process, heard = self._heard.get(timeout=max(0.0, conductor.deadline_s() - time.monotonic()))
+            child, heard = self._heard.get(timeout=max(0.0, conductor.deadline_s() - time.monotonic()))
         except queue.Empty:
             conductor.overdue(time.monotonic())
             return
-        peer = process.peer
-        match heard:
-            case int() if peer is None:
-                conductor.master_exited(heard, process.last_words())
-            case int() if peer is not None:
-                self._do(conductor.exited(peer, heard, process.last_words()))
-            case str():
-                if peer is None and heard.startswith(MASTER_READY):
-                    self._address = heard.removeprefix(MASTER_READY)
-            case Ready() | At() | Synced() | StepDone() | Finished():
-                self._do(conductor.heard(heard, time.monotonic()))
+        if child is self._master:
+            if isinstance(heard, int):
+                conductor.master_exited(heard, child.last_words())
+            elif heard.startswith(MASTER_READY):
+                self._address = heard.removeprefix(MASTER_READY).decode().strip()
+        elif isinstance(heard, int):
+            peer = next(peer for peer, each in self._workers.items() if each is child)
+            self._do(conductor.exited(peer, heard, child.last_words()))
+        elif (message := _decoded(heard)) is not None:
+            self._do(conductor.heard(message, time.monotonic()))
         self._display.moved(conductor.peers)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Kill(peer):
-                    self._workers[peer].kill()
+                    self._workers[peer].popen.kill()
                 case Start(peer):
                     options = msgspec.json.encode(WorkerOptions(self._address, peer, self._plan)).decode()
-                    self._workers[peer] = self._add(peer, ["-m", "pccl.demo.worker", options])
+                    command = module_command("pccl.demo.worker", options)
+                    self._workers[peer] = self._child(f"peer {peer}", command)
                 case Connect(peer):
-                    self._workers[peer].command(CONNECT)
+                    self._workers[peer].say(CONNECT)
                 case Show(row):
                     self._display.row(row)
 
-    def _add(self, peer: int | None, arguments: list[str]) -> _Process:
-        process = _Process(peer, arguments, self._guard, self._heard)
-        self._processes.append(process)
-        return process
+    def _child(self, name: str, command: list[str]) -> Child:
+        environment = {**local_environment(), **_ONE_THREAD}
+        return Child(name, command, guard=self._guard, heard=self._heard, environment=environment)
 
 
-def _decode(line: bytes) -> Message | str:
+def _decoded(line: bytes) -> Message | None:
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except msgspec.DecodeError:
-        return line.decode(errors="replace")  # something printed by whatever the interpreter loads at its start
+        return None  # something printed by whatever the interpreter loads at its start
     return message
-
-
-def _interpreter_options() -> list[str]:
-    """Children import the pccl that runs here: from the working directory only if this process does."""
-    return [] if Path(pccl.__file__).absolute().parents[1] == Path.cwd() else ["-P"]

@@ -55,7 +55,8 @@ from pccl import (
 from pccl.demo import corpus
 from pccl.demo.messages import CONNECT, At, Doing, Finished, Message, Ready, StepDone, Synced, WorkerOptions
 from pccl.demo.model import ByteModel, ModelShape
-from pccl.demo.optimizer import AdamW, AdamWOptions, OuterNesterov, cosine_scale
+from pccl.demo.optimizer import AdamW, AdamWOptions, cosine_scale
+from pccl.training import OuterNesterov
 
 POLL_INTERVAL_S = 0.05
 ADMISSION_POLLS_MAX = 400

@@ -1,12 +1,13 @@
 """Runs several local processes as one: the machinery of `pccl launch`, on the standard library alone.
 
-`guard` ties processes to the life of their starter, `interpreter` makes them import the same pccl: both are for
-everything that starts processes here. `lines` prints the output of many without mixing lines, `supervisor` starts
-a master and N copies of a script, relays signals and gathers exit codes.
+`guard` ties processes to the life of their starter, `interpreter` makes them import the same pccl, `child` speaks with
+one of them line by line: these are for everything that starts processes here. `lines` prints the output of many without
+mixing lines, `supervisor` starts a master and N copies of a script, relays signals and gathers exit codes.
 """
 
+from pccl.launcher.child import Child, Heard
 from pccl.launcher.guard import Guard
 from pccl.launcher.interpreter import local_environment, module_command
 from pccl.launcher.supervisor import LaunchOptions, launch
 
-__all__ = ["Guard", "LaunchOptions", "launch", "local_environment", "module_command"]
+__all__ = ["Child", "Guard", "Heard", "LaunchOptions", "launch", "local_environment", "module_command"]

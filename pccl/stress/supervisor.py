@@ -11,14 +11,10 @@ in everybody's results; then they are dismissed and must end by themselves. The 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import shutil
 import signal
-import subprocess
 import tempfile
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -26,11 +22,10 @@ from datetime import datetime
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import IO, TypeAlias
 
 import msgspec
 
-from pccl.launcher import Guard, module_command
+from pccl.launcher import Child, Guard, Heard, local_environment, module_command
 from pccl.stress.checker import Checker
 from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
 from pccl.stress.display import Display
@@ -45,7 +40,6 @@ STARTS_WITHIN = 3
 """A process that loads its modules on a busy machine may take this many times longer than a call."""
 LOGS_KEPT = 40
 """Of processes that have ended as they should: what led to a failure may be in them."""
-LAST_WORDS_BYTES = 6000
 STACKS_S = 3.0
 LONG_STEP_S = 1.0
 """What lasts longer is noted among the events."""
@@ -58,67 +52,12 @@ _ENVIRONMENT = {
 }
 
 
-class _Process:
-    """One child, its log, and the thread that reads what it says."""
-
-    def __init__(
-        self, name: str, command: list[str], guard: Guard, logs: Path, heard: queue.SimpleQueue[_Heard]
-    ) -> None:
-        self.name = name
-        self.log = logs / f"{name.replace(' ', '-')}.log"
-        self._heard = heard
-        with self.log.open("wb") as errors:
-            self.popen = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, **_ENVIRONMENT},
-                process_group=guard.group,
-            )
-        self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        output = self.popen.stdout
-        assert output is not None
-        for line in output:
-            self._heard.put((self, line))
-        self._heard.put((self, self.popen.wait()))
-
-    def command(self, line: str) -> None:
-        stdin: IO[bytes] | None = self.popen.stdin
-        assert stdin is not None
-        try:
-            stdin.write(line.encode() + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; its exit is on the way
-
-    def last_words(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
-            return log.read().decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """To be called when the process has ended or is sure to end."""
-        self._reader.join()
-        for stream in (self.popen.stdin, self.popen.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-
-
-_Heard: TypeAlias = "tuple[_Process, bytes | int]"
-"""A line, or the return code of a process that has ended."""
-
-
 @dataclass
 class _Peer:
     number: int
     slot: int
     group: int
-    process: _Process
+    process: Child
     at: At
     heard_at: float
     is_joined: bool = False
@@ -155,11 +94,11 @@ class Supervisor:
         self._keeps_logs = True
         self._events = (self._logs / "events.log").open("w", buffering=1)
         self._guard = Guard()
-        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
-        self._master: _Process | None = None
+        self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._master: Child | None = None
         self._address = ""
-        self._peers: dict[_Process, _Peer] = {}
-        self._ended: deque[_Process] = deque()
+        self._peers: dict[Child, _Peer] = {}
+        self._ended: deque[Child] = deque()
         self._next_peer = 1
         self._free_slots = deque(range(SLOTS))
         self._checker = Checker()
@@ -183,9 +122,7 @@ class Supervisor:
 
     def run(self) -> Report:
         """To the end of the time, or to the first problem."""
-        self._master = _Process(
-            "master", module_command("pccl", "master", "--listen", "127.0.0.1:0"), self._guard, self._logs, self._heard
-        )
+        self._master = self._child("master", module_command("pccl", "master", "--listen", "127.0.0.1:0"))
         while not self._address and not self._problems:
             self._wait(self._start_s + STARTS_WITHIN * self._plan.hang_s)
         if not self._problems:
@@ -277,12 +214,17 @@ class Supervisor:
     def _peer(self, number: int) -> _Peer:
         return next(peer for peer in self._peers.values() if peer.number == number)
 
+    def _child(self, name: str, command: list[str]) -> Child:
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        environment = {**local_environment(), **_ENVIRONMENT}
+        return Child(name, command, guard=self._guard, heard=self._heard, environment=environment, log=log)
+
     def _start(self, group: int) -> None:
         number, slot = self._next_peer, self._free_slots.popleft()
         self._next_peer += 1
         options = msgspec.json.encode(WorkerOptions(self._address, number, slot, group, self._plan)).decode()
         command = module_command("pccl.stress.worker", options)
-        process = _Process(f"peer {number}", command, self._guard, self._logs, self._heard)
+        process = self._child(f"peer {number}", command)
         self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), time.monotonic())
         self._checker.started(number, slot, group)
         self._note(f"start {self._peers[process]}")
@@ -293,7 +235,7 @@ class Supervisor:
         if not peer.is_dismissed:
             self._note(f"dismiss {peer}")
             peer.is_dismissed = True
-            peer.process.command(LEAVE)
+            peer.process.say(LEAVE)
 
     def _hit(self, peer: _Peer) -> None:
         hit = peer.hit
@@ -343,7 +285,7 @@ class Supervisor:
         places = {peer.number: peer.at for peer in self._peers.values()}
         self._display.moved(now - self._start_s, places, self._checker.counts, self._done)
 
-    def _handle(self, process: _Process, heard: bytes | int) -> None:
+    def _handle(self, process: Child, heard: bytes | int) -> None:
         if process is self._master:
             if isinstance(heard, int):
                 self._problems.append(f"the master ended with {heard}:\n{process.last_words()}")
@@ -390,7 +332,9 @@ class Supervisor:
         peer.process.close()
         self._ended.append(peer.process)
         if len(self._ended) > LOGS_KEPT:
-            self._ended.popleft().log.unlink()
+            log = self._ended.popleft().log
+            assert log is not None
+            log.unlink()
 
     # Hangs.
 
