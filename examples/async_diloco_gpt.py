@@ -9,27 +9,16 @@ commands between hosts are those of diloco_gpt.py.
 
 import os
 
-import torch
-from common.gpt import GPT, Trainer
-from common.progress import Progress, announce, gpt_arguments
-from common.text import Corpus
+from common.run import prepare
 
-from pccl import Communicator, DataType, QuantizationOptions
+from pccl import Communicator
 from pccl.training import AsyncDiLoCo, OuterStep
 
-options = gpt_arguments("Trains a small GPT with asynchronous DiLoCo.").parse_args()
-
-torch.set_num_threads(1)  # several peers share this machine's cores
-corpus = Corpus(shards=options.peers)
-model = GPT()
-trainer = Trainer(model, corpus, options.index, options.steps * options.inner)
-trainer.warm_start(options.pretrain, options.start)
-progress = Progress(options)
-quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
-announce(options)
+run = prepare("Trains a small GPT with asynchronous DiLoCo.")
+options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-    diloco = AsyncDiLoCo(communicator, model, trainer.optimizer, quantization=quantization)
+    diloco = AsyncDiLoCo(communicator, model, trainer.optimizer, quantization=run.quantization)
 
     def show(step: OuterStep, loss: float) -> None:
         # What the model holds is where this peer goes on from; validate what all have in common.
@@ -37,7 +26,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
         if progress.is_shown:
             here = [parameter.detach().clone() for parameter in model.parameters()]
             diloco.show_outer()
-            validation_loss = model.validation_loss(corpus)
+            validation_loss = model.validation_loss(run.corpus)
             for parameter, value in zip(model.parameters(), here, strict=True):
                 parameter.data.copy_(value)
         progress.add(
@@ -51,11 +40,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
             diloco.digest(),
         )
 
-    checkpoint = options.checkpoint / f"peer-{options.index}.npz" if options.checkpoint else None
-    if checkpoint is not None:
-        checkpoint.parent.mkdir(exist_ok=True)
-        if checkpoint.exists():
-            diloco.load(checkpoint)
+    checkpoint = run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or enters a run that is under way
     loss = 0.0
     while diloco.outer_steps < options.steps:

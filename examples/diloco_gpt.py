@@ -16,32 +16,17 @@ The model starts from some steps that every peer makes alike before it connects 
 
 import os
 
-import torch
-from common.gpt import GPT, Trainer
-from common.progress import Progress, announce, gpt_arguments
-from common.text import Corpus
+from common.run import prepare
 
-from pccl import Communicator, DataType, QuantizationOptions
+from pccl import Communicator
 from pccl.training import DiLoCo
 
-options = gpt_arguments("Trains a small GPT with DiLoCo.").parse_args()
-
-torch.set_num_threads(1)  # several peers share this machine's cores
-corpus = Corpus(shards=options.peers)
-model = GPT()
-trainer = Trainer(model, corpus, options.index, options.steps * options.inner)
-trainer.warm_start(options.pretrain, options.start)
-progress = Progress(options)
-quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
-announce(options)
+run = prepare("Trains a small GPT with DiLoCo.")
+options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-    diloco = DiLoCo(communicator, model, trainer.optimizer, quantization=quantization)
-    checkpoint = options.checkpoint / f"peer-{options.index}.npz" if options.checkpoint else None
-    if checkpoint is not None:
-        checkpoint.parent.mkdir(exist_ok=True)
-        if checkpoint.exists():
-            diloco.load(checkpoint)
+    diloco = DiLoCo(communicator, model, trainer.optimizer, quantization=run.quantization)
+    checkpoint = run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or enters a run that is under way
     while diloco.revision < options.steps:
         first = diloco.revision * options.inner
@@ -54,7 +39,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
             step.revision,
             step.world_size,
             loss,
-            model.validation_loss(corpus) if progress.is_shown else None,
+            model.validation_loss(run.corpus) if progress.is_shown else None,
             step.tx_bytes,
             step.waited_s,
             diloco.digest(),

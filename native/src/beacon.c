@@ -25,6 +25,7 @@
 #include "base.h"
 #include "fd_registry.h"
 #include "list.h"
+#include "thread.h"
 #include "wake.h"
 
 #include <errno.h>
@@ -33,12 +34,8 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef MSG_NOSIGNAL
@@ -75,13 +72,6 @@ struct pccl_beacon {
     pccl_list connections;
     pccl_list told;
 };
-
-static int64_t beacon_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static beat_connection *connection_of(pccl_list *node)
 {
@@ -164,28 +154,10 @@ static void *beacon_main(void *argument)
     struct pollfd stop = {.fd = beacon->stop.read_fd, .events = POLLIN, .revents = 0};
     while (poll(&stop, 1, turn_ms > 0 ? turn_ms : 1) <= 0) {
         pthread_mutex_lock(&beacon->mutex);
-        beacon_turn(beacon, beacon_now_ms());
+        beacon_turn(beacon, pccl_now_ms());
         pthread_mutex_unlock(&beacon->mutex);
     }
     return NULL;
-}
-
-/* Signals are for the caller's threads. */
-static int beacon_start_thread(pccl_beacon *beacon)
-{
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    int rc = pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (rc != 0)
-        return rc;
-    rc = pthread_create(&beacon->thread, NULL, beacon_main, beacon);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-#if defined(__linux__)
-    if (rc == 0)
-        (void)pthread_setname_np(beacon->thread, "pccl-beacon");
-#endif
-    return rc;
 }
 
 /* The callers */
@@ -215,7 +187,7 @@ static void beacon_free(pccl_beacon *beacon)
 static pccl_beacon *beacon_create_failed(
     pccl_beacon *beacon, const char *what, int system_error, char *error, size_t error_bytes)
 {
-    snprintf(error, error_bytes, "%s: %s", what, strerror(system_error));
+    pccl_say_system_error(error, error_bytes, what, system_error);
     if (beacon != NULL)
         beacon_free(beacon);
     return NULL;
@@ -240,13 +212,13 @@ pccl_beacon *pccl_beacon_create(uint32_t timeout_ms, char *error, size_t error_b
     beacon->interval_ms = timeout_ms / BEATS_PER_TIMEOUT;
     if (beacon->interval_ms > BEAT_INTERVAL_MS_MAX)
         beacon->interval_ms = BEAT_INTERVAL_MS_MAX;
-    beacon->turned_ms = beacon_now_ms();
+    beacon->turned_ms = pccl_now_ms();
     beacon->fds = pccl_fd_registry_create();
     if (beacon->fds == NULL)
         return beacon_create_failed(beacon, "beacon", ENOMEM, error, error_bytes);
     if (pccl_wake_open(&beacon->stop) != 0 || pccl_wake_open(&beacon->news) != 0)
         return beacon_create_failed(beacon, "eventfd or pipe", errno, error, error_bytes);
-    rc = beacon_start_thread(beacon);
+    rc = pccl_thread_start(&beacon->thread, "pccl-beacon", beacon_main, beacon);
     if (rc != 0)
         return beacon_create_failed(beacon, "pthread_create", rc, error, error_bytes);
     return beacon;
@@ -326,7 +298,7 @@ int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd)
     added->fd = fd;
     added->event.connection = connection;
     pccl_list_init(&added->in_list);
-    added->heard_ms = beacon_now_ms();
+    added->heard_ms = pccl_now_ms();
     beacon_beat(added); /* the other side need not wait for our next turn */
     pthread_mutex_lock(&beacon->mutex);
     pccl_list_append(&beacon->connections, &added->in_list);

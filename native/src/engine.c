@@ -10,15 +10,13 @@
 #include "event_queue.h"
 #include "fd_registry.h"
 #include "pool.h"
+#include "thread.h"
 #include "wake.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { EVENTS_PER_BATCH_MAX = 64 };
@@ -121,13 +119,6 @@ static int engine_run_commands(pccl_engine *engine)
     return is_stopping;
 }
 
-static int64_t engine_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static void *engine_main(void *argument)
 {
     pccl_engine *engine = argument;
@@ -136,7 +127,7 @@ static void *engine_main(void *argument)
     int has_more = 0;
     while (!is_stopping) {
         int is_woken = 0;
-        int timeout_ms = pccl_core_timeout_ms(engine->core, engine_now_ms());
+        int timeout_ms = pccl_core_timeout_ms(engine->core, pccl_now_ms());
         int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : timeout_ms);
         for (int i = 0; i < count; i++) {
             if (events[i].entry == &engine->wake_entry)
@@ -146,29 +137,10 @@ static void *engine_main(void *argument)
         }
         if (is_woken)
             is_stopping = engine_run_commands(engine);
-        pccl_core_tick(engine->core, engine_now_ms());
+        pccl_core_tick(engine->core, pccl_now_ms());
         has_more = pccl_core_settle(engine->core);
     }
     return NULL;
-}
-
-/* Signals are for the caller's threads. */
-static int engine_start_thread(pccl_engine *engine)
-{
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    int rc = pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (rc != 0)
-        return rc;
-    rc = pthread_create(&engine->thread, NULL, engine_main, engine);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0)
-        return rc;
-#if defined(__linux__)
-    (void)pthread_setname_np(engine->thread, "pccl-engine");
-#endif
-    return 0;
 }
 
 /* Commands from the callers */
@@ -212,7 +184,7 @@ static void engine_free(pccl_engine *engine)
 static pccl_engine *engine_create_failed(
     pccl_engine *engine, const char *what, int system_error, char *error, size_t error_bytes)
 {
-    snprintf(error, error_bytes, "%s: %s", what, strerror(system_error));
+    pccl_say_system_error(error, error_bytes, what, system_error);
     if (engine != NULL)
         engine_free(engine);
     return NULL;
@@ -254,7 +226,7 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
                                     options->stall_ms);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
-    rc = engine_start_thread(engine);
+    rc = pccl_thread_start(&engine->thread, "pccl-engine", engine_main, engine);
     if (rc != 0)
         return engine_create_failed(engine, "pthread_create", rc, error, error_bytes);
     return engine;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
+
+from pccl.cli.judged import add_json_option, console_beside, exit_code, write_json
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -52,25 +53,17 @@ def add_parser(subparsers: Subparsers) -> None:
         help="give up when no step ends for so long (default: %(default)g)",
     )
     option("--plot", metavar="FILE", help="draw the loss against steps and bytes, such as curve.png")
-    option(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write the facts as JSON; without FILE to standard output, and the display to standard error",
-    )
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from rich.console import Console
-
     from pccl.demo.corpus import CorpusError
     from pccl.demo.display import RichDisplay
     from pccl.demo.plan import Plan, PlanError
-    from pccl.demo.report import ReportError, check_plot, draw_plot, to_json
+    from pccl.demo.report import Report, ReportError, check_plot, draw_plot, to_json
     from pccl.demo.supervisor import Supervisor
 
     plan = Plan(
@@ -86,24 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
         hidden=arguments.hidden,
         step_timeout_s=arguments.step_timeout,
     )
-    try:
+
+    def run_demo() -> Report:
         plan.check()
         if arguments.plot:
             check_plot(Path(arguments.plot))
-        console = Console(stderr=arguments.json == "-")
-        with RichDisplay(console, plan) as display, Supervisor(plan, display) as supervisor:
+        with RichDisplay(console_beside(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
             report = supervisor.run()
         display.verdict(report)
-        if arguments.json == "-":
-            print(to_json(report))
-        elif arguments.json:
-            Path(arguments.json).write_text(to_json(report) + "\n")
+        write_json(to_json(report), arguments.json)
         if arguments.plot:
             draw_plot(report, Path(arguments.plot))
-    except (PlanError, CorpusError, ReportError, OSError) as error:
-        print(f"pccl demo: {error}", file=sys.stderr)
-        return 2 if isinstance(error, PlanError) else 1
-    except KeyboardInterrupt:
-        print("pccl demo: interrupted; all its processes have ended", file=sys.stderr)
-        return 130
-    return 0 if report.passed else 1
+        return report
+
+    return exit_code("pccl demo", run_demo, wrong_plan=PlanError, failures=(CorpusError, ReportError))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
+
+from pccl.cli.judged import add_json_option, console_beside, exit_code, write_json
 
 if TYPE_CHECKING:
     from pccl.stress.plan import Interval
@@ -55,13 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
     )
     option("--seed", type=int, metavar="S", help="of all that is random (default: a new one)")
-    option(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write the facts as JSON; without FILE to standard output, and the display to standard error",
-    )
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -76,13 +71,10 @@ def _interval(text: str) -> Interval:
 
 def run(arguments: argparse.Namespace) -> int:
     import secrets
-    from pathlib import Path
-
-    from rich.console import Console
 
     from pccl.stress.display import Display
     from pccl.stress.plan import Plan, PlanError
-    from pccl.stress.report import to_json
+    from pccl.stress.report import Report, to_json
     from pccl.stress.supervisor import Supervisor
 
     plan = Plan(
@@ -101,20 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
         timeouts=arguments.timeouts,
         hang_s=arguments.hang,
     )
-    try:
+
+    def run_stress() -> Report:
         plan.check()
-        console = Console(stderr=arguments.json == "-")
-        with Display(console, plan) as display, Supervisor(plan, display) as supervisor:
+        with Display(console_beside(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
             report = supervisor.run()
         display.verdict(report)
-        if arguments.json == "-":
-            print(to_json(report))
-        elif arguments.json:
-            Path(arguments.json).write_text(to_json(report) + "\n")
-    except (PlanError, OSError) as error:
-        print(f"pccl stress: {error}", file=sys.stderr)
-        return 2 if isinstance(error, PlanError) else 1
-    except KeyboardInterrupt:
-        print("pccl stress: interrupted; all its processes have ended", file=sys.stderr)
-        return 130
-    return 0 if report.passed else 1
+        write_json(to_json(report), arguments.json)
+        return report
+
+    return exit_code("pccl stress", run_stress, wrong_plan=PlanError)

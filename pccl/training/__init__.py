@@ -7,6 +7,7 @@
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
     ddp            `DDP`: every step's gradients, averaged during the backward pass
+    report         what a step of any of them returns
 
 All of it uses the public API of pccl alone. torch is never imported here: a program that hands over a torch module has
 imported it. Objects are for one thread; all peers of a group make the same calls in the same order.

@@ -35,7 +35,7 @@ import numpy as np
 from pccl import Communicator, QuantizationOptions
 from pccl.training.checkpoint import Stateful
 from pccl.training.loop import OuterLoop, OuterStep
-from pccl.training.membership import NO_UPDATE, NOBODY, Admission, Average, Averaged
+from pccl.training.membership import NO_UPDATE, Admission, Average, Averaged
 from pccl.training.outer import OuterNesterov
 
 
@@ -81,16 +81,16 @@ class AsyncDiLoCo(OuterLoop):
         if admits:
             self._launch()
             done.append(self._land())
-            admission = self._membership.admit()
+            admission: Admission | None = self._membership.admit()
             waited_s = time.monotonic() - started_s
             self._begin()
         else:
-            admission = NOBODY
+            admission = None
             waited_s = time.monotonic() - started_s
             self._outer.look_ahead(self._parameters, self._momentum, self._gradient, self._start)
             self._replica.write(self._start)
             self._launch()
-        return self._report(done, admits, admission, waited_s)
+        return self._report(done, admission, waited_s)
 
     def finish(self) -> OuterStep:
         """Applies the average in flight, if there is one, and puts the outer parameters into the model: call it on all
@@ -99,7 +99,7 @@ class AsyncDiLoCo(OuterLoop):
         done = [self._land()]
         waited_s = time.monotonic() - started_s
         self._begin()
-        return self._report(done, False, NOBODY, waited_s)
+        return self._report(done, None, waited_s)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         self._flight = None

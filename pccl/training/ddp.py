@@ -30,29 +30,16 @@ from typing import Any
 import blake3
 
 from pccl import Communicator, QuantizationOptions, SharedState, TensorInfo
-from pccl.training.membership import NOBODY, Admission, Average, Averaged, Membership, fingerprint
+from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
+from pccl.training.report import StepReport, report_of
 
 BUCKET_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What a step did. Bytes are payload between peers."""
-
-    revision: int
-    """Steps so far."""
-    world_size: int
-    """The fewest peers in the average of any bucket; 1: alone."""
-    admitted: bool
-    """Whether newcomers were let in at its end."""
-    aborted: int
-    """How often losses aborted buckets."""
-    tx_bytes: int
-    rx_bytes: int
-    state_tx_bytes: int
-    state_rx_bytes: int
-    waited_s: float
-    """Time between the end of the backward pass and that of the last average."""
+class Step(StepReport):
+    """What a step did. `revision` counts the steps so far, `world_size` is the fewest peers in the average of any
+    bucket (1: alone), and `waited_s` the time between the end of the backward pass and that of the last average."""
 
 
 class _Bucket:
@@ -176,18 +163,10 @@ class DDP:
         self.zero_grad()
         self._state.revision += 1
         is_time = self.revision % self._admit_every == 0
-        admitted = is_time and self._membership.are_peers_pending()
-        admission = self._membership.admit() if admitted else NOBODY
-        return Step(
-            self.revision,
-            min(each.world_size for each in done),
-            admitted,
-            sum(each.aborted for each in done),
-            sum(each.tx_bytes for each in done),
-            sum(each.rx_bytes for each in done),
-            admission.tx_bytes,
-            admission.rx_bytes,
-            waited_s,
+        admission = self._membership.admit() if is_time and self._membership.are_peers_pending() else None
+        world_size = min(each.world_size for each in done)
+        return report_of(
+            Step, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
         )
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 
 from pccl.training.loop import OuterLoop, OuterStep
-from pccl.training.membership import NOBODY, Average
+from pccl.training.membership import Average
 
 
 class DiLoCo(OuterLoop):
@@ -42,8 +42,7 @@ class DiLoCo(OuterLoop):
         waited_s = time.monotonic() - started_s
         self._update(gradient)
         started_s = time.monotonic()
-        admitted = self._membership.are_peers_pending()
-        admission = self._membership.admit() if admitted else NOBODY
+        admission = self._membership.admit() if self._membership.are_peers_pending() else None
         waited_s += time.monotonic() - started_s
         self._begin()
-        return self._report([averaged], admitted, admission, waited_s)
+        return self._report([averaged], admission, waited_s)

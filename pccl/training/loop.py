@@ -30,29 +30,16 @@ from pccl.training.checkpoint import CheckpointError, Stateful
 from pccl.training.membership import Admission, Averaged, Membership, fingerprint
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.replica import replica_of
+from pccl.training.report import StepReport, report_of
 
 ROLL_CALL = 1
 """Tags, counted from the loop's own: 0 is the average, this the roll call."""
 
 
 @dataclass(frozen=True, slots=True)
-class OuterStep:
-    """What an outer step did. Bytes are payload between peers; those of the state are counted apart."""
-
-    revision: int
-    """Outer updates so far."""
-    world_size: int
-    """Peers whose pseudo-gradients are in the last update; 1: alone, 0: there was none."""
-    admitted: bool
-    """Whether newcomers were let in at its end."""
-    aborted: int
-    """How often a loss aborted the average."""
-    tx_bytes: int
-    rx_bytes: int
-    state_tx_bytes: int
-    state_rx_bytes: int
-    waited_s: float
-    """Time that inner steps stood still for the network."""
+class OuterStep(StepReport):
+    """What an outer step did. `revision` counts the outer updates so far, and `world_size` the peers whose
+    pseudo-gradients are in the last one (1: alone, 0: there was none)."""
 
 
 class OuterLoop:
@@ -146,17 +133,10 @@ class OuterLoop:
         self._outer.step(self._parameters, self._momentum, gradient)
         self._state.revision += 1
 
-    def _report(self, done: Sequence[Averaged], admitted: bool, admission: Admission, waited_s: float) -> OuterStep:
-        return OuterStep(
-            self.revision,
-            done[-1].world_size,
-            admitted,
-            sum(averaged.aborted for averaged in done),
-            sum(averaged.tx_bytes for averaged in done),
-            sum(averaged.rx_bytes for averaged in done),
-            admission.tx_bytes,
-            admission.rx_bytes,
-            waited_s,
+    def _report(self, done: Sequence[Averaged], admission: Admission | None, waited_s: float) -> OuterStep:
+        world_size = done[-1].world_size
+        return report_of(
+            OuterStep, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

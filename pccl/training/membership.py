@@ -66,7 +66,6 @@ class Admission:
 
 
 NO_UPDATE = Averaged(0, 0, 0, 0)
-NOBODY = Admission(0, 0, 0)
 
 
 class Average:

@@ -1,0 +1,51 @@
+"""What the examples that train the GPT have in common before they differ: options, text, model, quantization, table."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.gpt import GPT, Trainer
+from common.progress import Progress, announce, gpt_arguments
+from common.text import Corpus
+from pccl import DataType, QuantizationOptions
+from pccl.training import AsyncDiLoCo, DiLoCo
+
+
+@dataclass(frozen=True)
+class Run:
+    """One peer's part in a run, not connected yet."""
+
+    options: argparse.Namespace
+    corpus: Corpus
+    model: GPT
+    trainer: Trainer
+    quantization: QuantizationOptions | None
+    progress: Progress
+
+    def resume(self, diloco: DiLoCo | AsyncDiLoCo) -> Path | None:
+        """Where `--checkpoint` has this peer save; what is there already is loaded. None without it."""
+        if self.options.checkpoint is None:
+            return None
+        path: Path = self.options.checkpoint / f"peer-{self.options.index}.npz"
+        path.parent.mkdir(exist_ok=True)
+        if path.exists():
+            diloco.load(path)
+        return path
+
+
+def prepare(description: str) -> Run:
+    """From the command line to a pretrained model."""
+    options = gpt_arguments(description).parse_args()
+    torch.set_num_threads(1)  # several peers share this machine's cores
+    corpus = Corpus(shards=options.peers)
+    model = GPT()
+    trainer = Trainer(model, corpus, options.index, options.steps * options.inner)
+    trainer.warm_start(options.pretrain, options.start)
+    quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
+    progress = Progress(options)
+    announce(options)
+    return Run(options, corpus, model, trainer, quantization, progress)

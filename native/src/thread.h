@@ -1,0 +1,19 @@
+/* thread.h: what the threads of the library have in common, the engine's and the beacon's. */
+#ifndef PCCL_THREAD_H
+#define PCCL_THREAD_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Milliseconds of a clock that never goes back, from some point in the past. */
+int64_t pccl_now_ms(void);
+
+/* Starts a thread that receives no signal: those are for the caller's threads. `name`, of at most 15 characters, is
+ * what debuggers show. 0 or an error number. */
+int pccl_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument);
+
+/* Writes "what: why" into the buffer that a create function was given. */
+void pccl_say_system_error(char *error, size_t error_bytes, const char *what, int system_error);
+
+#endif
