@@ -39,7 +39,7 @@ USERS_OF_THE_API = {
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher"],
-    "training": [],
+    "training": ["pccl.signs"],
 }
 
 

@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 8 };
+enum { PCCL_NATIVE_ABI = 9 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -344,6 +344,25 @@ void pccl_kernel_quantize(const pccl_op_shape *shape, const void *source, size_t
 void pccl_kernel_quantize_stochastic(const pccl_op_shape *shape, uint64_t stream, uint64_t first,
     const void *source, size_t count, void *wire);
 void pccl_kernel_dequantize(const pccl_op_shape *shape, const void *wire, size_t count, void *destination);
+
+/* Whose random signs: signs.h says what they are. */
+typedef struct {
+    uint64_t seed;
+    uint32_t tensor;
+    uint32_t step;
+} pccl_signs;
+
+enum { PCCL_SIGNS_SUM_MAX = 1 << 24 };
+
+/* values[i] += quantum * (sum over k of amounts[k] * (the sign of i in directions[k])). The quantum is a normal power
+ * of two, the sum of the amounts' magnitudes at most PCCL_SIGNS_SUM_MAX, and count below 2^39. If each value and each
+ * result is an integer of at most 2^24 in magnitude times the quantum, everything is exact, and adding the negative
+ * amounts gives back the former bits, but that -0 may become 0. */
+void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pccl_signs *of,
+    const uint32_t *directions, const int32_t *amounts, size_t direction_count);
+
+/* 128 signs at once, as bits. */
+void pccl_kernel_sign_words(const pccl_signs *of, uint32_t direction, uint32_t block, uint32_t words[4]);
 
 uint32_t pccl_native_abi(void);
 
