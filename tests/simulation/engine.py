@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pccl.protocol import peer as ps
 from pccl.types import Result
@@ -107,7 +108,11 @@ class Engines:
             sender = wire.other(node)
             theirs = sender.links.get(wire.ends[sender.name])
             others = theirs.wires if theirs is not None else []
-            link = next((node.links.get(each.ends[node.name]) for each in others if node.name in each.ends), None)
+            carrier = next((each for each in others if node.name in each.ends), None)
+            if carrier is None and others:
+                others[0].waiting.append(partial(self._receive, others[0], node, frame))
+                return
+            link = node.links.get(carrier.ends[node.name]) if carrier is not None else None
         if link is not None:
             self.arrive(node, frame)
 

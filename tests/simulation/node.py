@@ -30,9 +30,17 @@ class Wire:
     ends: dict[str, int] = field(default_factory=dict)
     """Link numbers by node name, of the ends that an engine has."""
     closed_by: set[str] = field(default_factory=set)
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """What was sent over it and arrives once its dialer has taken it over, unless it is lost before."""
 
     def other(self, node: Node) -> Node:
         return self.acceptor if node is self.dialer else self.dialer
+
+    def release(self) -> None:
+        """Has what waits set out again."""
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            each()
 
 
 @dataclass

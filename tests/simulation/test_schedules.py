@@ -18,6 +18,12 @@ BLOCK = 50
 """Schedules of one test."""
 SCHEDULES = 250
 EXAMPLES = 60
+FOUND = (
+    # What goes over a new connection of a link waits there until the dialer has taken it over.
+    '[16425,2,5,true,[["break_link",34426,0],["break_link",40291,40],["break_link",52738,1],["add",32084,1],'
+    '["launch_all",51811,10]]]',
+)
+"""Plans that found something, made small."""
 STEPS_MAX = 60
 
 seeds = st.integers(0, SEEDS - 1)
@@ -46,6 +52,11 @@ def test_everybody_agrees_and_nobody_hangs(seeds: range) -> None:
 @given(plans)
 def test_everybody_agrees_and_nobody_hangs_in_plans_that_shrink(plan: Plan) -> None:
     play(plan)
+
+
+@pytest.mark.parametrize("plan", FOUND, ids=range(len(FOUND)))
+def test_plan_that_found_something(plan: str) -> None:
+    play(Plan.loads(plan))
 
 
 def test_a_schedule_is_replayed_by_its_seed() -> None:

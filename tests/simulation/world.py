@@ -606,6 +606,7 @@ class World:
             link.is_complete = link.is_complete or len(link.wires) == link.effect.connections
             if wire.closed_by:
                 self._later(node, lambda: self._find_closed(wire, node))
+            wire.release()
         else:
             self._close_wire(wire, node)
         self._peer(node)
@@ -624,6 +625,7 @@ class World:
         link.wires.remove(wire)
         if link.wires and link.is_complete:
             node.reports.append(("connection", number))
+            wire.release()
             return
         del node.links[number]
         for each in link.wires:
