@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pccl.stress.deafness import unavailable
 from tests.crew import until
 from tests.streams import TIMEOUT_S, Lines
 
@@ -21,8 +22,9 @@ SHORT = ("--peers", "3", "--peers-max", "4", "--kill-every", "0.3..1", "--seed",
 
 def test_a_short_run(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
+    partition = () if unavailable() else ("--partition", "1..2", "--partition-for", "0.1..1")
     done = subprocess.run(
-        [*COMMAND, *SHORT, "--minutes", "0.1", "--json", str(report_file)],
+        [*COMMAND, *SHORT, *partition, "--token", "--minutes", "0.1", "--json", str(report_file)],
         capture_output=True,
         text=True,
         timeout=2 * TIMEOUT_S,
@@ -35,6 +37,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert report["counts"]["ops_committed"] > 0
     assert report["counts"]["participants_max"] >= 2
     assert report["disturbances"]["started"] >= 3
+    assert (report["disturbances"]["split"] > 0) == bool(partition)
     assert "passed" in done.stdout
 
 

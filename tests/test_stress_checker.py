@@ -46,12 +46,14 @@ def faithful() -> Log:
     return log
 
 
-def judge(log: Log, frozen: tuple[int, ...] = ()) -> Checker:
+def judge(log: Log, frozen: tuple[int, ...] = (), split: tuple[int, ...] = ()) -> Checker:
     checker = Checker()
     for peer, slot in SLOT.items():
         checker.started(peer, slot, group=0)
     for peer in frozen:
         checker.froze(peer)
+    for peer in split:
+        checker.split(peer, True)
     for peer, message in log.entries:
         checker.heard(peer, message, now=1.0)
     for peer in SLOT:
@@ -157,6 +159,23 @@ def test_an_incumbent_is_not_spoiled() -> None:
     log = faithful()
     log.entries.append((2, SyncFailed("no donor is left", True)))
     assert any("was overwritten by one that failed" in problem for problem in judge(log).problems)
+
+
+def test_who_is_cut_off_may_lose_its_place_until_it_is_not() -> None:
+    log = faithful()
+    log.entries.append((2, SessionOver("evicted: silent for 5 s")))
+    log.entries.append((2, SessionOver("no answer from the master")))
+    assert not judge(log, split=(2,)).problems
+    assert judge(log, frozen=(2,)).problems
+    assert judge(log, split=(1,)).problems
+    checker = judge(faithful())
+    checker.started(4, 1, 0)
+    checker.split(4, True)
+    checker.split(4, False)
+    checker.heard(4, SessionOver("evicted: silent for 5 s"), 3.0)
+    assert not checker.problems
+    checker.heard(4, SessionOver("evicted: silent for 5 s"), 4.0)
+    assert any("without having been frozen or cut off" in problem for problem in checker.problems)
 
 
 def test_what_a_peer_finds_itself_is_passed_on() -> None:

@@ -51,7 +51,23 @@ def add_parser(subparsers: Subparsers) -> None:
         "--freeze-for", type=_interval, default="0.1..10", metavar="A..B", help="seconds, with --freeze (%(default)s)"
     )
     option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
+    option(
+        "--partition",
+        type=_interval,
+        metavar="A..B",
+        help="every so many seconds cut some off from others, or from the master, in one direction or both (Linux; "
+        "default: do not)",
+    )
+    option(
+        "--partition-for",
+        type=_interval,
+        default="0.1..12",
+        metavar="A..B",
+        help="seconds, with --partition (%(default)s)",
+    )
     option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
+    option("--token", action=switch, default=False, help="everybody must know a token (default: no)")
+    option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
     option(
         "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
     )
@@ -72,6 +88,7 @@ def _interval(text: str) -> Interval:
 def run(arguments: argparse.Namespace) -> int:
     import secrets
 
+    from pccl.stress import deafness
     from pccl.stress.display import Display
     from pccl.stress.plan import Plan, PlanError
     from pccl.stress.report import Report, to_json
@@ -90,12 +107,18 @@ def run(arguments: argparse.Namespace) -> int:
         freeze=arguments.freeze,
         freeze_for=arguments.freeze_for,
         cut=arguments.cut,
+        partition=arguments.partition,
+        partition_for=arguments.partition_for,
         timeouts=arguments.timeouts,
+        token=arguments.token,
+        encrypt=arguments.encrypt,
         hang_s=arguments.hang,
     )
 
     def run_stress() -> Report:
         plan.check()
+        if plan.partition is not None and (reason := deafness.unavailable()):
+            raise PlanError(f"--partition {reason}")
         with Display(console_beside(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
             report = supervisor.run()
         display.verdict(report)

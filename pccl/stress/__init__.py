@@ -13,11 +13,16 @@ call as JSON lines; a *checker* holds the reports of all peers against each othe
 
     plan        the numbers of a run, checked
     values      what is reduced, and what a result says
-    messages    what peers report
+    messages    what peers report, and what they are told
+    commands    hears it
     worker      one peer
+    sockets     those of a process
     cutting     connections that break between two living peers
+    deafness    processes that do not hear others
+    master      the master, which can be made deaf
     checker     the promises: no I/O, time is an argument
     churn       whom to disturb when: no I/O, time and randomness are arguments
+    splits      whom to cut off from whom when, and who may lose its place by it: no I/O either
     supervisor  the processes themselves
     report      what happened, as a table and as JSON
     display     the terminal

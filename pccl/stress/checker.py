@@ -54,8 +54,10 @@ class _Peer:
     slot: int
     group: int
     session: int = 0
-    was_frozen: bool = False
-    """In this session."""
+    is_split: bool = False
+    """It may lose its place because some are cut off from others."""
+    is_excused: bool = False
+    """It was frozen, or split off, in this session."""
     synced: Synced | None = None
     """The last sync of this session."""
     stepped: Stepped | None = None
@@ -91,7 +93,13 @@ class Checker:
 
     def froze(self, peer: int) -> None:
         """It was stopped for a while: it may be evicted."""
-        self._peers[peer].was_frozen = True
+        self._peers[peer].is_excused = True
+
+    def split(self, peer: int, may_be_lost: bool) -> None:
+        """Whether it may be evicted for as long as nothing else is said, because some are cut off from others."""
+        known = self._peers[peer]
+        known.is_excused = known.is_excused or may_be_lost
+        known.is_split = may_be_lost
 
     def ended(self, peer: int, now: float) -> None:
         """Nothing more will be heard of it."""
@@ -191,10 +199,10 @@ class Checker:
     def _session_over(self, peer: int, message: SessionOver, now: float) -> None:
         known = self._peers[peer]
         self.counts.evictions += 1
-        if not known.was_frozen:
-            self._problem(peer, f"lost its place without having been frozen: {message.reason}")
+        if not known.is_excused:
+            self._problem(peer, f"lost its place without having been frozen or cut off: {message.reason}")
         self._close(peer, now)
-        known.was_frozen = False
+        known.is_excused = known.is_split
         known.synced = known.stepped = None
 
     def _close(self, peer: int, now: float) -> None:

@@ -29,7 +29,8 @@ class Display:
 
     def __enter__(self) -> Display:
         plan = self._plan
-        kinds = [name for name in ("kill", "join", "leave", "freeze", "cut", "timeouts") if getattr(plan, name)]
+        names = ("kill", "join", "leave", "freeze", "cut", "partition", "timeouts", "token", "encrypt")
+        kinds = [name for name in names if getattr(plan, name)]
         self._console.print(
             f"pccl stress: seed {plan.seed}, {plan.peers} to {plan.peers_max} peers, {plan.minutes:g} min, "
             f"{', '.join(kinds) or 'undisturbed'}",

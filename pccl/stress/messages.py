@@ -1,7 +1,5 @@
-"""What peers report, one JSON object per line of their standard output, and what a peer is given.
-
-The other way there is one command: the line `leave`.
-"""
+"""What peers report, one JSON object per line of their standard output, and what processes are told, one per line of
+their standard input."""
 
 from __future__ import annotations
 
@@ -9,9 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from pccl.stress.deafness import Place
 from pccl.stress.plan import Plan
-
-LEAVE = "leave"
 
 Doing: TypeAlias = Literal[
     "starting", "connecting", "asking", "updating", "syncing", "optimizing", "reducing", "resting", "leaving"
@@ -27,6 +24,26 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     slot: int
     group: int
     plan: Plan
+    place: Place | None = None
+    """Where it must be, if some are cut off from others."""
+
+
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    """The peer is to end its step and close."""
+
+
+class BeDeaf(msgspec.Struct, tag=True, frozen=True):
+    """Nothing that comes from these places is to arrive, all else is. The master obeys it, too."""
+
+    to: list[Place]
+
+
+Command: TypeAlias = Leave | BeDeaf
+
+
+def line(command: Command) -> str:
+    """As `commands` reads it."""
+    return msgspec.json.encode(command).decode()
 
 
 class At(msgspec.Struct, tag=True, frozen=True):
@@ -95,7 +112,7 @@ class Cut(msgspec.Struct, tag=True, frozen=True):
 
 
 class SessionOver(msgspec.Struct, tag=True, frozen=True):
-    """A call failed with MASTER_CONNECTION_FAILED: the peer was evicted. It connects again."""
+    """A call failed because the peer was evicted, or could not connect. It connects again."""
 
     reason: str
 

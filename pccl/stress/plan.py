@@ -48,10 +48,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
     """Peers break connections of their own."""
+    partition: Interval | None = None
+    """How often some are cut off from others. None: never."""
+    partition_for: Interval = Interval(0.1, 12.0)
     timeouts: bool = False
     """Some ops are given up after a few milliseconds, on all peers."""
     hang_s: float = 30.0
     """No call may last longer."""
+    token: bool = False
+    """Everybody has to know one."""
+    encrypt: bool = False
+    """What peers send to each other is encrypted; with a token."""
     state_bytes: int = 4 << 20
     reduce_bytes_max: int = 6 << 20
 

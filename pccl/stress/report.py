@@ -19,6 +19,8 @@ class Disturbances(msgspec.Struct):
     killed: int = 0
     frozen: int = 0
     dismissed: int = 0
+    split: int = 0
+    """Times some were cut off from others."""
     peers_most: int = 0
     """Processes at once."""
 
@@ -51,6 +53,7 @@ def table(report: Report) -> Table:
         ("frozen", str(done.frozen)),
         ("left of their own accord", str(done.dismissed)),
         ("connections cut", str(counts.cuts)),
+        ("partitions", str(done.split)),
         ("joins and reconnections accepted", str(counts.sessions)),
         ("evictions seen by the evicted", str(counts.evictions)),
         ("steps of a peer, all ops committed", str(counts.steps)),

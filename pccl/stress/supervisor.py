@@ -3,7 +3,8 @@
 Theory of operation. Only the main thread decides; it sleeps on one queue until something is heard or due. For each
 process a thread reads its output into the queue until it ends, then puts its exit. All processes are in the group of a
 `Guard`, so they end with this one however it ends, and a terminal's Ctrl-C reaches this process only. Standard error
-goes to a file per process, in a folder that is kept only if something went wrong.
+goes to a file per process, in a folder that is kept only if something went wrong. What a process must do is written to
+its standard input.
 
 A run has three parts: peers are disturbed until the time is over; then all who are left must come together, every one
 in everybody's results; then they are dismissed and must end by themselves. The first problem ends the run.
@@ -12,6 +13,7 @@ in everybody's results; then they are dismissed and must end by themselves. The 
 from __future__ import annotations
 
 import queue
+import secrets
 import shutil
 import signal
 import tempfile
@@ -28,10 +30,23 @@ import msgspec
 from pccl.launcher import Child, Guard, Heard, local_environment, module_command
 from pccl.stress.checker import Checker
 from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
+from pccl.stress.deafness import HeldPort, Place, place
 from pccl.stress.display import Display
-from pccl.stress.messages import LEAVE, At, Joined, Left, Message, SessionOver, Stepped, WorkerOptions
+from pccl.stress.messages import (
+    At,
+    BeDeaf,
+    Joined,
+    Leave,
+    Left,
+    Message,
+    SessionOver,
+    Stepped,
+    WorkerOptions,
+    line,
+)
 from pccl.stress.plan import Plan
 from pccl.stress.report import Disturbances, Report
+from pccl.stress.splits import MASTER, Splits, may_be_lost
 from pccl.stress.values import SLOTS
 
 MASTER_READY = b"pccl master listening on "
@@ -80,6 +95,11 @@ class _Peer:
         """It is about to end, or has ended."""
         return self.is_dismissed or (self.hit is not None and self.hit.freeze_s is None)
 
+    @property
+    def is_sound(self) -> bool:
+        """It takes part in ops, as far as is known."""
+        return self.is_joined and not self.is_doomed and self.thaw_at is None
+
     def __str__(self) -> str:
         return f"peer {self.number} (slot {self.slot}, group {self.group})"
 
@@ -106,6 +126,14 @@ class Supervisor:
         self._problems = self._checker.problems
         self._start_s = time.monotonic()
         self._churn = Churn(plan, Random(f"{plan.seed} churn"), self._start_s)
+        self._splits = Splits(plan, Random(f"{plan.seed} splits"), self._start_s)
+        self._ports = [HeldPort() for _ in range(SLOTS if plan.partition is not None else 0)]
+        self._deaf_to: dict[Child, list[int]] = {}
+        """As each process was told last."""
+        self._environment = {**local_environment(), **_ENVIRONMENT}
+        if plan.token or plan.encrypt:
+            self._environment["PCCL_TOKEN"] = secrets.token_urlsafe()
+        self._environment["PCCL_ENCRYPT"] = "1" if plan.encrypt else "0"
 
     def __enter__(self) -> Supervisor:
         return self
@@ -116,13 +144,15 @@ class Supervisor:
         self._guard.close()
         for process in [*self._peers, *self._ended, *([self._master] if self._master else [])]:
             process.close()
+        for port in self._ports:
+            port.close()
         self._events.close()
         if not self._keeps_logs or isinstance(error, KeyboardInterrupt):
             shutil.rmtree(self._logs)
 
     def run(self) -> Report:
         """To the end of the time, or to the first problem."""
-        self._master = self._child("master", module_command("pccl", "master", "--listen", "127.0.0.1:0"))
+        self._master = self._child("master", module_command("pccl.stress.master", "--listen", "127.0.0.1:0"))
         while not self._address and not self._problems:
             self._wait(self._start_s + STARTS_WITHIN * self._plan.hang_s)
         if not self._problems:
@@ -153,7 +183,9 @@ class Supervisor:
                 targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
                 for action in self._churn.disturb(now, len(peers), sum(peer.is_doomed for peer in peers), targets):
                     self._act(action)
-            self._wait(min(end_s, self._churn.next_at))
+            if now >= self._splits.next_at:
+                self._split(now)
+            self._wait(min(end_s, self._churn.next_at, self._splits.next_at))
 
     def _come_together(self) -> None:
         """Everybody who is left must take part in an op with everybody else of the group."""
@@ -162,6 +194,7 @@ class Supervisor:
                 peer.thaw_at = time.monotonic()
             elif peer.hit is not None and not peer.is_killed:
                 peer.hit = peer.hit_at = None
+        self._heal(float("inf"))
         start_s = time.monotonic()
         limit_s = STARTS_WITHIN * self._plan.hang_s
         while not self._problems and not self._are_together():
@@ -216,17 +249,18 @@ class Supervisor:
 
     def _child(self, name: str, command: list[str]) -> Child:
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        environment = {**local_environment(), **_ENVIRONMENT}
-        return Child(name, command, guard=self._guard, heard=self._heard, environment=environment, log=log)
+        return Child(name, command, guard=self._guard, heard=self._heard, environment=self._environment, log=log)
 
     def _start(self, group: int) -> None:
         number, slot = self._next_peer, self._free_slots.popleft()
         self._next_peer += 1
-        options = msgspec.json.encode(WorkerOptions(self._address, number, slot, group, self._plan)).decode()
-        command = module_command("pccl.stress.worker", options)
+        where = self._place(slot) if self._ports else None
+        options = WorkerOptions(self._address, number, slot, group, self._plan, where)
+        command = module_command("pccl.stress.worker", msgspec.json.encode(options).decode())
         process = self._child(f"peer {number}", command)
         self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), time.monotonic())
         self._checker.started(number, slot, group)
+        self._make_deaf()
         self._note(f"start {self._peers[process]}")
         self._done.started += 1
         self._done.peers_most = max(self._done.peers_most, len(self._peers))
@@ -235,7 +269,7 @@ class Supervisor:
         if not peer.is_dismissed:
             self._note(f"dismiss {peer}")
             peer.is_dismissed = True
-            peer.process.say(LEAVE)
+            peer.process.say(line(Leave()))
 
     def _hit(self, peer: _Peer) -> None:
         hit = peer.hit
@@ -260,11 +294,48 @@ class Supervisor:
             # Nobody could be expected to go on before, so everybody's time begins now.
             each.heard_at = time.monotonic()
 
+    # Splits.
+
+    def _split(self, now: float) -> None:
+        split = self._splits.split(now, [peer.slot for peer in self._peers.values() if not peer.is_doomed])
+        if split is not None:
+            self._note(str(split))
+            self._done.split += 1
+            self._make_deaf()
+
+    def _heal(self, now: float) -> None:
+        for split in self._splits.heal(now):
+            self._note(f"heal {split}")
+            self._make_deaf()
+
+    def _make_deaf(self) -> None:
+        """Tells every process whom not to hear."""
+        assert self._master is not None
+        slots = {self._master: MASTER, **{peer.process: peer.slot for peer in self._peers.values()}}
+        for process, slot in slots.items():
+            deaf_to = self._splits.deaf_to(slot)
+            if deaf_to != self._deaf_to.get(process, []):
+                self._deaf_to[process] = deaf_to
+                process.say(line(BeDeaf([self._place(other) for other in deaf_to])))
+
+    def _place(self, slot: int) -> Place:
+        if slot == MASTER:
+            return Place("", int(self._address.rpartition(":")[2]))
+        return place(slot, self._ports[slot].number)
+
+    def _excuse(self) -> None:
+        """Says who may lose its place because of splits. Looked up again and again, as peers come and go."""
+        groups = {peer.slot: peer.group for peer in self._peers.values() if peer.is_sound}
+        may_be_lost_now = {slot for split in self._splits.active for slot in may_be_lost(split, groups)}
+        for peer in self._peers.values():
+            self._checker.split(peer.number, peer.slot in may_be_lost_now)
+
     # Hearing.
 
     def _wait(self, until_s: float) -> None:
         """Handles what is heard within a moment, and whatever is due."""
         due = [at for peer in self._peers.values() for at in (peer.hit_at, peer.thaw_at) if at is not None]
+        due.append(self._splits.heals_at)
         now = time.monotonic()
         timeout_s = max(0.0, min(until_s, now + TICK_S, *due) - now)
         try:
@@ -280,6 +351,8 @@ class Supervisor:
                 self._hit(peer)
             elif peer.thaw_at is not None and now >= peer.thaw_at:
                 self._thaw(peer)
+        self._heal(now)
+        self._excuse()
         self._checker.settle(now)
         self._look_for_hangs(now)
         places = {peer.number: peer.at for peer in self._peers.values()}
@@ -325,6 +398,7 @@ class Supervisor:
 
     def _exited(self, peer: _Peer, returncode: int) -> None:
         del self._peers[peer.process]
+        self._deaf_to.pop(peer.process, None)
         self._free_slots.append(peer.slot)
         self._checker.ended(peer.number, time.monotonic())
         if not peer.is_killed and not (returncode == 0 and peer.has_left):

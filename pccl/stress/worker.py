@@ -48,13 +48,16 @@ from pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
+from pccl.stress.commands import commands
 from pccl.stress.cutting import cut_one
+from pccl.stress.deafness import LISTENING_HOST, Ears
 from pccl.stress.messages import (
-    LEAVE,
     At,
+    BeDeaf,
     Cut,
     Doing,
     Joined,
+    Leave,
     Left,
     Message,
     Outcome,
@@ -81,6 +84,8 @@ ALONE_S = 0.02
 IMPATIENT_CHANCE = 0.004
 IMPATIENT_S_MAX = 0.005
 """An op with so short a timeout is often given up, which aborts it on all peers."""
+LEFT_OUT = (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED)
+"""The peer was evicted, refused, or has lost the master. It connects again."""
 RETRIED = (Result.RANK_CONNECTION_LOST, Result.TIMEOUT)
 LINEAGES_PER_PEER = 1 << 20
 
@@ -185,6 +190,7 @@ class Worker:
         self._random = Random(f"{options.plan.seed} peer {options.peer}")
         self._state = State(options.peer, options.plan.state_bytes)
         self._leave = threading.Event()
+        self._ears = Ears(options.place) if options.place is not None else None
         self._session = 0
         self._is_newcomer = True
         self._say_lock = threading.Lock()
@@ -199,7 +205,7 @@ class Worker:
             try:
                 self._run_session()
             except PCCLError as error:
-                if error.result is not Result.MASTER_CONNECTION_FAILED:
+                if error.result not in LEFT_OUT:
                     raise
                 self._say(SessionOver(str(error)))
                 self._state.begin_lineage(is_spoiled=False)
@@ -213,9 +219,13 @@ class Worker:
     # Words.
 
     def _hear(self) -> None:
-        for line in sys.stdin:
-            if line.strip() == LEAVE:
-                self._leave.set()
+        for command in commands():
+            match command:
+                case Leave():
+                    self._leave.set()
+                case BeDeaf(others):
+                    assert self._ears is not None
+                    self._ears.be_deaf_to(others)
 
     def _say(self, message: Message) -> None:
         with self._say_lock:
@@ -235,7 +245,8 @@ class Worker:
         options = self._options
         connections = self._random.choice((0, 1, 2, 3))
         name = f"peer {options.peer}"
-        return Communicator(options.master, options.group, connections, name=name, listen="127.0.0.1:0")
+        listen = f"{LISTENING_HOST}:{options.place.port if options.place is not None else 0}"
+        return Communicator(options.master, options.group, connections, name=name, listen=listen)
 
     def _run_session(self) -> None:
         self._at("connecting")

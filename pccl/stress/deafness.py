@@ -1,0 +1,144 @@
+"""Makes this very process deaf to others: nothing that they send arrives, as in a network that loses it all.
+
+Theory of operation. The kernel drops a packet before TCP has seen it where the socket has a filter that says so (Linux,
+SO_ATTACH_FILTER), and any process may give filters to its own sockets. One filter on all sockets of a process
+drops what comes from the others that it is to be deaf to: their data, their acknowledgements, their wish to connect. If
+one process is deaf to another, the way is blocked in one direction; if both are, in both. TCP goes on repeating what
+is lost, so once hearing is restored, connections that nobody has given up go on by themselves.
+
+All processes are on one machine, so addresses are made to tell them apart: a process dials from a *place* of its own,
+an address of the loopback network, and listens at a port of 127.0.0.1 that is known in advance. An audit hook, which
+sees every connect before it is made, binds the socket to the place and gives it the filter; what is accepted inherits
+the listening socket's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pccl.stress.sockets import own_sockets
+
+LISTENING_HOST = "127.0.0.1"
+SO_ATTACH_FILTER = 26
+AGAIN_AFTER_S = 0.1
+"""A connection that was accepted by the kernel, but not yet by the process, when a filter was set, gets it then."""
+
+_LOAD_WORD, _LOAD_HALF, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
+_NETWORK_HEADER = 0xFFF00000
+_SOURCE_ADDRESS = _NETWORK_HEADER + 12
+_SOURCE_PORT = 0
+"""What a filter of a TCP socket sees begins with the TCP header."""
+_ALL = 0xFFFFFFFF
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a process is."""
+
+    host: str
+    """From which it dials; empty if it does not."""
+    port: int
+    """At which it listens on LISTENING_HOST."""
+
+
+def place(number: int, port: int) -> Place:
+    """Of the process with this number, below 200."""
+    return Place(f"127.0.1.{1 + number}", port)
+
+
+def unavailable() -> str:
+    """Why no process can be made deaf here; empty if they can."""
+    if not sys.platform.startswith("linux"):
+        return "needs Linux, whose sockets can be told what not to hear"
+    try:
+        with socket.socket() as sock:
+            sock.bind((place(0, 0).host, 0))
+            _attach(sock, _program([place(0, 1)]))
+    except OSError as error:
+        return f"sockets here cannot be told what not to hear: {error}"
+    return ""
+
+
+class Ears:
+    """Of this process; one at most. Thread-safe."""
+
+    def __init__(self, own: Place | None) -> None:
+        """`own`: where it is, if it dials."""
+        self._own = own
+        self._program = _program([])
+        self._lock = threading.Lock()
+        if own is not None:
+            sys.addaudithook(self._audit)
+
+    def be_deaf_to(self, others: Sequence[Place]) -> None:
+        """To these and to nobody else, from now on."""
+        with self._lock:
+            self._program = _program(others)
+            self._attach_all()
+            time.sleep(AGAIN_AFTER_S)
+            self._attach_all()
+
+    def _attach_all(self) -> None:
+        for sock in own_sockets():
+            _attach(sock, self._program)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "socket.connect":
+            return
+        sock, address = arguments
+        if sock.family == socket.AF_INET and sock.type == socket.SOCK_STREAM and address[0] == LISTENING_HOST:
+            assert self._own is not None
+            if sock.getsockname()[0] == "0.0.0.0":
+                sock.bind((self._own.host, 0))
+            _attach(sock, self._program)
+
+
+class HeldPort:
+    """A free port of LISTENING_HOST that only others who ask for it by number can listen at. `close()` frees it."""
+
+    def __init__(self) -> None:
+        self._sock = socket.socket()
+        # With this option on both sides a port may be bound twice, as long as only one of them listens.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sock.bind((LISTENING_HOST, 0))
+        self.number: int = self._sock.getsockname()[1]
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _program(others: Sequence[Place]) -> bytes:
+    """For _attach: instructions of the classic BPF."""
+    code: list[tuple[int, int, int, int]] = []
+    hosts = [_number(other.host) for other in others if other.host]
+    ports = [other.port for other in others]
+    accept = len(hosts) + len(ports) + 3
+    drop = accept + 1
+    code.append((_LOAD_WORD, 0, 0, _SOURCE_ADDRESS))
+    for host in hosts:
+        code.append((_JUMP_IF_EQUAL, drop - len(code) - 1, 0, host))
+    code.append((_JUMP_IF_EQUAL, 0, accept - len(code) - 1, _number(LISTENING_HOST)))
+    code.append((_LOAD_HALF, 0, 0, _SOURCE_PORT))
+    for port in ports:
+        code.append((_JUMP_IF_EQUAL, drop - len(code) - 1, 0, port))
+    assert len(code) == accept
+    code += [(_RETURN, 0, 0, _ALL), (_RETURN, 0, 0, 0)]
+    return b"".join(struct.pack("=HBBI", *each) for each in code)
+
+
+def _number(host: str) -> int:
+    return int.from_bytes(socket.inet_aton(host), "big")
+
+
+def _attach(sock: socket.socket, program: bytes) -> None:
+    """In place of the one that it had. OSError."""
+    code = ctypes.create_string_buffer(program, len(program))
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))

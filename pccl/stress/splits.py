@@ -1,0 +1,134 @@
+"""Decides who is to be cut off from whom, when, and for how long, and knows who is at any moment. No I/O; time and the
+generator are arguments.
+
+A *split* blocks ways between processes, each named by its sender and its receiver: a peer's slot, or MASTER. It is one
+of four:
+
+    pair    two peers
+    peer    a peer and everybody else, the master too, as by pulling its cable
+    master  a peer and the master
+    half    some peers and the others; the master is on either side
+
+in both directions or in one. A slot stays cut off when another peer starts in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, TypeAlias
+
+from pccl.stress.plan import Plan
+
+MASTER = -1
+AT_ONCE_MAX = 2
+ONE_WAY_CHANCE = 0.25
+"""For each of the two ways."""
+
+Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
+WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
+
+
+@dataclass(frozen=True)
+class Split:
+    kind: Kind
+    island: frozenset[int]
+    """Slots on the one side."""
+    blocked: frozenset[tuple[int, int]]
+    """From whom nothing gets to whom."""
+    seconds: float
+
+    @property
+    def involved(self) -> frozenset[int]:
+        """All slots on either side."""
+        return frozenset(slot for way in self.blocked for slot in way if slot != MASTER)
+
+    def __str__(self) -> str:
+        outwards = any(sender in self.island for sender, _ in self.blocked)
+        inwards = any(receiver in self.island for _, receiver in self.blocked)
+        way = "both ways" if outwards and inwards else "outwards" if outwards else "inwards"
+        others = sorted({each for pair in self.blocked for each in pair} - self.island)
+        names = ", ".join("the master" if other == MASTER else f"slot {other}" for other in others)
+        island = ", ".join(f"slot {slot}" for slot in sorted(self.island))
+        return f"split ({self.kind}) for {self.seconds:.2f} s: {island} from {names}, {way}"
+
+
+class Splits:
+    def __init__(self, plan: Plan, random: Random, now: float) -> None:
+        self._plan = plan
+        self._random = random
+        self._healed_at: dict[Split, float] = {}
+        self.next_at = float("inf")
+        """When to call `split` again."""
+        self._pause(now)
+
+    @property
+    def active(self) -> Collection[Split]:
+        return self._healed_at.keys()
+
+    @property
+    def heals_at(self) -> float:
+        """When to call `heal` next."""
+        return min(self._healed_at.values(), default=float("inf"))
+
+    def split(self, now: float, slots: Sequence[int]) -> Split | None:
+        """What to cut now among peers in these slots, if anything: it is active then."""
+        self._pause(now)
+        if not slots or len(self._healed_at) >= AT_ONCE_MAX:
+            return None
+        random, duration = self._random, self._plan.partition_for
+        kinds = [kind for kind in WEIGHTS if len(slots) > 1 or kind in ("peer", "master")]
+        kind = random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        island = set(random.sample(list(slots), random.randint(1, max(1, len(slots) // 2)) if kind == "half" else 1))
+        others = set(slots) - island
+        if kind == "pair":
+            others = {random.choice(sorted(others))}
+        elif kind == "master":
+            others = {MASTER}
+        elif kind == "peer" or random.random() < 0.5:
+            others.add(MASTER)
+        else:
+            # The master is on the island's side: it loses the others.
+            island, others = others, island | {MASTER}
+        outwards = {(a, b) for a in island for b in others}
+        inwards = {(b, a) for a, b in outwards}
+        chance = random.random()
+        blocked = (
+            outwards if chance < ONE_WAY_CHANCE else inwards if chance < 2 * ONE_WAY_CHANCE else outwards | inwards
+        )
+        seconds = random.uniform(duration.least_s, duration.most_s)
+        made = Split(kind, frozenset(island), frozenset(blocked), seconds)
+        self._healed_at[made] = now + seconds
+        return made
+
+    def heal(self, now: float) -> list[Split]:
+        """Ends what is due, and returns it."""
+        healed = [split for split, at in self._healed_at.items() if now >= at]
+        for split in healed:
+            del self._healed_at[split]
+        return healed
+
+    def deaf_to(self, receiver: int) -> list[int]:
+        """Whom the process in this slot, or the master, must not hear."""
+        return sorted({sender for split in self.active for sender, other in split.blocked if other == receiver})
+
+    def _pause(self, now: float) -> None:
+        every = self._plan.partition
+        if every is not None:
+            self.next_at = now + self._random.uniform(every.least_s, every.most_s)
+
+
+def may_be_lost(split: Split, groups: Mapping[int, int]) -> frozenset[int]:
+    """The slots whose peers may lose their places by this split, given the group of each peer that takes part in ops.
+
+    Who is cut off from the master, and in a split of one peer from all others that one alone: two neighbours miss it,
+    and the fewest evictions are taken. Where its ring has only two, it may be either.
+    """
+    if split.kind == "master":
+        return split.island
+    if split.kind == "peer":
+        (slot,) = split.island
+        company = sum(group == groups.get(slot) for group in groups.values())
+        return split.island if company > 2 else split.involved
+    return split.involved
