@@ -211,9 +211,11 @@ class Communicator:
         """Reduces `send` over the peer group into `recv`, bit-identical on all peers; in place if `recv` is left out or
         is `send`. Ops of several peers meet by `tag`, any number in [0, 2**63); a tag can be used again and again.
 
-        Both are contiguous NumPy arrays or torch CPU tensors of one dtype and as many elements, on all peers. Either
-        the op succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is
-        undefined. `algorithm` is chosen by size, world and quantization where it is None, and must be the same on all
+        Both are contiguous NumPy arrays or torch tensors of one dtype and as many elements, on all peers. Either the op
+        succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is undefined.
+        Tensors on CUDA devices go through host memory, in pieces if they are larger than 16 MiB, and then on all peers
+        or on none: see `pccl.devices.staging`. The result is theirs in the order of this thread's current CUDA stream.
+        `algorithm` is chosen by size, world and quantization where it is None, and must be the same on all
         peers.
 
         A peer that calls only after a loss has been settled reduces with whoever is left, so those who were told

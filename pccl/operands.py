@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pccl.devices import torch_cuda
+from pccl.devices.device import Device
 from pccl.errors import PCCLError
 from pccl.types import DataType, Result
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Contiguous CPU memory of `count` elements."""
+    """Contiguous memory of `count` elements."""
 
     address: int
     count: int
@@ -27,13 +30,20 @@ class Operand:
     shape: tuple[int, ...]
     is_writable: bool
     owner: Any
+    device: Device | None = None
+    """Where it is not this machine's memory. `address` then only tells arrays of one device apart."""
 
     @property
     def size_bytes(self) -> int:
         return self.count * self.dtype.itemsize
 
+    @property
+    def device_name(self) -> str:
+        return "the CPU" if self.device is None else self.device.name
+
     def memory(self) -> memoryview:
-        """Its bytes, writable."""
+        """Its bytes, writable. Not of a device's."""
+        assert self.device is None
         if self.count == 0:
             return memoryview(bytearray())
         chars = (ctypes.c_char * self.size_bytes).from_address(self.address)
@@ -41,12 +51,16 @@ class Operand:
 
 
 def resolve(array: Any, role: str, func_name: str) -> Operand:
-    """The memory of a NumPy array or torch CPU tensor; `role` names the argument in errors (INVALID_ARGUMENT)."""
+    """The memory of a NumPy array or torch tensor; `role` names the argument in errors (INVALID_ARGUMENT)."""
     if isinstance(array, np.ndarray):
         return _from_numpy(array, role, func_name)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(array, role, func_name)
+    for known in _others:
+        operand = known(array)
+        if operand is not None:
+            return operand
     raise PCCLError(
         Result.INVALID_ARGUMENT,
         func_name,
@@ -74,12 +88,19 @@ def _from_torch(tensor: Any, role: str, func_name: str) -> Operand:
         raise fail("is a distributed tensor; pass its to_local()")
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")
+    device = None
     if tensor.device.type != "cpu":
-        raise fail(f"is on {tensor.device}; only CPU tensors can be used, pass {role}.cpu()")
+        device = torch_cuda.device_of(tensor)
+        if device is None:
+            raise fail(f"is on {tensor.device}; only CPU and CUDA tensors can be used, pass {role}.cpu()")
     if not tensor.is_contiguous():
         raise fail(f"is not contiguous; pass {role}.contiguous()")
     try:
         dtype = DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:
         raise fail(f": {error}") from None
-    return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor)
+    return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
+
+
+_others: list[Callable[[Any], Operand | None]] = []
+"""Further kinds of arrays, each as what takes an array of its kind for an operand. For tests."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pccl import timeouts
+from pccl.devices.staging import Staging
 from pccl.errors import PCCLError
 from pccl.operands import resolve
 from pccl.runtime.engine import Buffers, OpSpec
@@ -44,6 +46,8 @@ def op_spec(
     target = source if recv is None or recv is send else resolve(recv, "recv", func_name)
     if not target.is_writable:
         raise fail("recv is read-only" if recv is not None else "send is read-only, so the result cannot replace it")
+    if source.device is not target.device:
+        raise fail(f"send is on {source.device_name} but recv on {target.device_name}; they must be in one place")
     if source.dtype is not target.dtype:
         raise fail(f"send is {source.dtype.name} but recv is {target.dtype.name}; they must be of one dtype")
     if count is None:
@@ -71,6 +75,9 @@ def op_spec(
             raise fail(str(e)) from None
     if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
         raise fail(f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}")
+    if source.device is not None:
+        new_feed = partial(Staging, source.device, source.owner, target.owner, count, source.dtype.itemsize)
+        return OpSpec(tag, source.dtype, op, quantization, Buffers(0, 0, count, None), algorithm, new_feed=new_feed)
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
     return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm)
@@ -112,6 +119,8 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
     assert result is not None
     if result.code is not Result.SUCCESS:
         raise PCCLError(result.code, func_name, result.reason)
+    if op.feed is not None:
+        op.feed.deliver()
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes)
 
 

@@ -28,6 +28,9 @@ class TensorInfo:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"{name!r} cannot be a tensor's name")
         if not operand.is_writable:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"tensor {name!r} is read-only")
+        if operand.device is not None:
+            what = f"tensor {name!r} is on {operand.device_name}; a shared state takes CPU tensors only, pass .cpu()"
+            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", what)
         self.name = name
         self.allow_content_inequality = allow_content_inequality
         self._operand = operand

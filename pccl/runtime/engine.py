@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from pccl.protocol.auth import Keys
 from pccl.runtime.extension import ffi, lib
@@ -33,6 +33,23 @@ class Buffers:
     keep: Any
 
 
+class Feed(Protocol):
+    """One launch of an op on arrays that are not in memory; see `pieces`."""
+
+    @property
+    def piece_count(self) -> int:
+        """At least 1; the same on all peers."""
+
+    def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
+        """Once. `ready` hears from any thread of each piece that is in memory, `failed` that no more will come."""
+
+    def abandon(self) -> None:
+        """No more pieces are wanted."""
+
+    def deliver(self) -> None:
+        """Puts the results of a committed op where the caller wants them, in the caller's thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpSpec:
     """An op as its caller describes it: what all peers must agree on, and this peer's buffers."""
@@ -43,6 +60,13 @@ class OpSpec:
     quantization: QuantizationOptions | None
     buffers: Buffers
     algorithm: ReduceAlgorithm | None = None
+    feed: Feed | None = None
+    """Where it is given, the buffers tell only the count."""
+    new_feed: Callable[[], Feed] | None = None
+    """Makes a feed for each launch, in the thread that launches."""
+
+    def launched(self) -> OpSpec:
+        return self if self.new_feed is None else replace(self, feed=self.new_feed(), new_feed=None)
 
 
 class Verdict(IntEnum):

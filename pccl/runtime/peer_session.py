@@ -36,6 +36,7 @@ from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.inherited import close_in_child
 from pccl.runtime.lanes import Lanes
 from pccl.runtime.latch import Latch, wait_any
+from pccl.runtime.pieces import Pieces
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.sealed import SealedStream
 from pccl.runtime.state_transfer import Stream, Transfer, TransferError
@@ -73,6 +74,8 @@ class PendingOp:
     def __init__(self, op: int, spec: native.OpSpec) -> None:
         self.op = op
         self.spec: native.OpSpec | None = spec
+        self.feed = spec.feed
+        """Delivers the result where it succeeds."""
         self.tag = spec.tag
         self.result: ps.OpResult | None = None
         self._over = Latch()
@@ -112,6 +115,8 @@ class PendingOp:
     def finish(self, result: ps.OpResult) -> None:
         self.result = result
         self.spec = None  # lets go of the buffers
+        if result.code is not Result.SUCCESS:
+            self.feed = None
         self._over.set()
         for event in self._trio_events:
             event.set()
@@ -233,7 +238,7 @@ class PeerSession:
 
     def new_op(self, spec: native.OpSpec) -> PendingOp:
         """An op to `launch`. Who has it before that can cancel it, should a signal come in the middle of `launch`."""
-        return PendingOp(next(self._op_numbers), spec)
+        return PendingOp(next(self._op_numbers), spec.launched())
 
     def launch(self, op: PendingOp) -> None:
         """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
@@ -930,7 +935,7 @@ async def open_session(address: str, options: SessionOptions) -> PeerSession:
             raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
         undo.callback(listener.close)
         try:
-            engine = Lanes(options.group, options.segment_bytes, options.force_poll)
+            engine = Pieces(options.group, options.segment_bytes, options.force_poll)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(engine.close)

@@ -1,0 +1,115 @@
+"""The memory of this machine that copies from and to devices go through.
+
+Pinned memory is what a device copies from and to at full speed and while other work goes on, and what the system cannot
+use for anything else. So there is a bound, PINNED_BYTES_MAX for each device of a process; what is needed beyond it is
+ordinary memory, which is copied at some third of the speed. Nobody ever waits for memory: two peers that waited for
+different ops would wait for ever.
+
+Pinning is slow. What is free again is therefore kept and used again, up to IDLE_BYTES_MAX. Sizes are powers of two from
+SIZE_MIN, so that what one op gave back fits the next.
+
+A block is free again when nothing refers to it any more: while the engine may read it, or a copy is under way, somebody
+does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from pccl.devices.device import Device, HostMemory
+
+PINNED_BYTES_MAX = int(os.environ.get("PCCL_PINNED_BYTES", 1 << 30))
+IDLE_BYTES_MAX = 256 << 20
+SIZE_MIN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    host: HostMemory
+    size_bytes: int
+    is_pinned: bool
+
+
+class Block:
+    """At least as many bytes as were asked for, with any contents."""
+
+    __slots__ = ("_memory", "_returned")
+
+    def __init__(self, memory: _Memory, returned: deque[_Memory]) -> None:
+        self._memory = memory
+        self._returned = returned
+
+    @property
+    def host(self) -> HostMemory:
+        return self._memory.host
+
+    @property
+    def address(self) -> int:
+        return self._memory.host.address
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._memory.is_pinned
+
+    def __del__(self) -> None:
+        # Anywhere, also within `HostPool.take`: no lock may be taken here.
+        self._returned.append(self._memory)
+
+
+class HostPool:
+    """Of one device. Thread-safe."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.RLock()
+        self._returned: deque[_Memory] = deque()
+        self._idle: defaultdict[int, list[_Memory]] = defaultdict(list)
+        self._idle_bytes = 0
+        self.pinned_bytes = 0
+        """In use and idle."""
+
+    def take(self, size_bytes: int) -> Block:
+        """MemoryError."""
+        size = max(SIZE_MIN, 1 << max(0, size_bytes - 1).bit_length())
+        with self._lock:
+            self._sort()
+            if self._idle[size]:
+                self._idle_bytes -= size
+                return Block(self._idle[size].pop(), self._returned)
+            self._free(self.pinned_bytes + size - PINNED_BYTES_MAX)
+            is_pinned = self.pinned_bytes + size <= PINNED_BYTES_MAX
+            memory = _Memory(self._device.allocate(size, is_pinned), size, is_pinned)
+            if is_pinned:
+                self.pinned_bytes += size
+            return Block(memory, self._returned)
+
+    def trim(self) -> None:
+        """Frees what is idle beyond the bound. To be called when an op has ended."""
+        with self._lock:
+            self._sort()
+            self._free(self._idle_bytes - IDLE_BYTES_MAX)
+
+    @property
+    def idle_bytes(self) -> int:
+        with self._lock:
+            self._sort()
+            return self._idle_bytes
+
+    def _sort(self) -> None:
+        while self._returned:
+            memory = self._returned.popleft()
+            if memory.is_pinned:
+                self._idle[memory.size_bytes].append(memory)
+                self._idle_bytes += memory.size_bytes
+
+    def _free(self, excess_bytes: int) -> None:
+        """At least so much, largest first, if so much is idle."""
+        for size in sorted(self._idle, reverse=True):
+            while excess_bytes > 0 and self._idle[size]:
+                self._idle[size].pop()
+                self._idle_bytes -= size
+                self.pinned_bytes -= size
+                excess_bytes -= size

@@ -1,0 +1,208 @@
+"""A device made of threads: it runs what it is given late, in streams, as a GPU does.
+
+Every stream is a thread with a queue. Each task first sleeps for a moment of random length, so that what lacks a
+synchronization reads what is not there yet, or what is there no more. Memory of the host is poison when it is new. What
+tests want of the device, such as to be held up or to fail, they tell it by its attributes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pccl import DataType, operands
+from pccl.devices.device import Event, HostMemory
+from pccl.operands import Operand
+
+DELAY_S_MAX = 0.002
+POISON = 0xA5
+WAIT_S = 30.0
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self._happened = threading.Event()
+
+    def wait(self) -> None:
+        assert self._happened.wait(WAIT_S), "a fake event has not happened"
+
+    def happen(self) -> None:
+        self._happened.set()
+
+
+class Stream:
+    """Runs tasks one after the other, each a little late."""
+
+    def __init__(self, random_: random.Random) -> None:
+        self._random = random_
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            task = self._tasks.get()
+            time.sleep(self._random.random() * DELAY_S_MAX)
+            task()
+
+    def give(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+
+    def record(self) -> FakeEvent:
+        event = FakeEvent()
+        self.give(event.happen)
+        return event
+
+
+class FakeMemory:
+    def __init__(self, size_bytes: int) -> None:
+        self.bytes: Bytes = np.full(max(1, size_bytes), POISON, np.uint8)
+        self.address: int = self.bytes.ctypes.data
+
+
+class FakeArray:
+    """An array on the device. Only the device's streams touch `_values`."""
+
+    def __init__(self, device: FakeDevice, values: Any) -> None:
+        self.device = device
+        self._values = np.ascontiguousarray(values).copy()
+        self.shape, self.dtype, self.size = self._values.shape, self._values.dtype, self._values.size
+        self.is_writable = True
+
+    def set_later(self, values: Any) -> FakeArray:
+        """A kernel in this thread's current stream."""
+        values = np.array(values, self.dtype)
+        self.device.current.give(lambda: time.sleep(self.device.kernel_s))
+        self.device.current.give(lambda: np.copyto(self._values, values))
+        return self
+
+    def get(self) -> Any:
+        """As the program sees it: after what is in this thread's current stream."""
+        found: list[Any] = []
+        self.device.current.give(lambda: found.append(self._values.copy()))
+        self.device.current.record().wait()
+        return found[0]
+
+    def settled(self) -> Any:
+        """For another thread than the one that worked with it: after all streams."""
+        self.device.synchronize()
+        return self._values.copy()
+
+    def bytes(self) -> Bytes:
+        return self._values.reshape(-1).view(np.uint8)
+
+
+class FakeDevice:
+    """See `pccl.devices.device.Device`."""
+
+    def __init__(self, seed: int = 0, name: str = "fake:0") -> None:
+        self.name = name
+        self.reads_held = threading.Event()
+        """Clear it, and copies to the host wait."""
+        self.reads_held.set()
+        self.kernel_s = self.write_s = 0.0
+        """What a kernel, or a copy to the device, takes beside the usual delay."""
+        self.fails_after_reads: int | None = None
+        self.reads = self.writes = 0
+        self.pinned_allocated: list[int] = []
+        self.unpinned_allocated: list[int] = []
+        self._random = random.Random(seed)
+        self._all_streams: list[Stream] = []
+        self._read_stream = self.new_stream()
+        self._streams = threading.local()
+
+    def new_stream(self) -> Stream:
+        stream = Stream(random.Random(self._random.random()))
+        self._all_streams.append(stream)
+        return stream
+
+    @property
+    def current(self) -> Stream:
+        """This thread's: its own from the beginning, unless the program has set another."""
+        if not hasattr(self._streams, "current"):
+            self._streams.current = self.new_stream()
+        stream: Stream = self._streams.current
+        return stream
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before = self.current
+        self._streams.current = stream
+        try:
+            yield
+        finally:
+            self._streams.current = before
+
+    def array(self, values: Any) -> FakeArray:
+        return FakeArray(self, values)
+
+    # What pccl asks for.
+
+    def allocate(self, size_bytes: int, pinned: bool) -> FakeMemory:
+        (self.pinned_allocated if pinned else self.unpinned_allocated).append(size_bytes)
+        return FakeMemory(size_bytes)
+
+    def mark(self) -> FakeEvent:
+        return self.current.record()
+
+    def read(self, array: FakeArray, start_byte: int, size_bytes: int, to: HostMemory, after: Event | None) -> Event:
+        if self.fails_after_reads is not None and self.reads >= self.fails_after_reads:
+            raise RuntimeError("the fake device is broken")
+        self.reads += 1
+        if after is not None:
+            self._read_stream.give(after.wait)
+        self._read_stream.give(lambda: assert_true(self.reads_held.wait(WAIT_S)))
+        self._read_stream.give(
+            lambda: copy(to.address, array.bytes()[start_byte : start_byte + size_bytes].ctypes.data, size_bytes)
+        )
+        return self._read_stream.record()
+
+    def write(self, array: FakeArray, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
+        self.writes += 1
+        self.current.give(lambda: time.sleep(self.write_s))
+        self.current.give(
+            lambda: copy(array.bytes()[start_byte : start_byte + size_bytes].ctypes.data, source.address, size_bytes)
+        )
+        return self.current.record()
+
+    def follow(self, event: Event) -> None:
+        self.current.give(event.wait)
+
+    def synchronize(self) -> None:
+        for event in [stream.record() for stream in self._all_streams]:
+            event.wait()
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def copy(target: int, source: int, size_bytes: int) -> None:
+    ctypes.memmove(target, source, size_bytes)
+
+
+def _operand(array: Any) -> Operand | None:
+    if not isinstance(array, FakeArray):
+        return None
+    dtype = DataType.from_numpy_dtype(array.dtype)
+    address = array._values.ctypes.data
+    return Operand(address, array.size, dtype, array.shape, array.is_writable, array, array.device)
+
+
+@contextmanager
+def known_arrays() -> Iterator[None]:
+    """pccl takes FakeArrays meanwhile."""
+    operands._others.append(_operand)
+    try:
+        yield
+    finally:
+        operands._others.remove(_operand)

@@ -1,0 +1,378 @@
+"""Reduces of arrays on a device, with one whose copies come late: what lacks a synchronization gives wrong numbers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from pccl import (
+    AsyncCommunicator,
+    Communicator,
+    MasterNode,
+    PCCLError,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    Result,
+)
+from pccl.devices import host_memory, staging
+from pccl.devices.staging import helper_of, stretches
+from tests import fake_device
+from tests.crew import Background, Crew, outcomes, results, run_of, until
+from tests.fake_device import FakeArray, FakeDevice
+
+SUM = ReduceOp.SUM
+PIECE = 4096
+"""Bytes, so that small arrays are many pieces."""
+COUNT = 5 * PIECE // 4 + 77
+WORLD = 3
+LATE_S = 0.03
+"""Much more than the fake device's delays."""
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE)
+    with fake_device.known_arrays():
+        yield
+
+
+@pytest.fixture(scope="module")
+def trio_of_peers() -> Iterator[Crew]:
+    with run_of(WORLD) as crew:
+        yield crew
+
+
+@pytest.fixture
+def devices() -> list[FakeDevice]:
+    return [FakeDevice(seed) for seed in range(WORLD)]
+
+
+def values(peer: int, count: int = COUNT, dtype: Any = np.float32) -> Any:
+    return (np.random.default_rng(peer).integers(0, 100, count)).astype(dtype)
+
+
+def total(count: int = COUNT, dtype: Any = np.float32, world: int = WORLD) -> Any:
+    return sum((values(peer, count, dtype) for peer in range(world)), np.zeros(count, dtype))
+
+
+def reduced(crew: Crew, held: list[Any], **options: Any) -> list[Any]:
+    """What each peer finds in its array after a reduce in place."""
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        peer.all_reduce(held[i], **{"op": SUM, **options})
+        return held[i].get() if isinstance(held[i], FakeArray) else held[i]
+
+    return crew.each(reduce)
+
+
+def arrays(devices: list[FakeDevice], count: int = COUNT) -> list[FakeArray]:
+    return [device.array(np.zeros(count, np.float32)) for device in devices]
+
+
+def test_pieces_cover_an_op_without_gaps() -> None:
+    for count in (0, 1, PIECE // 8, PIECE // 8 + 1, 10 * PIECE):
+        places = stretches(count, 8)
+        assert [place.number for place in places] == list(range(len(places)))
+        assert len(places) >= 1
+        ends = [place.start + place.count for place in places]
+        assert [place.start for place in places] == [0, *ends[:-1]]
+        assert ends[-1] == count
+
+
+def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
+    trio_of_peers: Crew, devices: list[FakeDevice]
+) -> None:
+    held = arrays(devices)
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        devices[i].kernel_s = LATE_S
+        held[i].set_later(values(i))
+        peer.all_reduce(held[i], op=SUM)
+        return held[i].get()
+
+    for found in trio_of_peers.each(reduce):
+        np.testing.assert_array_equal(found, total())
+
+
+def test_out_of_place_leaves_what_was_sent(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    sent = [device.array(values(i)) for i, device in enumerate(devices)]
+    received = arrays(devices)
+    trio_of_peers.each(lambda peer, i: peer.all_reduce(sent[i], received[i], op=SUM))
+    for i in range(WORLD):
+        np.testing.assert_array_equal(received[i].settled(), total())
+        np.testing.assert_array_equal(sent[i].settled(), values(i))
+
+
+@pytest.mark.parametrize("count", [0, 1, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, 3 * PIECE // 4])
+def test_every_length(trio_of_peers: Crew, devices: list[FakeDevice], count: int) -> None:
+    for found in reduced(trio_of_peers, [device.array(values(i, count)) for i, device in enumerate(devices)]):
+        np.testing.assert_array_equal(found, total(count))
+
+
+@pytest.mark.parametrize("algorithm", ReduceAlgorithm)
+@pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
+def test_all_peers_have_the_same_bits(
+    trio_of_peers: Crew,
+    devices: list[FakeDevice],
+    algorithm: ReduceAlgorithm,
+    quantization: QuantizationOptions | None,
+) -> None:
+    held = [device.array(np.random.default_rng(i).standard_normal(COUNT)) for i, device in enumerate(devices)]
+    found = reduced(trio_of_peers, held, op=ReduceOp.AVG, algorithm=algorithm, quantization_options=quantization)
+    expected = np.mean([np.random.default_rng(i).standard_normal(COUNT) for i in range(WORLD)], axis=0)
+    np.testing.assert_allclose(found[0], expected, atol=0.1 if quantization else 1e-9)
+    for other in found[1:]:
+        assert other.tobytes() == found[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.int64, np.float64])
+def test_dtypes(trio_of_peers: Crew, devices: list[FakeDevice], dtype: Any) -> None:
+    held = [device.array(values(i, dtype=dtype)) for i, device in enumerate(devices)]
+    expected = np.maximum.reduce([values(i, dtype=dtype) for i in range(WORLD)])
+    for found in reduced(trio_of_peers, held, op=ReduceOp.MAX):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
+    trio_of_peers: Crew, devices: list[FakeDevice]
+) -> None:
+    ops = 6
+
+    def rounds(peer: Communicator, i: int) -> None:
+        held = [devices[i].array(np.zeros(COUNT, np.float32)) for _ in range(ops)]
+        for turn in range(3):
+            for tag, array in enumerate(held):
+                array.set_later(values(i) + tag + turn)
+            handles = [peer.all_reduce_async(array, op=SUM, tag=tag) for tag, array in enumerate(held)]
+            for tag in reversed(range(ops)):
+                assert handles[tag].wait()[0]
+                np.testing.assert_array_equal(held[tag].get(), total() + WORLD * (tag + turn))
+
+    trio_of_peers.each(rounds)
+    pool = helper_of(devices[0]).pool
+    pieces = len(stretches(COUNT, 4))
+    assert pool.pinned_bytes <= 2 * ops * pieces * PIECE
+    assert sum(devices[0].pinned_allocated) == pool.pinned_bytes
+    gc.collect()
+    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
+
+
+def test_what_the_device_has_yet_to_read_is_not_overwritten_by_the_next_op(
+    trio_of_peers: Crew, devices: list[FakeDevice]
+) -> None:
+    def reduce(peer: Communicator, i: int) -> Any:
+        devices[i].write_s = LATE_S / 4
+        held = [devices[i].array(values(i) + turn) for turn in range(3)]
+        for array in held:
+            with devices[i].stream(devices[i].new_stream()):  # where the next op does not wait for the last copies
+                peer.all_reduce(array, op=SUM)
+        return [array.settled() for array in held]
+
+    for found in trio_of_peers.each(reduce):
+        for turn in range(3):
+            np.testing.assert_array_equal(found[turn], total() + WORLD * turn)
+
+
+def test_descriptors_with_retry(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    held = [[device.array(values(i)) for _ in range(7)] for i, device in enumerate(devices)]
+    trio_of_peers.each(
+        lambda peer, i: peer.all_reduce_multiple_with_retry(
+            [
+                ReduceOpDescriptor(array, array, ReduceDescriptor(COUNT, SUM, tag), "test")
+                for tag, array in enumerate(held[i])
+            ],
+            max_in_flight=3,
+        )
+    )
+    for mine in held:
+        for array in mine:
+            np.testing.assert_array_equal(array.settled(), total())
+
+
+def test_only_a_part_of_the_arrays(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    descriptor = ReduceDescriptor(PIECE, SUM)
+    trio_of_peers.each(
+        lambda peer, i: peer.all_reduce_multiple_with_retry([ReduceOpDescriptor(held[i], held[i], descriptor, "test")])
+    )
+    for i, array in enumerate(held):
+        np.testing.assert_array_equal(array.settled(), np.append(total()[:PIECE], values(i)[PIECE:]))
+
+
+def test_a_device_and_a_cpu_share_an_op_of_one_piece(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    count = PIECE // 4
+    held: list[Any] = [devices[0].array(values(0, count)), values(1, count), devices[2].array(values(2, count))]
+    for found in reduced(trio_of_peers, held):
+        np.testing.assert_array_equal(found, total(count))
+
+
+def test_a_larger_op_of_a_device_and_a_cpu_fails_on_both_and_says_why(
+    trio_of_peers: Crew, devices: list[FakeDevice]
+) -> None:
+    held: list[Any] = [devices[0].array(values(0)), values(1), devices[2].array(values(2))]
+    failed = trio_of_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
+    assert f"{PIECE // 4} x FLOAT" in str(failed[0])
+    np.testing.assert_array_equal(held[0].settled(), values(0))
+    np.testing.assert_array_equal(held[1], values(1))
+
+
+def test_the_thread_that_waits_sees_the_result_whoever_launched(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+
+    def wait(handle: Any, array: FakeArray) -> Any:
+        handle.wait()
+        return array.get()
+
+    def reduce(peer: Communicator, i: int) -> None:
+        handle = peer.all_reduce_async(held[i], op=SUM)
+        for found in outcomes([partial(wait, handle, held[i]) for _ in range(3)]):
+            np.testing.assert_array_equal(found, total())
+
+    trio_of_peers.each(reduce)
+
+
+def test_arguments_are_checked(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    array = devices[0].array(np.zeros(8, np.float32))
+    other = devices[1].array(np.zeros(8, np.float32))
+    for recv in (other, np.zeros(8, np.float32)):
+        with pytest.raises(PCCLError, match="send is on fake:0 but recv on") as caught:
+            trio_of_peers[0].all_reduce(array, recv, op=SUM)
+        assert caught.value.result is Result.INVALID_ARGUMENT
+    array.is_writable = False
+    with pytest.raises(PCCLError, match="read-only"):
+        trio_of_peers[0].all_reduce(array, op=SUM)
+
+
+def test_in_a_trio_program() -> None:
+    async def main(address: str) -> None:
+        peers = [AsyncCommunicator(address) for _ in range(2)]
+        device = FakeDevice()
+        held = [device.array(values(i)) for i in range(2)]
+
+        async def run(i: int) -> None:
+            await peers[i].connect()
+            while peers[i].get_attribute(attribute) < 2:
+                await peers[i].update_topology()
+            await peers[i].all_reduce(held[i], op=SUM)
+            handle = peers[i].all_reduce_async(held[i], op=SUM)
+            assert (await handle.async_wait())[0]
+            await peers[i].close()
+
+        async with trio.open_nursery() as nursery:
+            for i in range(2):
+                nursery.start_soon(run, i)
+        for array in held:
+            np.testing.assert_array_equal(array.settled(), 2 * total(world=2))
+
+    from pccl import Attribute
+
+    attribute = Attribute.GLOBAL_WORLD_SIZE
+    with MasterNode("127.0.0.1:0") as master:
+        trio.run(main, master.address)
+
+
+# Failure.
+
+
+def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(crew: Crew, devices: list[FakeDevice]) -> None:
+    crew.join(WORLD)
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    lost = crew.peers.pop()
+    devices[0].reads_held.clear()  # so that some pieces are nowhere done
+    handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate([*crew.peers, lost])]
+    until(lambda: devices[1].reads >= 3, "pieces are on their way")
+    lost.close()
+    for i, handle in enumerate(handles[:2]):
+        assert handle.wait()[1] is Result.RANK_CONNECTION_LOST
+        assert devices[i].writes == 0
+    devices[0].reads_held.set()
+    for i in range(2):
+        np.testing.assert_array_equal(held[i].settled(), values(i))
+    for found in reduced(crew, held):
+        np.testing.assert_array_equal(found, total(world=2))
+
+
+def test_an_op_that_is_given_up_before_any_piece_is_there(crew: Crew, devices: list[FakeDevice]) -> None:
+    crew.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    for device in devices:
+        device.reads_held.clear()
+    other = Background(lambda: crew[1].all_reduce(held[1], op=SUM))
+    with pytest.raises(PCCLError) as caught:
+        crew[0].all_reduce(held[0], op=SUM, timeout=0.2)
+    assert caught.value.result is Result.TIMEOUT
+    assert other.outcome().result is Result.TIMEOUT
+    for device in devices:
+        device.reads_held.set()
+    for found in reduced(crew, held):
+        np.testing.assert_array_equal(found, total(world=2))
+
+
+def test_a_device_that_fails_fails_the_op_on_all_peers(crew: Crew, devices: list[FakeDevice]) -> None:
+    crew.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    devices[0].fails_after_reads = 3
+    failed = crew.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR] * 2
+    assert "the fake device is broken" in str(failed[1])
+    devices[0].fails_after_reads = None
+    for found in reduced(crew, held):
+        np.testing.assert_array_equal(found, total(world=2))
+
+
+def test_a_communicator_that_is_closed_in_the_middle(crew: Crew, devices: list[FakeDevice]) -> None:
+    crew.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    devices[0].reads_held.clear()
+    handles = crew.each(lambda peer, i: peer.all_reduce_async(held[i], op=SUM))
+    crew[0].close()
+    assert handles[0].wait()[1] is Result.NOT_INITIALIZED
+    assert handles[1].wait()[1] is not Result.SUCCESS
+    devices[0].reads_held.set()
+    for i, array in enumerate(held):
+        np.testing.assert_array_equal(array.settled(), values(i))
+
+
+def test_several_engine_threads(devices: list[FakeDevice]) -> None:
+    with MasterNode("127.0.0.1:0", engine_threads=2) as master:
+        crew = Crew(master.address, segment_bytes=256)
+        crew.join(WORLD)
+        held = [device.array(values(i)) for i, device in enumerate(devices)]
+        for turn in range(1, 3):
+            for found in reduced(crew, held):
+                np.testing.assert_array_equal(found, total() * WORLD ** (turn - 1))
+        crew.close_all()
+
+
+# Host memory.
+
+
+def test_beyond_the_bound_memory_is_not_pinned(
+    trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "PINNED_BYTES_MAX", 2 * PIECE)
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    for found in reduced(trio_of_peers, held):
+        np.testing.assert_array_equal(found, total())
+    assert sum(devices[0].pinned_allocated) == 2 * PIECE
+    assert devices[0].unpinned_allocated
+
+
+def test_little_is_kept_between_ops(
+    trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "IDLE_BYTES_MAX", PIECE)
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    trio_of_peers.each(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    pool = helper_of(devices[0]).pool
+    until(lambda: pool.pinned_bytes <= PIECE, "the rest is freed")

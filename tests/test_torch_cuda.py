@@ -1,0 +1,151 @@
+"""CUDA tensors: on a GPU where there is one, and the calls that are made of torch where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pccl import Communicator, QuantizationOptions, ReduceOp
+from pccl.devices import staging
+from pccl.devices.torch_cuda import CudaDevice
+from tests.crew import Crew, run_of
+
+torch = pytest.importorskip("torch")
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+COUNT = 3_000_017
+SUM = ReduceOp.SUM
+
+
+class Calls:
+    """Stands for torch.cuda: notes what is asked of it; copies of CPU tensors happen at once."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        calls = self.made
+        self.now = "current"
+
+        class Stream:
+            def __init__(self, device: Any = None, name: str = "reads") -> None:
+                self.name = name
+
+            def wait_event(self, event: Any) -> None:
+                calls.append(f"{self.name} waits for {event.name}")
+
+        class Event:
+            def __init__(self, blocking: bool) -> None:
+                assert blocking
+                self.name = ""
+
+            def record(self, stream: Any) -> None:
+                self.name = f"event of {stream.name}"
+                calls.append(f"{stream.name} records")
+
+            def synchronize(self) -> None:
+                calls.append(f"await {self.name}")
+
+        self.Stream, self.Event = Stream, Event
+
+    def current_stream(self, device: Any) -> Any:
+        return self.Stream(device, self.now)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.now = self.now, stream.name
+        yield
+        self.now = before
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        yield
+
+    def synchronize(self, device: Any) -> None:
+        self.made.append("synchronize")
+
+
+def test_torch_is_asked_for_copies_in_order() -> None:
+    api = Calls()
+
+    def empty(size: int, dtype: Any, pin_memory: bool) -> Any:
+        assert pin_memory
+        return torch.empty(size, dtype=dtype)
+
+    device = CudaDevice(SimpleNamespace(empty=empty, uint8=torch.uint8), api, torch.device("cuda", 3))
+    assert device.name == "cuda:3"
+    tensor = torch.arange(10.0).view(2, 5)
+    memory = device.allocate(64, pinned=True)
+    arrived = device.read(tensor, 8, 16, memory, device.mark())
+    arrived.wait()
+    assert memory.tensor[:16].view(torch.float32).tolist() == [2, 3, 4, 5]
+    memory.tensor[:16].view(torch.float32).mul_(10)
+    device.follow(device.write(tensor, 20, 16, memory))
+    assert tensor.flatten().tolist() == [0, 1, 2, 3, 4, 20, 30, 40, 50, 9]
+    assert api.made == [
+        "current records",
+        "reads waits for event of current",
+        "reads records",
+        "await event of reads",
+        "current records",
+        "current waits for event of current",
+    ]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Crew]:
+    with run_of(2) as crew:
+        yield crew
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
+def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
+    pair: Crew, dtype: Any, quantization: QuantizationOptions | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if quantization is not None and not dtype.is_floating_point:
+        pytest.skip("only floats are quantized")
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 20)
+    ours = [(100 * torch.randn(1 << 19, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(2)]
+    count = (1 << 20) // dtype.itemsize  # one piece, so that the CPU's op is divided alike
+    cpu = [tensor[:count].clone() for tensor in ours]
+    gpu = [tensor[:count].cuda() for tensor in ours]
+    for held in (cpu, gpu):
+        pair.each(lambda peer, i, held=held: peer.all_reduce(held[i], op=SUM, quantization_options=quantization))  # type: ignore[misc]
+    for i in range(2):
+        assert torch.equal(gpu[i].cpu(), cpu[i])
+
+
+@needs_gpu
+def test_gpu_streams_are_respected(pair: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 20)
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(5):
+                tensor = torch.zeros(COUNT, device="cuda")
+                torch.cuda._sleep(100_000_000)
+                tensor.add_(i + turn)
+                peer.all_reduce(tensor, op=SUM)
+                doubled = 2 * tensor
+                assert doubled.min().item() == doubled.max().item() == 2 * (2 * turn + 1)
+
+    pair.each(reduce)
+
+
+@needs_gpu
+def test_gpu_many_ops_at_once(pair: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 20)
+
+    def reduce(peer: Communicator, i: int) -> None:
+        for turn in range(3):
+            held = [torch.full((COUNT,), float(tag + i), device="cuda") for tag in range(4)]
+            handles = [peer.all_reduce_async(tensor, op=SUM, tag=tag) for tag, tensor in enumerate(held)]
+            for tag, handle in enumerate(handles):
+                assert handle.wait()[0]
+                assert torch.all(held[tag] == 2 * tag + 1), turn
+
+    pair.each(reduce)
