@@ -57,6 +57,7 @@ FROM_PEER: tuple[m.Message, ...] = (
     *(m.JointCancel(1), m.LinksReady(2, [(1, "?")], [(2, "?")]), m.LinkLost(1, 2, "reset")),
     *(m.OpsDone(1, OPS), m.OpFailed(1, 0, 0, 3, "?"), m.OpsStalled(1, OPS), m.FlushReply(1, OPS)),
     *(m.SyncReport(1, False, "?", [(2, "?")]), m.Probes(1, [(2, 100)])),
+    m.Report([(1, 2, 3)], 4, 5, 6, 7, [m.LinkReport(2, 4)]),
 )
 FROM_MASTER: tuple[m.Message, ...] = (
     *(m.Welcome(1, "run", 1, 0), m.Goodbye(3, "?"), m.Flush(1, 1), m.Install(2, True)),

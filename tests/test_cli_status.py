@@ -39,6 +39,7 @@ def pccl_status(*arguments: str, **environment: str) -> subprocess.CompletedProc
 def test_json_of_a_run(crew: Crew) -> None:
     crew.join(3)
     crew.each(lambda peer, i: peer.all_reduce(np.ones(10, np.float32), op=ReduceOp.SUM))
+    until(lambda: run_status(crew.address).totals.ops_committed, "the op is reported")
     done = pccl_status(crew.address, "--json")
     assert done.returncode == 0, done.stderr
     status = json.loads(done.stdout)
@@ -99,7 +100,7 @@ def test_tls() -> None:
 
 def test_a_peer_that_is_killed_shows_with_its_reason(crew: Crew) -> None:
     crew.join(1)
-    code = "import sys, time, pccl; pccl.Communicator(sys.argv[1]).connect(); time.sleep(1000)"
+    code = "import sys, time, pccl; c = pccl.Communicator(sys.argv[1]); c.connect(); time.sleep(1000)"
     with subprocess.Popen([sys.executable, "-P", "-c", code, crew.address]) as process:
         waiting = "the other process waits to be let in"
         until(lambda: any(member.state == "pending" for member in run_status(crew.address).members), waiting)

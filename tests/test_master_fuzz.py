@@ -134,6 +134,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
         (4, lambda: m.FlushReply(about(m.Flush, "flush"), draw(ops))),
         (2, lambda: m.SyncReport(about(m.SyncPlan, "sync"), draw(st.booleans()), "?", draw(failed))),
         (2, lambda: m.Probes(about(m.Probe, "probe"), draw(st.lists(st.tuples(peers, numbers), max_size=3)))),
+        (2, lambda: m.Report(draw(st.lists(st.tuples(numbers, numbers, numbers), max_size=3)), 1, draw(numbers))),
     ]
     return draw(st.sampled_from([make for weight, make in said for _ in range(weight)]))()
 

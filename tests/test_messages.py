@@ -29,6 +29,8 @@ WIRE = {
     "FlushReply": "flush ops",
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe round_trip_us",
+    "LinkReport": "peer tx_bytes",
+    "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links=",
     "BeatHello": "protocol run peer auth=",
     "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads=",
     "Goodbye": "code reason",
@@ -64,8 +66,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_4() -> None:
-    assert m.PROTOCOL_VERSION == 4
+def test_layout_is_that_of_version_5() -> None:
+    assert m.PROTOCOL_VERSION == 5
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

@@ -72,18 +72,57 @@ def test_ops_that_stall() -> None:
     assert status.groups[0].undecided_ops == 1
 
 
-def test_ops_are_counted_once_each() -> None:
+def test_ops_are_counted_once_each_however_many_report_them() -> None:
     rig = Rig(0, 0)
     epoch = rig.master._groups[0].epoch
     for peer in (1, 2):
-        rig.hear(peer, m.OpsDone(epoch, [OpRef(1, 0), OpRef(2, 0)]))
-    rig.hear(1, m.OpFailed(epoch, 3, 0, 1, "differs"))
-    rig.hear(2, m.OpFailed(epoch, 3, 0, 1, "differs"))
+        rig.hear(peer, m.Report([], 0, 0))
+    for committed in (1, 2):
+        for peer in (1, 2):
+            rig.hear(peer, m.Report([(epoch, committed, 1)], 0, 0))
     totals = look(rig).totals
     assert (totals.ops_committed, totals.ops_aborted) == (2, 1)
+    rig.hear(1, m.Report([(epoch, 2, 1), (epoch + 1, 3, 0)], 0, 0))
+    rig.hear(2, m.Report([(epoch, 2, 1), (epoch + 1, 2, 0)], 0, 0))
+    totals = look(rig).totals
+    assert (totals.ops_committed, totals.ops_aborted) == (5, 1)
 
 
-def test_a_loss_ends_the_ops_in_flight_and_is_told_with_its_reason() -> None:
+def test_a_newcomer_adds_nothing_to_what_was_counted_and_nothing_of_before_the_master_s_time() -> None:
+    rig = Rig(0, 0)
+    rig.hear(1, m.Report([(1, 100, 5), (2, 7, 0)], 1000, 900))  # the first to report to this master
+    assert look(rig).totals.ops_committed == 0
+    rig.now += 2.0
+    rig.hear(1, m.Report([(1, 100, 5), (2, 9, 0)], 1500, 1000))
+    rig.hear(2, m.Report([(2, 9, 0)], 800, 800))
+    rig.hear(2, m.Report([(2, 10, 0)], 900, 800))
+    totals = look(rig).totals
+    assert (totals.ops_committed, totals.ops_aborted, totals.tx_bytes) == (3, 0, 600)
+
+
+def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
+    rig = Rig(0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.Report([], 0, 0))
+    rig.now += 4.0
+    rig.hear(1, m.Report([], 4000, 2000, 50, 1, [m.LinkReport(2, 4000)]))
+    rig.hear(2, m.Report([], 2000, 4000))
+    status = look(rig)
+    totals = status.totals
+    assert (totals.tx_bytes, totals.state_bytes, totals.reconnects) == (6000, 50, 1)
+    assert sum(step.tx_bytes for step in status.course.steps) == 6000
+    assert sum(step.tx_bytes > 0 for step in status.course.steps) >= 2
+    traffic = member(status, 1).traffic
+    assert (traffic.tx_bytes, traffic.rx_bytes) == (4000, 2000)
+    assert (traffic.tx_bytes_per_s, traffic.rx_bytes_per_s) == (1000.0, 500.0)
+    assert [(link.peer, link.tx_bytes) for link in traffic.links] == [(2, 4000)]
+    rig.now += 2.0
+    rig.hear(1, m.Report([], 4000, 2000, 50, 1, [m.LinkReport(2, 4000)]))  # nothing more
+    traffic = member(look(rig), 1).traffic
+    assert (traffic.tx_bytes_per_s, traffic.links[0].tx_bytes_per_s) == (0.0, 0.0)
+
+
+def test_a_loss_is_told_with_its_reason() -> None:
     rig = Rig(0, 0, 0)
     epoch = rig.master._groups[0].epoch
     for peer in (1, 2):
@@ -97,7 +136,6 @@ def test_a_loss_ends_the_ops_in_flight_and_is_told_with_its_reason() -> None:
     rig.answer()
     rig.now += 3.0
     status = look(rig)
-    assert (status.totals.ops_committed, status.totals.ops_aborted) == (1, 1)
     assert (status.totals.joins, status.totals.losses, status.totals.leaves) == (3, 1, 0)
     assert [(loss.age_s, loss.peer, loss.name, loss.reason) for loss in status.losses] == [(3.0, 3, "n3", "cut off")]
     assert any("peer 3 (n3) lost: cut off" in event.text for event in status.events)
@@ -143,12 +181,21 @@ def test_history_is_bounded_and_its_texts_are_harmless() -> None:
 
 def test_the_course_has_a_step_for_every_time_also_where_nothing_happened() -> None:
     history = History()
-    history.ops_ended(1.0 * STEP_S, committed=2)
-    history.ops_ended(1.5 * STEP_S, committed=3)
+    history.happened(1.0 * STEP_S, 1.0 * STEP_S, Totals(ops_committed=2))
+    history.happened(1.5 * STEP_S, 1.5 * STEP_S, Totals(ops_committed=3))
     history.joined(4.0 * STEP_S)
     steps = history.course(5.0 * STEP_S).steps
     assert steps == [Totals(ops_committed=5), Totals(), Totals(), Totals(joins=1), Totals()]
     assert history.course((STEPS_MAX + 100) * STEP_S).steps == [Totals()] * STEPS_MAX
+
+
+def test_what_took_a_while_is_divided_among_its_steps() -> None:
+    history = History()
+    history.happened(0.5 * STEP_S, 3.0 * STEP_S, Totals(tx_bytes=1000, ops_committed=3))
+    steps = history.course(3.0 * STEP_S).steps
+    assert [step.tx_bytes for step in steps] == [200, 400, 400, 0]
+    assert sum(step.ops_committed for step in steps) == 3
+    assert history.totals == Totals(tx_bytes=1000, ops_committed=3)
 
 
 @pytest.mark.parametrize("peers", [0, 3])

@@ -98,6 +98,7 @@ def test_metrics(shown: MasterNode, crew: Crew) -> None:
     assert found["pccl_peers", ("0", "accepted")] == 3
     assert found["pccl_joins_total", ()] == 3
     assert found["pccl_losses_total", ()] == 0
+    assert found["pccl_payload_bytes_total", ()] > 0
     assert found["pccl_peers_waiting", ("update_topology",)] == 0
 
 

@@ -33,9 +33,13 @@ def _head(status: RunStatus) -> list[Text]:
         Text.assemble(("run ", "dim"), (status.run, "bold"), f"  view {status.view}{changing}, term {status.term}, up ")
         + Text(f"{span(status.uptime_s)}, pccl {status.version}"),
         Text(
-            f"{accepted} peers, {len(status.members) - accepted} waiting; {ops_per_second(status):.1f} ops/s, "
-            f"{totals.ops_committed} committed, {totals.ops_aborted} aborted; {totals.joins} joins, "
-            f"{totals.losses} losses, {totals.leaves} left"
+            f"{accepted} peers, {len(status.members) - accepted} waiting; {totals.joins} joins, "
+            f"{totals.losses} losses, {totals.leaves} left, {totals.reconnects} reconnects"
+        ),
+        Text(
+            f"{per_second(status, 'ops_committed'):.1f} ops/s, {totals.ops_committed} committed, {totals.ops_aborted} "
+            f"aborted; {size(per_second(status, 'tx_bytes'))}/s sent, {size(totals.tx_bytes)} in all, "
+            f"{size(totals.state_bytes)} of state"
         ),
     ]
 
@@ -58,7 +62,7 @@ def _groups(status: RunStatus) -> Table:
 
 
 def _peers(status: RunStatus) -> Table:
-    table = _table("peer", "name", "group", "address", "state", "waits in")
+    table = _table("peer", "name", "group", "address", "state", "sends", "receives", "waits in")
     for member in status.members:
         table.add_row(
             str(member.peer),
@@ -66,6 +70,8 @@ def _peers(status: RunStatus) -> Table:
             str(member.group),
             member.address,
             Text(member.state, style=STYLES.get(member.state, "")),
+            f"{size(member.traffic.tx_bytes_per_s)}/s",
+            f"{size(member.traffic.rx_bytes_per_s)}/s",
             Text("; ".join(waits(member)) or "-"),
         )
     return table
@@ -104,10 +110,20 @@ def _events(status: RunStatus) -> Iterable[Table]:
         yield table
 
 
-def ops_per_second(status: RunStatus) -> float:
-    """Over the last seconds."""
-    steps = status.course.steps[-1 - round(RATE_OVER_S / status.course.step_s) : -1]
-    return sum(step.ops_committed for step in steps) / (len(steps) * status.course.step_s) if steps else 0.0
+def per_second(status: RunStatus, what: str) -> float:
+    """Of a count in `Totals`, over the last seconds. Peers' reports on the last two steps are not all there yet."""
+    steps = status.course.steps[-2 - round(RATE_OVER_S / status.course.step_s) : -2]
+    total: int = sum(getattr(step, what) for step in steps)
+    return total / (len(steps) * status.course.step_s) if steps else 0.0
+
+
+def size(count: float) -> str:
+    """Of bytes, in powers of ten as networks are measured."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def span(seconds: float) -> str:

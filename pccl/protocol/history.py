@@ -7,7 +7,7 @@ The master tells it what happens; it decides nothing. All moments are the master
 from __future__ import annotations
 
 from collections import deque
-from operator import add
+from operator import add, sub
 
 import msgspec
 
@@ -24,14 +24,22 @@ TEXT_CHARACTERS_MAX = 300
 class History:
     def __init__(self) -> None:
         self.totals = Totals()
-        self._steps: deque[tuple[int, Totals]] = deque(maxlen=STEPS_MAX)
+        self._steps: dict[int, Totals] = {}
         """By number of the step; those in which nothing happened are left out."""
         self._losses: deque[tuple[float, Loss]] = deque(maxlen=LOSSES_MAX)
         self._events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_MAX)
 
-    def ops_ended(self, now: float, committed: int = 0, aborted: int = 0) -> None:
-        if committed or aborted:
-            self._count(now, Totals(ops_committed=committed, ops_aborted=aborted))
+    def happened(self, since: float, now: float, more: Totals) -> None:
+        """Some time between two moments, that is at an even rate, as far as the steps go."""
+        last = int(now // STEP_S)
+        first = max(int(since // STEP_S), last - STEPS_MAX + 1)
+        left = more
+        for number in range(first, last):
+            share = _fraction(left, (number + 1) * STEP_S - max(since, number * STEP_S), now - since)
+            self._add(number, share)
+            left, since = _minus(left, share), (number + 1) * STEP_S
+        self._add(last, left)
+        self.totals = _sum(self.totals, more)
 
     def joined(self, now: float) -> None:
         self._count(now, Totals(joins=1))
@@ -49,9 +57,8 @@ class History:
     def course(self, now: float) -> Course:
         """Up to `now`."""
         current = int(now // STEP_S)
-        known = dict(self._steps)
-        first = max(next(iter(known), current), current - STEPS_MAX + 1)
-        return Course(STEP_S, [known.get(number, NOTHING) for number in range(first, current + 1)])
+        first = max(min(self._steps, default=current), current - STEPS_MAX + 1)
+        return Course(STEP_S, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])
 
     def losses(self, now: float) -> list[Loss]:
         return [msgspec.structs.replace(loss, age_s=now - at) for at, loss in self._losses]
@@ -61,11 +68,14 @@ class History:
 
     def _count(self, now: float, more: Totals) -> None:
         self.totals = _sum(self.totals, more)
-        number = int(now // STEP_S)
-        if self._steps and self._steps[-1][0] == number:
-            self._steps[-1] = number, _sum(self._steps[-1][1], more)
-        else:
-            self._steps.append((number, more))
+        self._add(int(now // STEP_S), more)
+
+    def _add(self, number: int, more: Totals) -> None:
+        if more == NOTHING:
+            return
+        self._steps[number] = _sum(self._steps.get(number, NOTHING), more)
+        if len(self._steps) > STEPS_MAX:
+            del self._steps[min(self._steps)]
 
 
 NOTHING = Totals()
@@ -73,6 +83,15 @@ NOTHING = Totals()
 
 def _sum(a: Totals, b: Totals) -> Totals:
     return Totals(*map(add, msgspec.structs.astuple(a), msgspec.structs.astuple(b)))
+
+
+def _minus(a: Totals, b: Totals) -> Totals:
+    return Totals(*map(sub, msgspec.structs.astuple(a), msgspec.structs.astuple(b)))
+
+
+def _fraction(of: Totals, part_s: float, whole_s: float) -> Totals:
+    share = min(1.0, max(0.0, part_s / whole_s)) if whole_s > 0 else 0.0
+    return Totals(*(int(share * count) for count in msgspec.structs.astuple(of)))
 
 
 def _short(text: str) -> str:

@@ -60,6 +60,7 @@ from pccl.protocol.election import NotElected, elect
 from pccl.protocol.history import History
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.traffic import Traffic
 from pccl.types import Result
 
 RELINKS_MAX = 3
@@ -226,6 +227,7 @@ class Master:
         """The last view prepared."""
         self.installed_view = 0
         self.history = History()
+        self.traffic = Traffic(self.history)
         self._effects: list[Effect] = []
         self._now = 0.0
         self._next_peer = 1
@@ -456,6 +458,7 @@ class Master:
         self._close_beats(member)
         for by_peer in (self._asked_at, self._beats_due_at, self._unlogged):
             by_peer.pop(peer, None)
+        self.traffic.forget(peer)
         self._told.discard(peer)
         self._admitting.discard(peer)
         self._awaiting_ready.discard(peer)
@@ -513,10 +516,7 @@ class Master:
         settled = False
         for group in self._groups.values():
             if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
-                undecided = group.ledger.undecided
-                commits = group.ledger.settle(group.ring)
-                group.commits += commits
-                self.history.ops_ended(self._now, len(commits), undecided - len(commits))
+                group.commits += group.ledger.settle(group.ring)
                 group.ledger = Ledger(())
                 settled = True
         return settled
@@ -652,9 +652,7 @@ class Master:
         self._asked_at.pop(member.peer, None)
         # All survivors being done is what settle() looks for, so an op that is committed by this very call would
         # have been by it too; it must only not be lost.
-        commits = group.ledger.done(member.peer, message.ops)
-        group.commits += commits
-        self.history.ops_ended(self._now, committed=len(commits))
+        group.commits += group.ledger.done(member.peer, message.ops)
 
     def _on_links_ready(self, member: _Member, message: m.LinksReady) -> None:
         if message.view != self.view or member.peer not in self._awaiting_ready:
@@ -705,7 +703,6 @@ class Master:
         self._bound_book(group)
         if not commits:
             return
-        self.history.ops_ended(self._now, committed=len(commits))
         if not group.running:
             # Decided during the flush, told with the next Prepare.
             group.commits += commits
@@ -736,7 +733,6 @@ class Master:
         """`without` are peers that have not launched it and whose callers hear the reason in another way."""
         if not group.ledger.abort(op):
             return
-        self.history.ops_ended(self._now, aborted=1)
         self._log("info", f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}")
         abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
         made = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason, counts_as_made=True) if without else abort
@@ -1023,6 +1019,9 @@ class Master:
             else:
                 self._answer(self._members[peer], Result.INVALID_USAGE, reason)
 
+    def _on_report(self, member: _Member, message: m.Report) -> None:
+        self.traffic.reported(member.peer, member.hello.group, message, self._now)
+
     # Small helpers.
 
     def _number(self) -> int:
@@ -1060,6 +1059,7 @@ class Master:
         m.FlushReply: _on_flush_reply,
         m.SyncReport: _on_sync_report,
         m.Probes: _on_probes,
+        m.Report: _on_report,
     }
     _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkLost})
 

@@ -19,7 +19,7 @@ import msgspec
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -41,9 +41,11 @@ class OpRef(NamedTuple):
 OPS_MAX = 2**18
 """Ops that one message of a peer may name."""
 PEERS_MAX = 2**14
+REPORTED_EPOCHS_MAX = 16
 REASON_CHARACTERS_MAX = 2**14
 """Reasons of a peer are passed on to all others and logged."""
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
@@ -223,6 +225,28 @@ class Probes(Message, frozen=True):
     round_trip_us: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PEERS_MAX)]
 
 
+class LinkReport(Record, frozen=True):
+    """A link to another peer: payload sent over it, by ops."""
+
+    peer: int
+    tx_bytes: Count
+
+
+class Report(Message, frozen=True):
+    """What this peer has done since it connected, every few seconds while that changes. All numbers only grow."""
+
+    ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
+    """Of the last epochs: number, ops committed, ops aborted."""
+    tx_bytes: Count
+    """Payload of ops, as the next."""
+    rx_bytes: Count
+    state_rx_bytes: Count = 0
+    """Shared state fetched from others."""
+    reconnects: Count = 0
+    """Connections to other peers that broke and were dialled anew from here."""
+    links: Annotated[list[LinkReport], msgspec.Meta(max_length=PEERS_MAX)] = []
+
+
 # Master to peer.
 
 
@@ -351,6 +375,7 @@ FromPeer = (
     | FlushReply
     | SyncReport
     | Probes
+    | Report
 )
 FromMaster = Welcome | Goodbye | Flush | Prepare | Install | OpsCommit | OpAbort | JointResult | SyncPlan | Probe
 

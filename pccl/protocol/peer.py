@@ -423,6 +423,11 @@ class Peer:
         if self._call is not None and self._call.call == call and not self.is_over:
             self._effects.append(ToMaster(m.JointCancel(call)))
 
+    def report(self, message: m.Report) -> None:
+        """Tells the master what was done so far."""
+        if not self.is_over and self.view is not None:
+            self._effects.append(ToMaster(message))
+
     def leave(self, reason: str) -> None:
         if not self.is_over:
             self._effects.append(ToMaster(m.Leave(reason)))

@@ -84,6 +84,7 @@ def _member(
         stalled_ops=stalled,
         answer_due_s=None if asked_at is None else now - asked_at,
         is_heard=member.beats is not None,
+        traffic=master.traffic.of(member.peer),
     )
 
 

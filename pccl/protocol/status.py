@@ -32,6 +32,29 @@ class StalledOp(_Facts, frozen=True):
     """Peers that are not done with it, the first of them."""
 
 
+class LinkTraffic(_Facts, frozen=True):
+    """What a peer sends over one of its links, by ops."""
+
+    peer: int
+    """At the other end."""
+    tx_bytes: int
+    """Payload since the link was made."""
+    tx_bytes_per_s: float
+    """Of late."""
+
+
+class PeerTraffic(_Facts, frozen=True):
+    """Payload of ops, as the peer itself reports it every few seconds, since its first report."""
+
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    tx_bytes_per_s: float = 0.0
+    """Of late, as the next."""
+    rx_bytes_per_s: float = 0.0
+    links: list[LinkTraffic] = []
+    """Those over which something went."""
+
+
 class MemberStatus(_Facts, frozen=True):
     peer: int
     name: str
@@ -48,6 +71,7 @@ class MemberStatus(_Facts, frozen=True):
     """For how long it has owed the master an answer to a change of membership."""
     is_heard: bool = True
     """It has a connection for signs of life."""
+    traffic: PeerTraffic = PeerTraffic()
 
 
 class GroupStatus(_Facts, frozen=True):
@@ -67,15 +91,21 @@ class GroupStatus(_Facts, frozen=True):
 
 
 class Totals(_Facts, frozen=True):
-    """Counted since the master started."""
+    """Counted since the master started; ops and bytes as peers report them every few seconds."""
 
     ops_committed: int = 0
     ops_aborted: int = 0
-    """Of those that the master has heard of: a loss also ends ops that nobody is done with."""
+    """By a loss, a timeout or a mistake of a caller. Who wants the result makes them again."""
     joins: int = 0
     losses: int = 0
     """Accepted peers that are gone without having said so."""
     leaves: int = 0
+    tx_bytes: int = 0
+    """Payload of ops, sent by all peers together."""
+    state_bytes: int = 0
+    """Shared state that peers have fetched."""
+    reconnects: int = 0
+    """Connections between peers that broke and were made anew."""
 
 
 class Loss(_Facts, frozen=True):

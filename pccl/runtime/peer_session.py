@@ -38,6 +38,7 @@ from pccl.runtime.lanes import Lanes
 from pccl.runtime.latch import Latch, wait_any
 from pccl.runtime.pieces import Pieces
 from pccl.runtime.refusals import Refusals
+from pccl.runtime.reports import Tally, interval_s
 from pccl.runtime.sealed import SealedStream
 from pccl.runtime.state_transfer import Stream, Transfer, TransferError
 from pccl.runtime.strangers import Strangers
@@ -78,6 +79,8 @@ class PendingOp:
         """Delivers the result where it succeeds."""
         self.tag = spec.tag
         self.result: ps.OpResult | None = None
+        self.epoch: int | None = None
+        """In which it runs; None before."""
         self._over = Latch()
         self._trio_events: list[trio.Event] = []
 
@@ -226,6 +229,7 @@ class PeerSession:
         self._heard_master = trio.Event()
         self._timer_changed = trio.Event()
         self._timer_deadline = float("inf")
+        self._tally = Tally()
         self._strangers = Strangers()
         self._refusals = Refusals(logger, trio.current_time)
         self._ended = trio.Event()
@@ -310,11 +314,13 @@ class PeerSession:
         finally:
             self._syncing = None
             syncing.end()
+            self._tally.state_fetched(transfer.rx_bytes)
 
     async def close(self) -> None:
         """Leaves the run and waits until nothing of the session is left."""
         if self.is_forgotten or self.over.is_set():
             return
+        self._report()
         self._machine.leave("")
         self._pump()
         await self.over.wait()
@@ -370,6 +376,7 @@ class PeerSession:
             nursery.start_soon(self._read_master, hello)
             nursery.start_soon(self._accept)
             nursery.start_soon(self._watch_clock)
+            nursery.start_soon(self._keep_reporting)
             await self._ended.wait()
             with trio.move_on_after(ENGINE_DRAIN_S):
                 await self._drained.wait()
@@ -491,6 +498,19 @@ class PeerSession:
                 self._machine.tick(trio.current_time())
                 self._pump()
 
+    async def _keep_reporting(self) -> None:
+        """What this peer has done, for whoever watches the run."""
+        await self.installed.wait()
+        while self.view is not None:
+            self._report()
+            self._pump()
+            await trio.sleep(interval_s(self.view.global_world_size))
+
+    def _report(self) -> None:
+        report = self._tally.report(self._engine.stats())
+        if report is not None:
+            self._machine.report(report)
+
     def _take_launches(self) -> None:
         while (launched := self._next_launch()) is not None:
             if self.failure is not None:
@@ -537,7 +557,9 @@ class PeerSession:
             self._drained.set()
 
     def _submit(self, effect: ps.SubmitOp) -> None:
-        spec = self._ops[effect.op].spec
+        op = self._ops[effect.op]
+        op.epoch = effect.epoch
+        spec = op.spec
         assert spec is not None
         try:
             self._engine.submit(
@@ -566,6 +588,8 @@ class PeerSession:
 
     def _op_result(self, effect: ps.OpResult) -> None:
         op = self._ops[effect.op]
+        if op.epoch is not None:
+            self._tally.op_ended(op.epoch, effect.code is Result.SUCCESS)
         self._tags.pop(op.tag, None)  # first: who waits for the op may launch the next one at once
         op.finish(effect)
         del self._ops[effect.op]
@@ -664,6 +688,8 @@ class PeerSession:
                         reason = str(error)
                     else:
                         self._take_connection(effect.link, index, sock, keys)
+                        if effect.is_replacement:
+                            self._tally.reconnected()
                         return
                 logger.info("no further connection to peer %d: %s", effect.member.peer, reason)
                 if not effect.is_replacement:

@@ -50,10 +50,13 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
     totals = status.totals
     for name, text, count in (
         ("pccl_ops_committed", "Ops that all peers have the result of.", totals.ops_committed),
-        ("pccl_ops_aborted", "Ops that ended without a result, of those the master has heard of.", totals.ops_aborted),
+        ("pccl_ops_aborted", "Ops that ended without a result.", totals.ops_aborted),
         ("pccl_joins", "Peers accepted.", totals.joins),
         ("pccl_losses", "Accepted peers that are gone without having said so.", totals.losses),
         ("pccl_leaves", "Accepted peers that have left.", totals.leaves),
+        ("pccl_payload_bytes", "Payload of ops, sent by all peers together.", totals.tx_bytes),
+        ("pccl_state_bytes", "Shared state that peers have fetched.", totals.state_bytes),
+        ("pccl_reconnects", "Connections between peers that broke and were made anew.", totals.reconnects),
     ):
         yield CounterMetricFamily(name, text, value=count)
     for name, text, value in (

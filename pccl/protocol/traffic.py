@@ -1,0 +1,106 @@
+"""What peers report of what they have done, added up: ops, bytes and connections of the whole run.
+
+The master sees no payload, and need not be asked for every op, so both are counted where they happen. Each peer tells
+every few seconds what its session has done since it began (`messages.Report`); the master takes differences. A report
+that never comes, because its peer was killed, costs a few seconds of that peer's figures and nothing else.
+
+*Ops* are told by epoch. All peers that live into the next epoch saw the same verdicts in this one, so the highest count
+that any of them tells is the group's, whoever tells it first, and nobody's report counts an op twice.
+
+*Nothing is made up.* The first report of a peer is what its later ones are compared with: a master that takes over a
+run counts from there on, and not what its predecessor has seen already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pccl.protocol.history import History
+from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.status import LinkTraffic, PeerTraffic, Totals
+
+EPOCHS_KEPT = 8
+"""Of each group: reports of the last ones may still be on their way."""
+
+
+@dataclass
+class _Reported:
+    report: Report
+    at: float
+    traffic: PeerTraffic = field(default_factory=PeerTraffic)
+
+
+class Traffic:
+    """Tells a `History` what reports say. All moments are the master's `now`."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._peers: dict[int, _Reported] = {}
+        self._ops: dict[int, dict[int, tuple[int, int]]] = {}
+        """By group and epoch: ops committed and aborted."""
+
+    def reported(self, peer: int, group: int, report: Report, now: float) -> None:
+        last = self._peers.get(peer)
+        if last is None:
+            self._peers[peer] = _Reported(report, now, PeerTraffic(links=_links(report, None, 0.0)))
+            self._count_ops(group, report, is_first=True)
+            return
+        over_s = max(now - last.at, 1e-3)
+        committed, aborted = self._count_ops(group, report, is_first=False)
+        before = last.report
+        tx_bytes = max(0, report.tx_bytes - before.tx_bytes)
+        rx_bytes = max(0, report.rx_bytes - before.rx_bytes)
+        more = Totals(
+            ops_committed=committed,
+            ops_aborted=aborted,
+            tx_bytes=tx_bytes,
+            state_bytes=max(0, report.state_rx_bytes - before.state_rx_bytes),
+            reconnects=max(0, report.reconnects - before.reconnects),
+        )
+        self._history.happened(last.at, now, more)
+        traffic = PeerTraffic(
+            last.traffic.tx_bytes + tx_bytes,
+            last.traffic.rx_bytes + rx_bytes,
+            tx_bytes / over_s,
+            rx_bytes / over_s,
+            _links(report, before, over_s),
+        )
+        self._peers[peer] = _Reported(report, now, traffic)
+
+    def forget(self, peer: int) -> None:
+        self._peers.pop(peer, None)
+
+    def of(self, peer: int) -> PeerTraffic:
+        """Since its first report."""
+        found = self._peers.get(peer)
+        return found.traffic if found is not None else NOTHING
+
+    def _count_ops(self, group: int, report: Report, is_first: bool) -> tuple[int, int]:
+        """How many more ops there are than was known."""
+        epochs = self._ops.setdefault(group, {})
+        more_committed = more_aborted = 0
+        for epoch, committed, aborted in report.ops:
+            if epoch not in epochs and (is_first or epoch < max(epochs, default=0)):
+                # Nobody else has told of it: it was before our time, or is too old to be told apart from that.
+                epochs[epoch] = committed, aborted
+                continue
+            known = epochs.get(epoch, (0, 0))
+            epochs[epoch] = max(known[0], committed), max(known[1], aborted)
+            more_committed += epochs[epoch][0] - known[0]
+            more_aborted += epochs[epoch][1] - known[1]
+        for epoch in sorted(epochs)[:-EPOCHS_KEPT]:
+            del epochs[epoch]
+        return more_committed, more_aborted
+
+
+NOTHING = PeerTraffic()
+
+
+def _links(report: Report, before: Report | None, over_s: float) -> list[LinkTraffic]:
+    known = {link.peer: link for link in before.links} if before is not None else {}
+
+    def traffic(link: LinkReport) -> LinkTraffic:
+        sent = max(0, link.tx_bytes - known[link.peer].tx_bytes) if link.peer in known else 0
+        return LinkTraffic(link.peer, link.tx_bytes, sent / over_s if sent else 0.0)
+
+    return [traffic(link) for link in report.links]

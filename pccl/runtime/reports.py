@@ -1,0 +1,62 @@
+"""What a session tells the master of its own work: counts what ends here, and says when there is something to tell.
+
+A report goes out REPORT_S after the last one if anything has changed since, and once more when nothing does any longer,
+so that rates fall back to 0. In large runs peers report less often: the master hears REPORTS_PER_S_MAX in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pccl.protocol.messages import LinkReport, Report
+
+REPORT_S = 2.0
+REPORTS_PER_S_MAX = 250
+EPOCHS_TOLD = 4
+
+
+def interval_s(peers: int) -> float:
+    """Between two reports of each peer of a run."""
+    return max(REPORT_S, peers / REPORTS_PER_S_MAX)
+
+
+class Tally:
+    """Of one session."""
+
+    def __init__(self) -> None:
+        self._ops: dict[int, list[int]] = {}
+        """By epoch: committed, aborted."""
+        self._state_rx_bytes = 0
+        self._reconnects = 0
+        self._told: Report | None = None
+        self._is_quiet = False
+        """Two reports have said the same."""
+
+    def op_ended(self, epoch: int, is_committed: bool) -> None:
+        counts = self._ops.setdefault(epoch, [0, 0])
+        counts[0 if is_committed else 1] += 1
+        while len(self._ops) > EPOCHS_TOLD:
+            del self._ops[min(self._ops)]
+
+    def state_fetched(self, rx_bytes: int) -> None:
+        self._state_rx_bytes += rx_bytes
+
+    def reconnected(self) -> None:
+        self._reconnects += 1
+
+    def report(self, stats: Mapping[str, int], links: Mapping[int, int] | None = None) -> Report | None:
+        """What there is to tell, with the engine's counters and the payload sent to each peer. None: nothing new."""
+        made = Report(
+            ops=[(epoch, committed, aborted) for epoch, (committed, aborted) in sorted(self._ops.items())],
+            tx_bytes=stats["tx_payload_bytes"],
+            rx_bytes=stats["rx_payload_bytes"],
+            state_rx_bytes=self._state_rx_bytes,
+            reconnects=self._reconnects,
+            links=[LinkReport(peer, tx_bytes) for peer, tx_bytes in sorted((links or {}).items()) if tx_bytes],
+        )
+        is_same = made == self._told
+        if is_same and self._is_quiet:
+            return None
+        self._is_quiet = is_same
+        self._told = made
+        return made

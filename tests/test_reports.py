@@ -1,0 +1,64 @@
+"""What a session tells the master of its own work: what is counted, and when there is something to tell."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pccl import MasterNode, ReduceOp
+from pccl.protocol.messages import LinkReport, Report
+from pccl.runtime.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, Tally, interval_s
+from pccl.status import run_status
+from tests.crew import Crew, until
+
+STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20}
+
+
+def test_what_is_counted() -> None:
+    tally = Tally()
+    tally.op_ended(3, is_committed=True)
+    tally.op_ended(3, is_committed=False)
+    tally.op_ended(4, is_committed=True)
+    tally.state_fetched(7)
+    tally.reconnected()
+    assert tally.report(STATS, {2: 10, 5: 0}) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10)])
+
+
+def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
+    tally = Tally()
+    assert tally.report(STATS) is not None
+    assert tally.report(STATS) is not None
+    assert tally.report(STATS) is None
+    tally.op_ended(1, is_committed=True)
+    assert tally.report(STATS) is not None
+
+
+def test_only_the_last_epochs_are_told() -> None:
+    tally = Tally()
+    for epoch in range(1, 3 * EPOCHS_TOLD):
+        tally.op_ended(epoch, is_committed=True)
+    report = tally.report(STATS)
+    assert report is not None
+    assert [epoch for epoch, _, _ in report.ops] == list(range(2 * EPOCHS_TOLD, 3 * EPOCHS_TOLD))
+
+
+def test_many_peers_report_less_often() -> None:
+    assert interval_s(2) == REPORT_S
+    assert 10_000 / interval_s(10_000) == REPORTS_PER_S_MAX
+
+
+def test_ops_and_bytes_of_a_run_are_told_exactly() -> None:
+    with MasterNode("127.0.0.1:0") as node:
+        crew = Crew(node.address)
+        crew.join(2)
+        crew.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
+        crew.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
+        until(lambda: run_status(node.address).totals.tx_bytes == 16_000, "all bytes are reported")
+        status = run_status(node.address)
+        assert status.totals.ops_committed == 2
+        assert [member.traffic.tx_bytes for member in status.members] == [8000, 8000]
+        # Who leaves says first what it has not told yet.
+        crew.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
+        crew.close(crew[1])
+        until(lambda: run_status(node.address).totals.leaves, "it has left")
+        assert run_status(node.address).totals.ops_committed == 3
+        crew.close_all()
