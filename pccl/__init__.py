@@ -5,6 +5,7 @@ Groups of machines on different sites train one model over ordinary internet lin
 """
 
 from pccl.async_communicator import AsyncCommunicator
+from pccl.collectives import AsyncCollectiveHandle
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.logs import configure as _configure_logging
@@ -13,8 +14,10 @@ from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor
 from pccl.shared_state import SharedState, TensorInfo
 from pccl.types import (
     Attribute,
+    CollectiveInfo,
     DataType,
     DistributionHint,
+    Membership,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceAlgorithm,
@@ -29,13 +32,16 @@ from pccl.types import (
 from pccl.version import __version__
 
 __all__ = [
+    "AsyncCollectiveHandle",
     "AsyncCommunicator",
     "AsyncReduceHandle",
     "Attribute",
+    "CollectiveInfo",
     "Communicator",
     "DataType",
     "DistributionHint",
     "MasterNode",
+    "Membership",
     "PCCLError",
     "QuantizationAlgorithm",
     "QuantizationOptions",

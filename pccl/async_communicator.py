@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 import trio
 
 from pccl import security, timeouts
+from pccl.collective_methods import AwaitedCollectives
+from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
 from pccl.protocol.messages import Kind
+from pccl.protocol.peer import View
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses, portal
 from pccl.runtime.engine import OpSpec
@@ -23,8 +26,11 @@ from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, Sess
 from pccl.runtime.state_blocks import fingerprint
 from pccl.runtime.state_transfer import Transfer
 from pccl.shared_state import SharedState
+from pccl.timeouts import DEFAULT, Default, Timeout
 from pccl.types import (
     Attribute,
+    CollectiveInfo,
+    Membership,
     QuantizationOptions,
     ReduceAlgorithm,
     ReduceInfo,
@@ -45,14 +51,6 @@ CANCEL_GRACE_S = 5.0
 T = TypeVar("T")
 
 
-class Default:
-    """Type of DEFAULT: the communicator's own timeout."""
-
-
-DEFAULT = Default()
-Timeout = float | None | Default
-
-
 @contextmanager
 def converting(func_name: str) -> Iterator[None]:
     """The one place where session errors become PCCLError."""
@@ -62,7 +60,7 @@ def converting(func_name: str) -> Iterator[None]:
         raise PCCLError(error.result, func_name, error.message) from None
 
 
-class AsyncCommunicator:
+class AsyncCommunicator(AwaitedCollectives):
     """A peer of a run, as coroutines for trio. Same methods and errors as `Communicator`, which documents them.
 
     All methods must be called from one trio run. Background tasks are trio system tasks: they end with `close`, with
@@ -198,12 +196,7 @@ class AsyncCommunicator:
         return self._session is not None and self._session.view is not None and self._session.failure is None
 
     def get_attribute(self, attribute: Attribute) -> int:
-        with converting("get_attribute"):
-            session = self.session("get_attribute")
-            if session.failure is not None:
-                raise session.failure
-        view = session.view
-        assert view is not None
+        view = self.view("get_attribute")
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
             return view.global_world_size
         if attribute is Attribute.LOCAL_WORLD_SIZE:
@@ -213,6 +206,11 @@ class AsyncCommunicator:
         if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
             return max(view.group_sizes.values())
         raise PCCLError(Result.INVALID_ARGUMENT, "get_attribute", f"{attribute!r} is not an Attribute")
+
+    @property
+    def membership(self) -> Membership:
+        view = self.view("membership")
+        return Membership(view.ring.index(view.peer), view.ring)
 
     # Joint calls.
 
@@ -285,11 +283,14 @@ class AsyncCommunicator:
             algorithm=algorithm,
             func_name="all_reduce",
         )
-        timeout_s = self.timeout_s(timeout, "all_reduce")
-        session = self.session("all_reduce")
+        return info_of(await self._run(self.session("all_reduce"), spec, timeout, "all_reduce"), "all_reduce")
+
+    async def _run(self, session: PeerSession, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
+        """Launches an op and waits for its end, or has it aborted on all peers."""
+        timeout_s = self.timeout_s(timeout, func_name)
         pending = session.new_op(spec)
         try:
-            with converting("all_reduce"):
+            with converting(func_name):
                 session.launch(pending)
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
                 await pending.async_wait()
@@ -306,8 +307,16 @@ class AsyncCommunicator:
                 await pending.async_wait()
             raise
         if not pending.is_over:
-            raise PCCLError(Result.TIMEOUT, "all_reduce", MASTER_SILENT)
-        return info_of(pending, "all_reduce")
+            raise PCCLError(Result.TIMEOUT, func_name, MASTER_SILENT)
+        return pending
+
+    async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
+        made = call(self.view(func_name), func_name)
+        return made.info(await self._run(self.session(func_name), made.spec, timeout, func_name), func_name)
+
+    def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
+        made = call(self.view(func_name), func_name)
+        return self._launch(made.spec, func_name, lambda op: AsyncCollectiveHandle(op, made))
 
     def all_reduce_async(
         self,
@@ -358,11 +367,14 @@ class AsyncCommunicator:
     # What the blocking face shares.
 
     def launch(self, spec: OpSpec, func_name: str) -> AsyncReduceHandle:
+        return self._launch(spec, func_name, AsyncReduceHandle)
+
+    def _launch(self, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp], T]) -> T:
         """From any thread. A signal handler that raises meanwhile leaves nothing in flight."""
         session = self.session(func_name)
         op = session.new_op(spec)
         try:
-            handle = AsyncReduceHandle(op)
+            handle = handle_of(op)
             with converting(func_name):
                 session.launch(op)
             return handle
@@ -380,6 +392,15 @@ class AsyncCommunicator:
         if session is None or (session.view is None and session.failure is None):
             raise PCCLError(Result.NOT_INITIALIZED, func_name, "call connect() first")
         return session
+
+    def view(self, func_name: str) -> View:
+        """The installed one. PCCLError as `session`, or why that is over."""
+        with converting(func_name):
+            session = self.session(func_name)
+            if session.failure is not None:
+                raise session.failure
+        assert session.view is not None
+        return session.view
 
     def timeout_s(self, timeout: Timeout, func_name: str) -> float | None:
         return self.timeout if isinstance(timeout, Default) else timeouts.checked_s(timeout, func_name)

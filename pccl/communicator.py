@@ -12,22 +12,26 @@ from typing import Any
 from pccl import timeouts
 from pccl.async_communicator import (
     CANCEL_GRACE_S,
-    DEFAULT,
     MASTER_SILENT,
     AsyncCommunicator,
     Retry,
-    Timeout,
     converting,
     deadline,
     gave_up,
 )
+from pccl.collective_methods import BlockingCollectives
+from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import portal
+from pccl.runtime.engine import OpSpec
 from pccl.runtime.peer_session import PendingOp
 from pccl.shared_state import SharedState
+from pccl.timeouts import DEFAULT, Timeout
 from pccl.types import (
     Attribute,
+    CollectiveInfo,
+    Membership,
     QuantizationOptions,
     ReduceAlgorithm,
     ReduceInfo,
@@ -42,7 +46,7 @@ INTERRUPT_GRACE_S = 0.5
 """How long Ctrl-C waits for an interrupted op to be aborted on all peers."""
 
 
-class Communicator:
+class Communicator(BlockingCollectives):
     """A peer of a run.
 
     `address` is the master's "host:port" (a name, an IPv4 or a bracketed IPv6 address; port 48148 if left out).
@@ -152,6 +156,12 @@ class Communicator:
         return self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
 
     @property
+    def membership(self) -> Membership:
+        """This peer's rank and who the others are, of the installed view; never blocks. Attributes asked for one after
+        the other may be of different views, these are of one."""
+        return self._inner.membership
+
+    @property
     def stats(self) -> dict[str, int]:
         """Counters of the engine: payload and wire bytes, scratch memory, open ops and connections."""
         with converting("stats"):
@@ -235,11 +245,15 @@ class Communicator:
             algorithm=algorithm,
             func_name="all_reduce",
         )
-        timeout_s = self._inner.timeout_s(timeout, "all_reduce")
-        session = self._inner.session("all_reduce")
+        return info_of(self._run(spec, timeout, "all_reduce"), "all_reduce")
+
+    def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
+        """Launches an op and waits for its end, or has it aborted on all peers."""
+        timeout_s = self._inner.timeout_s(timeout, func_name)
+        session = self._inner.session(func_name)
         pending = session.new_op(spec)
         try:
-            with converting("all_reduce"):
+            with converting(func_name):
                 session.launch(pending)
             if not pending.wait(timeout_s):
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
@@ -251,8 +265,15 @@ class Communicator:
             pending.wait(INTERRUPT_GRACE_S)
             raise
         if not pending.is_over:
-            raise PCCLError(Result.TIMEOUT, "all_reduce", MASTER_SILENT)
-        return info_of(pending, "all_reduce")
+            raise PCCLError(Result.TIMEOUT, func_name, MASTER_SILENT)
+        return pending
+
+    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
+        made = call(self._inner.view(func_name), func_name)
+        return made.info(self._run(made.spec, timeout, func_name), func_name)
+
+    def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
+        return self._inner.launch_collective(call, func_name)
 
     def all_reduce_async(
         self,

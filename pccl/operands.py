@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,9 +68,50 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
     )
 
 
-def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str) -> Operand:
+def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
+    """As `resolve`, for what is only moved: of any dtype whose elements are plain memory, those that cannot be reduced
+    counted in bytes. Also bytes, a bytearray or a memoryview of bytes, as arrays of uint8."""
+    if isinstance(array, bytes | bytearray | memoryview):
+        try:
+            array = np.frombuffer(array, np.uint8)
+        except (ValueError, BufferError) as error:
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+    if not isinstance(array, np.ndarray):
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
+            return resolve(array, role, func_name)
+        operand = _from_torch(array, role, func_name, DataType.UINT8)
+        return replace(operand, count=operand.count * array.element_size())
+    if array.dtype.hasobject:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} holds Python objects; pass numbers or bytes")
+    if _is_reducible(array):
+        return resolve(array, role, func_name)
+    operand = _from_numpy(array, role, func_name, DataType.UINT8)
+    return replace(operand, count=array.nbytes)
+
+
+def empty_like(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the same library and dtype as an operand's owner."""
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, array.dtype)
+    return sys.modules["torch"].empty(shape, dtype=array.dtype)
+
+
+def _is_reducible(array: Any) -> bool:
     try:
-        dtype = DataType.from_numpy_dtype(array.dtype)
+        if isinstance(array, np.ndarray):
+            DataType.from_numpy_dtype(array.dtype)
+        else:
+            DataType.from_torch_dtype(array.dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
+    """`dtype`: what to call its own."""
+    try:
+        dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
     except ValueError as error:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
@@ -80,7 +121,9 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str) -> Opera
     return Operand(array.__array_interface__["data"][0], array.size, dtype, array.shape, array.flags.writeable, array)
 
 
-def _from_torch(tensor: Any, role: str, func_name: str) -> Operand:
+def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
+    """`dtype`: what to call its own."""
+
     def fail(what: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
 
@@ -96,7 +139,7 @@ def _from_torch(tensor: Any, role: str, func_name: str) -> Operand:
     if not tensor.is_contiguous():
         raise fail(f"is not contiguous; pass {role}.contiguous()")
     try:
-        dtype = DataType.from_torch_dtype(tensor.dtype)
+        dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:
         raise fail(f": {error}") from None
     return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)

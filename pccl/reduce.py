@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pccl import timeouts
 from pccl.devices.staging import Staging
@@ -23,6 +24,21 @@ from pccl.types import (
 )
 
 TAG_MAX = 2**63 - 1
+
+Info = TypeVar("Info")
+
+
+def check_tag(tag: int, func_name: str) -> None:
+    """PCCLError INVALID_ARGUMENT."""
+    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= TAG_MAX:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"tag {tag!r} is not an integer in [0, 2**63)")
+
+
+def check_algorithm(algorithm: Any, func_name: str) -> None:
+    """PCCLError INVALID_ARGUMENT."""
+    if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
+        what = f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
 
 
 def op_spec(
@@ -61,8 +77,7 @@ def op_spec(
         raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
     if not isinstance(op, ReduceOp):
         raise fail(f"op must be a ReduceOp, not {op!r}")
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= TAG_MAX:
-        raise fail(f"tag {tag!r} is not an integer in [0, 2**63)")
+    check_tag(tag, func_name)
     if operand_descriptor is not None and operand_descriptor.datatype is not source.dtype:
         raise fail(f"operand_descriptor says {operand_descriptor.datatype.name} but the arrays are {source.dtype.name}")
     quantization = quantization_options
@@ -73,8 +88,7 @@ def op_spec(
             quantization.check_tensor(source.dtype)
         except ValueError as e:
             raise fail(str(e)) from None
-    if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
-        raise fail(f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}")
+    check_algorithm(algorithm, func_name)
     if source.device is not None:
         new_feed = partial(Staging, source.device, source.owner, target.owner, count, source.dtype.itemsize)
         return OpSpec(tag, source.dtype, op, quantization, Buffers(0, 0, count, None), algorithm, new_feed=new_feed)
@@ -124,11 +138,12 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes)
 
 
-class AsyncReduceHandle:
+class AsyncHandle(Generic[Info]):
     """An op in flight. Its buffers belong to pccl until it has ended. Thread-safe."""
 
-    def __init__(self, op: PendingOp) -> None:
+    def __init__(self, op: PendingOp, info_of: Callable[[PendingOp, str], Info]) -> None:
         self._op = op
+        self._info_of = info_of
 
     @property
     def tag(self) -> int:
@@ -138,28 +153,34 @@ class AsyncReduceHandle:
         """Whether `wait` would return at once."""
         return self._op.is_over
 
-    def wait(self, timeout: float | None = None) -> tuple[bool, Result, ReduceInfo | None]:
+    def wait(self, timeout: float | None = None) -> tuple[bool, Result, Info | None]:
         """Blocks until the op has ended: `(is_success, status, info)`, `info` None on failure. May be called again.
 
         `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on.
         """
-        limit_s = timeouts.checked_s(timeout, "AsyncReduceHandle.wait")
+        name = f"{type(self).__name__}.wait"
+        limit_s = timeouts.checked_s(timeout, name)
         if not self._op.wait(limit_s):
-            raise PCCLError(
-                Result.TIMEOUT, "AsyncReduceHandle.wait", f"the op with tag {self.tag} has not ended in {limit_s:g} s"
-            )
+            raise PCCLError(Result.TIMEOUT, name, f"the op with tag {self.tag} has not ended in {limit_s:g} s")
         try:
-            info = info_of(self._op, "AsyncReduceHandle.wait")
+            info = self._info_of(self._op, name)
         except PCCLError as error:
             return False, error.result, None
         return True, Result.SUCCESS, info
 
-    def result(self, timeout: float | None = None) -> ReduceInfo:
+    def result(self, timeout: float | None = None) -> Info:
         """As `wait`, but raises PCCLError with the reason where the op failed."""
         self.wait(timeout)
-        return info_of(self._op, "AsyncReduceHandle.result")
+        return self._info_of(self._op, f"{type(self).__name__}.result")
 
-    async def async_wait(self) -> tuple[bool, Result, ReduceInfo | None]:
+    async def async_wait(self) -> tuple[bool, Result, Info | None]:
         """As `wait`, in the trio program that owns the AsyncCommunicator."""
         await self._op.async_wait()
         return self.wait(0)
+
+
+class AsyncReduceHandle(AsyncHandle[ReduceInfo]):
+    """An all_reduce in flight. Its arrays belong to pccl until it has ended. Thread-safe."""
+
+    def __init__(self, op: PendingOp) -> None:
+        super().__init__(op, info_of)

@@ -21,3 +21,11 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
     seconds: Any = min(max(timeout, 0), TIMEOUT_S_MAX)
     return float(seconds)
+
+
+class Default:
+    """Type of DEFAULT: the communicator's own timeout."""
+
+
+DEFAULT = Default()
+Timeout = float | None | Default

@@ -64,6 +64,16 @@ class ReduceOp(IntEnum):
     MIN = 4
 
 
+class Collective(IntEnum):
+    """What an op does, as the engine calls it."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 1
+    BROADCAST = 2
+    SEND = 3
+    BARRIER = 4
+
+
 class ReduceAlgorithm(IntEnum):
     """How an op's elements travel, for a group of W peers."""
 
@@ -324,6 +334,41 @@ class ReduceInfo:
     @property
     def world_size(self) -> int:
         return self.local_world_size
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A peer group as it was installed. Ranks change whenever peers come or go; a peer's number never does, and is
+    never given to another."""
+
+    rank: int
+    """One's own, from 0."""
+    peers: tuple[int, ...]
+    """The number of each rank's peer."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.peers)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveInfo:
+    """What a committed collective did here, and among whom. Bytes are payload, without frame headers."""
+
+    membership: Membership
+    """Who took part, and as which rank."""
+    tx_bytes: int
+    rx_bytes: int
+    array: Any = None
+    """Where the result is: what was given for it, or what was made, of the same kind as the input. None: a barrier."""
+
+    @property
+    def rank(self) -> int:
+        return self.membership.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.membership.world_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ REFERENCE_NAMES = {
     *("ReduceDescriptor", "ReduceOpDescriptor", "TensorInfo", "SharedState", "SharedStateSyncInfo"),
     *("ReduceInfo", "AsyncReduceHandle", "PCCLError", "Result"),
 }
-OWN_NAMES = {"AsyncCommunicator", "ReduceAlgorithm", "__version__"}
+OWN_NAMES = {
+    *("AsyncCommunicator", "ReduceAlgorithm", "__version__"),
+    *("AsyncCollectiveHandle", "CollectiveInfo", "Membership"),
+}
 
 # Of each part of the package: modules that it must not import, nor anything below them.
 FORBIDDEN = {

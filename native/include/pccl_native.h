@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 9 };
+enum { PCCL_NATIVE_ABI = 10 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -96,6 +96,26 @@ enum pccl_status {
     PCCL_E_ENCRYPTION = -4 /* OpenSSL is not there or fails, or this is not what was sealed */
 };
 
+/* What an op does with its elements. `count` is that of the larger of its buffers, which are:
+ *
+ *                        send                        recv
+ *     ALL_REDUCE         count                       count; may be `send`
+ *     ALL_GATHER         count / W: the rank's       count; `send` may be the rank's part of it
+ *     BROADCAST          count, the root's           count, all others'; where their `send` is the same, an abort
+ *                                                    puts back what it held
+ *     SEND               as BROADCAST, between two ranks
+ *     BARRIER            0                           0
+ *
+ * All but ALL_REDUCE only move bytes: they know no reduce_op (0) and no quantization. */
+enum pccl_collective {
+    PCCL_ALL_REDUCE = 0,
+    PCCL_ALL_GATHER = 1,
+    PCCL_BROADCAST = 2,
+    PCCL_SEND = 3,
+    PCCL_BARRIER = 4,
+    PCCL_COLLECTIVE_COUNT = 5
+};
+
 /* What every rank of an op must agree on. It travels with the op, and a neighbour whose own differs makes
  * the op a mismatch on both sides. With the direct algorithm all ranks are neighbours. */
 typedef struct {
@@ -115,7 +135,8 @@ typedef struct {
      * both 0: the op is whole. */
     uint8_t slice;
     uint8_t last_slice;
-    uint8_t reserved[5]; /* 0 */
+    uint8_t collective; /* enum pccl_collective */
+    uint32_t root; /* whose elements all get: BROADCAST and SEND; else 0 */
 } pccl_op_shape;
 
 enum { PCCL_SLICES_MAX = 16 };
@@ -141,7 +162,7 @@ typedef struct {
     const uint64_t *rank_links; /* DIRECT: the link to each rank, all different, own rank's ignored; copied.
                                  * May be NULL for RING */
     const void *send;
-    void *recv; /* may equal `send`; must not overlap it otherwise */
+    void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;
 
 enum pccl_event_kind {

@@ -507,8 +507,8 @@ void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost)
 static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
 {
     count(&conn->link->host->counters.tx_payload_bytes, tx->payload_bytes);
-    if (tx->op != NULL)
-        pccl_op_sent(tx->op, tx->index, tx->payload_bytes);
+    if (tx->op != NULL && pccl_op_sent(tx->op, tx->index, tx->payload_bytes))
+        conn->link->host->on_sent(conn->link->host, tx->op);
     free(tx->spill);
     tx->spill = NULL;
 }

@@ -96,6 +96,9 @@ typedef struct pccl_conn_host {
     /* A segment is complete. */
     void (*on_arrived)(struct pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
 
+    /* A segment is out, and all of the op seems to be there. */
+    void (*on_sent)(struct pccl_conn_host *host, pccl_op *op);
+
     /* Payload that came before its op is complete. */
     void (*on_kept)(struct pccl_conn_host *host, struct pccl_announcement *kept);
 } pccl_conn_host;

@@ -33,6 +33,7 @@ struct pccl_core {
 
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame);
 static void core_on_arrived(pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
+static void core_on_sent(pccl_conn_host *host, pccl_op *op);
 static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept);
 static void core_on_retract(pccl_conn_host *host, pccl_conn *conn);
 
@@ -50,6 +51,7 @@ pccl_core *pccl_core_create(
     core->host.staging = staging;
     core->host.on_header = core_on_header;
     core->host.on_arrived = core_on_arrived;
+    core->host.on_sent = core_on_sent;
     core->host.on_kept = core_on_kept;
     core->host.on_retract = core_on_retract;
     core->eager_bytes_max = eager_bytes_max;
@@ -726,6 +728,12 @@ static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const p
 static void core_on_arrived(pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound)
 {
     op_note_arrived(PCCL_CONTAINER_OF(host, pccl_core, host), op, inbound);
+}
+
+static void core_on_sent(pccl_conn_host *host, pccl_op *op)
+{
+    if (!op->is_stopped)
+        op_note_done(PCCL_CONTAINER_OF(host, pccl_core, host), op);
 }
 
 static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept)

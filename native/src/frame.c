@@ -27,9 +27,9 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
     body[9] = (uint8_t)(shape->reduce_op | shape->slice << 4);
     body[10] = (uint8_t)(shape->quantization | shape->last_slice << 4);
     body[11] = shape->quantized_dtype;
-    pccl_put_u32(body + 12, shape->quantization_block);
+    pccl_put_u32(body + 12, pccl_op_shape_has_root(shape) ? shape->root : shape->quantization_block);
     pccl_put_u32(body + 16, shape->segment_bytes);
-    pccl_put_u32(body + 20, shape->world_size | (uint32_t)shape->algorithm << 24);
+    pccl_put_u32(body + 20, shape->world_size | (uint32_t)(shape->algorithm | shape->collective << 4) << 24);
 }
 
 static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
@@ -42,16 +42,17 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     shape->quantization = body[10] & 15;
     shape->last_slice = body[10] >> 4;
     shape->quantized_dtype = body[11];
-    shape->quantization_block = pccl_get_u32(body + 12);
     shape->segment_bytes = pccl_get_u32(body + 16);
     shape->world_size = pccl_get_u32(body + 20) & 0xffffff;
-    shape->algorithm = body[23];
+    shape->algorithm = body[23] & 15;
+    shape->collective = body[23] >> 4;
+    *(pccl_op_shape_has_root(shape) ? &shape->root : &shape->quantization_block) = pccl_get_u32(body + 12);
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
         shape->quantization >= PCCL_QUANT_COUNT ||
         (shape->quantized_dtype >= PCCL_DTYPE_COUNT && shape->quantized_dtype != PCCL_CODE_UINT4 &&
          shape->quantized_dtype != PCCL_CODE_INT4) ||
-        shape->algorithm >= PCCL_ALGORITHM_COUNT)
-        return "unknown dtype, reduce op, quantization or algorithm";
+        shape->algorithm >= PCCL_ALGORITHM_COUNT || shape->collective >= PCCL_COLLECTIVE_COUNT)
+        return "unknown dtype, reduce op, quantization, algorithm or collective";
     if (shape->slice > shape->last_slice)
         return "no such slice";
     if (frame->type == PCCL_FRAME_READY && frame->payload_bytes != 0)
@@ -223,6 +224,6 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
            a->quantization == b->quantization && a->quantized_dtype == b->quantized_dtype &&
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
            a->world_size == b->world_size && a->algorithm == b->algorithm &&
-           a->slice == b->slice && a->last_slice == b->last_slice &&
-           memcmp(a->reserved, b->reserved, sizeof a->reserved) == 0;
+           a->slice == b->slice && a->last_slice == b->last_slice && a->collective == b->collective &&
+           a->root == b->root;
 }

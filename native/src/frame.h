@@ -8,7 +8,8 @@
  *    16  epoch u64   24 tag u64    32 sequence u64            40 group u32   44 header_crc u32
  *    48  24 bytes that depend on the type
  *          READY    count u64, dtype u8, reduce_op u4, slice u4, quantization u4, last_slice u4, quantized_dtype u8,
- *                   quantization_block u32, segment_bytes u32, world_size u24, algorithm u8
+ *                   quantization_block or root u32, segment_bytes u32, world_size u24, algorithm u4,
+ *                   collective u4
  *          EAGER    as READY
  *          SEGMENT  chunk u32, segment u32, hop u32, reserved 12 bytes
  *          CREDIT   eager_bytes u64, reserved 16 bytes
@@ -80,5 +81,11 @@ void pccl_frame_seal(uint8_t *header);
 
 int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b);
 int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b);
+
+/* Whether all elements come from one rank. */
+static inline int pccl_op_shape_has_root(const pccl_op_shape *shape)
+{
+    return shape->collective == PCCL_BROADCAST || shape->collective == PCCL_SEND;
+}
 
 #endif

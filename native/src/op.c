@@ -20,10 +20,56 @@ uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements)
     return elements * op->element_bytes;
 }
 
-static int op_reserved_is_zero(const pccl_op_request *request)
+/* Where one rank has all elements they are one chunk. */
+static uint32_t shape_chunks(const pccl_op_shape *shape)
 {
-    static const uint8_t zeros[sizeof request->shape.reserved];
-    return request->key.reserved == 0 && memcmp(request->shape.reserved, zeros, sizeof zeros) == 0;
+    return pccl_op_shape_has_root(shape) ? 1 : shape->world_size;
+}
+
+/* Of a shape whose world is right. */
+static int shape_fits_collective(const pccl_op_shape *shape)
+{
+    if (shape->collective == PCCL_ALL_REDUCE)
+        return shape->root == 0;
+    if (shape->reduce_op != 0 || shape->quantization != PCCL_QUANT_NONE)
+        return 0;
+    switch (shape->collective) {
+    case PCCL_ALL_GATHER:
+        return shape->root == 0 && shape->count % shape->world_size == 0;
+    case PCCL_BROADCAST:
+        return shape->root < shape->world_size;
+    case PCCL_SEND:
+        return shape->root < shape->world_size && shape->world_size == 2;
+    case PCCL_BARRIER:
+        return shape->root == 0 && shape->count == 0;
+    default:
+        return 0;
+    }
+}
+
+/* Elements of a rank's buffers that the op reads and writes. */
+static void op_measure_buffers(const pccl_op_request *request, uint64_t *send, uint64_t *recv)
+{
+    const pccl_op_shape *shape = &request->shape;
+    *send = *recv = shape->count;
+    if (shape->collective == PCCL_ALL_GATHER)
+        *send = shape->count / shape->world_size;
+    else if (pccl_op_shape_has_root(shape))
+        *(request->rank == shape->root ? recv : send) = 0;
+}
+
+/* Of buffers that the op may read and write both. */
+static int op_buffers_are_apart(const pccl_op_request *request, size_t send_bytes, size_t recv_bytes)
+{
+    uintptr_t send = (uintptr_t)request->send;
+    uintptr_t recv = (uintptr_t)request->recv;
+    if (send_bytes == 0 || recv_bytes == 0)
+        return 1;
+    if (request->shape.collective == PCCL_ALL_GATHER && send == recv + request->rank * send_bytes)
+        return 1;
+    if (request->shape.collective == PCCL_ALL_REDUCE && send == recv)
+        return 1;
+    return send < recv ? recv - send >= send_bytes : send - recv >= recv_bytes;
 }
 
 int pccl_op_request_check(const pccl_op_request *request)
@@ -47,17 +93,16 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (shape->segment_bytes < element_bytes || shape->count > SIZE_MAX / 4 / element_bytes)
         return PCCL_E_INVALID;
-    if (request->rounding >= PCCL_ROUNDING_COUNT || !op_reserved_is_zero(request))
+    if (request->rounding >= PCCL_ROUNDING_COUNT || request->key.reserved != 0)
         return PCCL_E_INVALID;
-    if (shape->count > 0) {
-        uintptr_t send = (uintptr_t)request->send;
-        uintptr_t recv = (uintptr_t)request->recv;
-        size_t bytes = (size_t)shape->count * element_bytes;
-        if (send == 0 || recv == 0)
-            return PCCL_E_INVALID;
-        if (send != recv && (send < recv ? recv - send : send - recv) < bytes)
-            return PCCL_E_INVALID;
-    }
+    if (!shape_fits_collective(shape))
+        return PCCL_E_INVALID;
+    uint64_t send;
+    uint64_t recv;
+    op_measure_buffers(request, &send, &recv);
+    if ((send > 0 && request->send == NULL) || (recv > 0 && request->recv == NULL) ||
+        !op_buffers_are_apart(request, (size_t)send * element_bytes, (size_t)recv * element_bytes))
+        return PCCL_E_INVALID;
     return 0;
 }
 
@@ -143,13 +188,18 @@ static int op_take_peers(pccl_op *op)
 {
     const pccl_op_request *request = &op->request;
     uint32_t world = request->shape.world_size;
+    uint32_t root = request->shape.root;
     int is_direct = request->shape.algorithm == PCCL_DIRECT;
-    uint32_t count = is_direct ? world - 1 : 2;
+    int is_leaf = is_direct && pccl_op_shape_has_root(&request->shape) && request->rank != root;
+    uint32_t count = is_leaf ? 1 : is_direct ? world - 1 : 2;
     op->peers = calloc(count, sizeof *op->peers);
     if (op->peers == NULL)
         return PCCL_E_MEMORY;
     op->peers_count = count;
-    if (is_direct) {
+    if (is_leaf) {
+        op_init_peer(op, 0, root, request->rank_links[root]);
+        op->peers[0].is_source = op->peers[0].is_target = 1;
+    } else if (is_direct) {
         for (uint32_t i = 0; i < count; i++) {
             uint32_t rank = pccl_direct_served(world, request->rank, i);
             op_init_peer(op, i, rank, request->rank_links[rank]);
@@ -164,6 +214,13 @@ static int op_take_peers(pccl_op *op)
     return 0;
 }
 
+static const pccl_op_algorithm *op_algorithm(const pccl_op_shape *shape)
+{
+    if (shape->collective != PCCL_ALL_REDUCE)
+        return &pccl_op_spread_algorithm;
+    return shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
+}
+
 int pccl_op_create(
     const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **result)
 {
@@ -176,7 +233,7 @@ int pccl_op_create(
     memset(&tiling, 0, sizeof tiling);
     uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
     if (shape->world_size > 1) {
-        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape->world_size,
+        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape_chunks(shape),
                          shape->slice, shape->last_slice + 1u);
         segments = pccl_tiling_segments(&tiling);
         if (segments >= UINT32_MAX || segments > SIZE_MAX / 2 / sizeof(pccl_op_segment))
@@ -191,10 +248,10 @@ int pccl_op_create(
     op->pool = pool;
     op->scratch_bytes_max = scratch_bytes_max;
     op->segments_left = segments;
+    op->sendable_first = op->sendable_last = PCCL_NO_SEGMENT;
     pccl_list_init(&op->in_ops);
     if (shape->world_size > 1) {
-        op->algorithm =
-            shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
+        op->algorithm = op_algorithm(shape);
         status = op_take_peers(op);
         if (status == 0)
             status = op_measure_slots(op);
@@ -224,9 +281,12 @@ void pccl_op_destroy(pccl_op *op)
 
 void pccl_op_run_alone(pccl_op *op)
 {
+    uint64_t send;
+    uint64_t recv;
     PCCL_ASSERT(op->request.shape.world_size == 1);
-    if (!pccl_op_is_in_place(op) && op->request.shape.count > 0)
-        memcpy(op->request.recv, op->request.send, (size_t)op->request.shape.count * op->element_bytes);
+    op_measure_buffers(&op->request, &send, &recv);
+    if (op->request.send != op->request.recv && recv > 0)
+        memcpy(op->request.recv, op->request.send, (size_t)recv * op->element_bytes);
     op->is_done = 1;
 }
 
@@ -377,6 +437,24 @@ void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range)
         &op->request.shape, pccl_op_wire_at(op, index), range.count, pccl_op_recv_at(op, range));
 }
 
+void pccl_op_push_sendable(pccl_op *op, uint32_t index)
+{
+    op->segments[index].next = PCCL_NO_SEGMENT;
+    if (op->sendable_first == PCCL_NO_SEGMENT)
+        op->sendable_first = index;
+    else
+        op->segments[op->sendable_last].next = index;
+    op->sendable_last = index;
+}
+
+uint32_t pccl_op_pop_sendable(pccl_op *op)
+{
+    uint32_t index = op->sendable_first;
+    PCCL_ASSERT(index != PCCL_NO_SEGMENT);
+    op->sendable_first = op->segments[index].next;
+    return index;
+}
+
 void pccl_op_note_final(pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(op->segments_left > 0 && !pccl_op_is_final(op, index));
@@ -403,7 +481,7 @@ uint32_t pccl_op_eager_bytes(const pccl_op_peer *target)
     if (!target->is_target || op->is_stopped)
         return 0;
     uint32_t chunk = op->algorithm->first_chunk(target);
-    if (pccl_tiling_chunk_segments(&op->tiling, chunk) != 1)
+    if (chunk == PCCL_NO_CHUNK || pccl_tiling_chunk_segments(&op->tiling, chunk) != 1)
         return 0;
     return pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, 0).count);
 }
@@ -417,10 +495,11 @@ const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint3
     return payload;
 }
 
-void pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
+int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
 {
     op->segments[index].state |= PCCL_SEGMENT_PARTIAL_SENT;
     op->tx_bytes += payload_bytes;
+    return pccl_op_is_complete(op) && !op->is_done;
 }
 
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)

@@ -1,13 +1,16 @@
-/* op.h: one all-reduce on one rank: its buffers, what has come, what can be sent. No I/O.
+/* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
- * Theory of operation (tiling.h has the vocabulary). What goes to whom when is the algorithm's: op_ring.c,
- * op_direct.c. Both know a segment in two forms. A partial one does not hold all ranks' elements yet: it is
+ * Theory of operation (tiling.h has the vocabulary). What goes to whom when is the algorithm's: op_ring.c and
+ * op_direct.c, which reduce, op_spread.c, which only moves. The first two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is
  * reduced, piece by piece as it comes off the socket, while it is in cache. A final one is received straight
  * into recv. Each chunk has one rank that finishes it, and averages if so asked.
  *
  * Nothing is allocated once the op exists.
  *
- * A final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing
+ * A rank's own elements that belong into a separate recv are copied there when they are first sent, while they are
+ * in cache.
+ *
+ * In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing
  * else can happen, and so no range is overwritten while it waits to be sent.
  *
  * In place (send == recv) the original of a segment is copied to `backup` before it is overwritten; an abort
@@ -42,15 +45,15 @@ struct pccl_op;
 struct pccl_op_algorithm;
 
 typedef struct {
-    uint32_t next; /* ring: in the FIFO of sendable segments */
+    uint32_t next; /* in the FIFO of sendable segments */
     uint32_t saved; /* elements of its original, from the first, that are in backup */
-    uint32_t crc; /* ring: of what goes out of recv */
+    uint32_t crc; /* ring: of what goes out of recv; spread: of what is PCCL_SEGMENT_CHECKED */
     uint8_t state; /* enum pccl_op_segment_state in op_algorithm.h */
 } pccl_op_segment;
 
+#define PCCL_NO_SEGMENT UINT32_MAX
+
 typedef struct {
-    uint32_t sendable_first;
-    uint32_t sendable_last;
     uint32_t window; /* segments of a chunk: ring_plan.h */
 } pccl_op_ring;
 
@@ -78,7 +81,7 @@ typedef struct {
     uint8_t is_payload_kept; /* announcements.h has payload of it that is not all here yet */
     pccl_list in_ready; /* of the link: something is to be announced to it */
     pccl_list in_active; /* of the link: has segments for it */
-    uint32_t shares_taken; /* direct: of its chunk */
+    uint32_t shares_taken; /* direct: of its chunk; spread: of ours */
     uint32_t finals_taken; /* direct: of ours */
 } pccl_op_peer;
 
@@ -102,6 +105,8 @@ typedef struct pccl_op {
     uint64_t segments_left; /* not yet final here */
     pccl_op_ring ring;
     pccl_op_direct direct;
+    uint32_t sendable_first; /* FIFO, of those algorithms that have one target */
+    uint32_t sendable_last;
     uint8_t is_done;
     uint8_t is_stopped; /* frozen or mismatched: nothing may be received, sent or done any more */
     uint8_t is_mismatched; /* and not frozen: the others are to hear of it */
@@ -160,9 +165,9 @@ int pccl_op_is_complete(const pccl_op *op);
 int pccl_op_has_sendable(const pccl_op_peer *target);
 
 /* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index),
- * once all of the payload is out. */
+ * once all of the payload is out: nonzero if the op may be done with that. */
 const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
-void pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
+int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
 /* Payload bytes of the one segment that is the target's on the first hop; 0 if there are none or several.
  * Taken first of all, that segment may travel as an EAGER frame. */

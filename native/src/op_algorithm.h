@@ -1,4 +1,4 @@
-/* op_algorithm.h: between op.c and the algorithms, op_ring.c and op_direct.c. op.h says what the functions
+/* op_algorithm.h: between op.c and the algorithms, op_ring.c, op_direct.c, op_spread.c. op.h says what the functions
  * do. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
@@ -10,8 +10,11 @@ enum pccl_op_segment_state {
     PCCL_SEGMENT_PARTIAL_SENT = 2,
     PCCL_SEGMENT_FINAL_IN = 4, /* the same */
     PCCL_SEGMENT_PARTIAL_READY = 8, /* ring: may be sent on once the window allows */
-    PCCL_SEGMENT_FINAL = 16 /* all of it is here, as it will stay */
+    PCCL_SEGMENT_FINAL = 16, /* all of it is here, as it will stay */
+    PCCL_SEGMENT_CHECKED = 32 /* spread: its checksum is known */
 };
+
+#define PCCL_NO_CHUNK UINT32_MAX
 
 typedef struct pccl_op_algorithm {
     /* peers, tiling, slot_bytes and backup are there. Takes slots. 0 or a status; what else was taken is for
@@ -26,7 +29,7 @@ typedef struct pccl_op_algorithm {
     int (*has_sendable)(const pccl_op_peer *target);
     const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-    /* The chunk that goes to the target on the first hop. Where it has one segment, that is the first to be
+    /* The chunk that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is the first to be
      * taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
@@ -44,13 +47,21 @@ typedef struct pccl_op_algorithm {
 
 extern const pccl_op_algorithm pccl_op_ring_algorithm;
 extern const pccl_op_algorithm pccl_op_direct_algorithm;
+extern const pccl_op_algorithm pccl_op_spread_algorithm;
 
 static inline int pccl_op_is_quantized(const pccl_op *op)
 {
     return op->request.shape.quantization != PCCL_QUANT_NONE;
 }
 
-static inline int pccl_op_is_in_place(const pccl_op *op) { return op->request.send == op->request.recv; }
+/* What is overwritten has to be put back on abort. */
+static inline int pccl_op_is_in_place(const pccl_op *op)
+{
+    const pccl_op_request *request = &op->request;
+    int is_kept = request->shape.collective == PCCL_ALL_GATHER ||
+                  (request->shape.collective != PCCL_ALL_REDUCE && request->rank == request->shape.root);
+    return request->send == request->recv && !is_kept;
+}
 
 static inline const uint8_t *pccl_op_send_at(const pccl_op *op, pccl_range range)
 {
@@ -101,6 +112,10 @@ void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range
 /* Both ways between elements and the segment's slot. */
 void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements);
 void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range);
+
+/* The FIFO of sendable segments. */
+void pccl_op_push_sendable(pccl_op *op, uint32_t index);
+uint32_t pccl_op_pop_sendable(pccl_op *op);
 
 /* One more segment is as it will stay. */
 void pccl_op_note_final(pccl_op *op, uint32_t index);

@@ -18,22 +18,9 @@
 #include "quant.h"
 #include "ring_plan.h"
 
-#define NO_SEGMENT UINT32_MAX
-
 static pccl_ring_hops ring_hops(const pccl_op *op, uint32_t chunk)
 {
     return pccl_ring_hops_of(op->request.shape.world_size, op->request.rank, chunk);
-}
-
-static void ring_push(pccl_op *op, uint32_t index)
-{
-    pccl_op_ring *ring = &op->ring;
-    op->segments[index].next = NO_SEGMENT;
-    if (ring->sendable_first == NO_SEGMENT)
-        ring->sendable_first = index;
-    else
-        op->segments[ring->sendable_last].next = index;
-    ring->sendable_last = index;
 }
 
 /* A partial is ready, or the window may have opened for it: each happens once, and the later one pushes. */
@@ -45,7 +32,7 @@ static int ring_push_partial(pccl_op *op, uint32_t chunk, uint32_t segment)
         return 0;
     if (segment >= window && !pccl_op_is_final(op, index - window))
         return 0;
-    ring_push(op, (uint32_t)index);
+    pccl_op_push_sendable(op, (uint32_t)index);
     return 1;
 }
 
@@ -62,7 +49,6 @@ static int ring_open(pccl_op *op)
         op->ring.window = pccl_op_window(op, (uint64_t)slots * PCCL_RING_WINDOWS);
         wire_slots = op->ring.window * PCCL_RING_WINDOWS;
     }
-    op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT;
     for (uint32_t i = 0; i < own; i++) {
         op->segments[pccl_tiling_index(&op->tiling, rank, i)].state |= PCCL_SEGMENT_PARTIAL_READY;
         ring_push_partial(op, rank, i);
@@ -72,7 +58,7 @@ static int ring_open(pccl_op *op)
 
 static void ring_close(pccl_op *op) { (void)op; }
 
-static void ring_stop(pccl_op *op) { op->ring.sendable_first = op->ring.sendable_last = NO_SEGMENT; }
+static void ring_stop(pccl_op *op) { op->sendable_first = op->sendable_last = PCCL_NO_SEGMENT; }
 
 static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
 {
@@ -82,7 +68,7 @@ static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
 
 static int ring_has_sendable(const pccl_op_peer *target)
 {
-    return target->op->ring.sendable_first != NO_SEGMENT;
+    return target->op->sendable_first != PCCL_NO_SEGMENT;
 }
 
 static uint32_t ring_first_chunk(const pccl_op_peer *target) { return target->op->request.rank; }
@@ -96,10 +82,7 @@ static void ring_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t
 static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
 {
     pccl_op *op = target->op;
-    *index = op->ring.sendable_first;
-    PCCL_ASSERT(*index != NO_SEGMENT);
-    op->ring.sendable_first = op->segments[*index].next;
-
+    *index = pccl_op_pop_sendable(op);
     pccl_tiling_locate(&op->tiling, *index, &frame->chunk, &frame->segment);
     pccl_ring_hops hops = ring_hops(op, frame->chunk);
     pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
@@ -211,7 +194,7 @@ static int ring_arrived(pccl_op *op, const pccl_op_inbound *inbound)
     }
     int has_more = hops.send_final != PCCL_NO_HOP;
     if (has_more)
-        ring_push(op, inbound->index);
+        pccl_op_push_sendable(op, inbound->index);
     pccl_op_note_final(op, inbound->index);
     uint64_t opened = (uint64_t)segment + op->ring.window;
     if (opened < pccl_tiling_chunk_segments(&op->tiling, chunk))

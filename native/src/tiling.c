@@ -19,7 +19,7 @@ static uint64_t tiling_own_elements(const pccl_tiling *tiling, uint64_t elements
 void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elements, uint32_t world_size,
                       uint32_t slice, uint32_t slices)
 {
-    PCCL_ASSERT(world_size >= 2 && world_size <= PCCL_WORLD_MAX && segment_elements > 0 && slice < slices);
+    PCCL_ASSERT(world_size >= 1 && world_size <= PCCL_WORLD_MAX && segment_elements > 0 && slice < slices);
     tiling->count = count;
     tiling->world_size = world_size;
     tiling->segment_elements = segment_elements;

@@ -9,7 +9,8 @@
  * through, in the order of their elements: their `index`. An element's chunk, and with it the order in which
  * ranks' shares of it are added, is the same however the op is sliced.
  *
- * What the chunks mean is ring_plan.h's and direct_plan.h's. */
+ * What the chunks mean is ring_plan.h's, direct_plan.h's and spread_plan.h's, whose broadcast has a single chunk: here
+ * W is the number of chunks. */
 #ifndef PCCL_TILING_H
 #define PCCL_TILING_H
 

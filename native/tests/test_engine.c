@@ -642,7 +642,8 @@ static void invalid_requests_are_refused(void)
     REFUSED(bad.send = buffer + 99);
     REFUSED(bad.rounding = PCCL_ROUNDING_COUNT);
     REFUSED(bad.key.reserved = 1);
-    REFUSED(bad.shape.reserved[3] = 1);
+    REFUSED(bad.shape.collective = PCCL_COLLECTIVE_COUNT);
+    REFUSED(bad.shape.root = 1);
     REFUSED(bad.shape.slice = 1);
     REFUSED(bad.shape.last_slice = PCCL_SLICES_MAX);
     REFUSED((bad.rank = 0, bad.shape.world_size = 1, bad.shape.last_slice = 1));

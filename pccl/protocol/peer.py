@@ -105,6 +105,8 @@ class SubmitOp:
     links: tuple[int, ...]
     """The link to each rank; 0 to oneself and to those without."""
     is_meshed: bool
+    ring: tuple[int, ...] = field(default=(), compare=False)
+    """The peer of each rank."""
 
     @property
     def link_prev(self) -> int:
@@ -622,8 +624,9 @@ class Peer:
             failed = m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason)
             self._effects.append(ToMaster(failed))
 
-    def op_mismatch(self, op: int, reason: str) -> None:
-        self.cancel(op, Result.INVALID_ARGUMENT, reason)
+    def op_mismatch(self, op: int, reason: str, is_other_call: bool = False) -> None:
+        """`is_other_call`: not the arguments differ, but what was called."""
+        self.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
 
     def op_ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
         entry = self._ops[op]
@@ -774,6 +777,7 @@ class Peer:
                 world_size=view.world_size,
                 links=tuple(self._link_number(peer) for peer in view.ring),
                 is_meshed=view.is_meshed,
+                ring=view.ring,
             )
         )
 

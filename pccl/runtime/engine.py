@@ -18,7 +18,7 @@ from pccl.protocol.auth import Keys
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.sealed import link_keys
-from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
+from pccl.types import Collective, DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 EVENTS_MAX = 256
 
@@ -50,6 +50,34 @@ class Feed(Protocol):
         """Puts the results of a committed op where the caller wants them, in the caller's thread."""
 
 
+class Placement(Protocol):
+    """Buffers of an op whose sizes depend on who takes part, which is known when it starts."""
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        """`count` is that of the engine's `pccl_collective`. ValueError if the caller's arrays do not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Whose elements all get, as its caller saw it."""
+
+    rank: int
+    peer: int
+    """0: there was no such rank."""
+
+    def rank_in(self, ring: Sequence[int]) -> int:
+        """ValueError if there was no such rank, RootLostError if the peer is not in this ring any more."""
+        if self.peer == 0:
+            raise ValueError(f"there is no rank {self.rank} in a group of {len(ring)} peers")
+        if self.peer not in ring:
+            raise RootLostError(f"peer {self.peer}, the root, has left; call again with a rank of the present group")
+        return ring.index(self.peer)
+
+
+class RootLostError(Exception):
+    """The peer that was to be the root is not there any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpSpec:
     """An op as its caller describes it: what all peers must agree on, and this peer's buffers."""
@@ -58,8 +86,11 @@ class OpSpec:
     dtype: DataType
     reduce_op: ReduceOp
     quantization: QuantizationOptions | None
-    buffers: Buffers
+    buffers: Buffers | Placement
     algorithm: ReduceAlgorithm | None = None
+    collective: Collective = Collective.ALL_REDUCE
+    root: Root | None = None
+    """Of a broadcast."""
     feed: Feed | None = None
     """Where it is given, the buffers tell only the count."""
     new_feed: Callable[[], Feed] | None = None
@@ -90,6 +121,8 @@ class OpMismatch:
     link: int
     mine: str
     theirs: str
+    is_other_call: bool = False
+    """Not the arguments differ, but what was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +178,7 @@ class OpRequest:
         """`segment_bytes` 0: what suits the op."""
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
+        self._spread_count = 0
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
@@ -159,16 +193,25 @@ class OpRequest:
         world_size: int,
         links: Sequence[int],
         is_meshed: bool,
+        ring: Sequence[int] = (),
     ) -> None:
-        """`links` is the link to each rank, 0 where there is none; `is_meshed`: there is one to each. ValueError for
-        an algorithm that this leaves no way for."""
+        """`links` is the link to each rank, 0 where there is none; `is_meshed`: there is one to each; `ring`: the peer
+        of each rank. ValueError for an algorithm that this leaves no way for, and as `Placement.place` and
+        `Root.rank_in`."""
         request = self.native
+        buffers = spec.buffers
+        if not isinstance(buffers, Buffers):
+            buffers = buffers.place(rank, world_size)
         request.op = op
         request.key.epoch = epoch
         request.key.tag = spec.tag
         request.key.sequence = sequence
         shape = request.shape
-        shape.count = spec.buffers.count
+        shape.collective = spec.collective
+        shape.root = spec.root.rank_in(ring) if spec.root is not None else 0
+        shape.count = buffers.count
+        # As if each rank had a chunk: a broadcast's only one is all of it.
+        self._spread_count = buffers.count * (world_size if spec.root is not None else 1)
         shape.dtype = spec.dtype
         shape.reduce_op = spec.reduce_op
         quantization = spec.quantization
@@ -183,7 +226,7 @@ class OpRequest:
             request.rounding_seed = quantization.seed
         shape.segment_bytes = max(
             spec.dtype.itemsize,
-            self._segment_bytes or lib.pccl_segment_bytes_default(spec.buffers.count, spec.dtype, world_size),
+            self._segment_bytes or lib.pccl_segment_bytes_default(self._spread_count, spec.dtype, world_size),
         )
         shape.world_size = world_size
         algorithm = spec.algorithm
@@ -191,7 +234,7 @@ class OpRequest:
             algorithm = ReduceAlgorithm.RING
             if is_meshed:
                 algorithm = ReduceAlgorithm(
-                    lib.pccl_algorithm_default(spec.buffers.count, spec.dtype, shape.quantization, world_size)
+                    lib.pccl_algorithm_default(self._spread_count, spec.dtype, shape.quantization, world_size)
                 )
         elif algorithm is ReduceAlgorithm.DIRECT and not is_meshed:
             raise ValueError("algorithm DIRECT needs a link between every two peers of the group, which there is not")
@@ -201,13 +244,15 @@ class OpRequest:
         request.link_next = links[(rank + 1) % world_size]
         self._rank_links = ffi.new("uint64_t[]", links) if algorithm is ReduceAlgorithm.DIRECT else ffi.NULL
         request.rank_links = self._rank_links
-        request.send = ffi.cast("void *", spec.buffers.send)
-        request.recv = ffi.cast("void *", spec.buffers.recv)
+        request.send = ffi.cast("void *", buffers.send)
+        request.recv = ffi.cast("void *", buffers.recv)
 
     def slices(self, engines: int) -> int:
         """Into how many slices the op is best divided where each peer has so many engines."""
         shape = self.native.shape
-        found: int = lib.pccl_slices_default(shape.count, shape.dtype, shape.segment_bytes, shape.world_size, engines)
+        found: int = lib.pccl_slices_default(
+            self._spread_count, shape.dtype, shape.segment_bytes, shape.world_size, engines
+        )
         return found
 
     def cut(self, number: int, slices: int) -> None:
@@ -316,7 +361,8 @@ def _event(event: Any) -> EngineEvent:
     if kind == lib.PCCL_EVENT_OP_ENDED:
         return OpEnded(event.id, event.tx_bytes, event.rx_bytes)
     if kind == lib.PCCL_EVENT_OP_MISMATCH:
-        return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs))
+        is_other_call = event.mine.collective != event.theirs.collective
+        return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs), is_other_call)
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
@@ -340,7 +386,13 @@ def _describe(shape: Any) -> str:
         except ValueError:
             return f"unknown {value}"
 
-    text = f"{name(ReduceOp, shape.reduce_op)} of {shape.count} x {name(DataType, shape.dtype)}"
+    if shape.collective == Collective.ALL_REDUCE:
+        text = name(ReduceOp, shape.reduce_op)
+    else:
+        text = name(Collective, shape.collective).lower()
+    text += f" of {shape.count} x {name(DataType, shape.dtype)}"
+    if shape.collective == Collective.BROADCAST:
+        text += f" from rank {shape.root}"
     if shape.quantization:
         four_bits = {code: f"4-bit {datatype.name}" for datatype, code in FOUR_BITS.items()}
         code = four_bits.get(shape.quantized_dtype) or name(DataType, shape.quantized_dtype)

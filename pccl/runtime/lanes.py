@@ -129,6 +129,7 @@ class Lanes:
         world_size: int,
         links: Sequence[int],
         is_meshed: bool,
+        ring: Sequence[int] = (),
     ) -> None:
         """As `OpRequest.fill`. ValueError for what engines do not take, MemoryError."""
         request = self._request
@@ -141,6 +142,7 @@ class Lanes:
             world_size=world_size,
             links=links,
             is_meshed=is_meshed,
+            ring=ring,
         )
         if len(self._engines) == 1:
             self._engines[0].submit(request)

@@ -81,6 +81,9 @@ class PendingOp:
         self.result: ps.OpResult | None = None
         self.epoch: int | None = None
         """In which it runs; None before."""
+        self.ring: tuple[int, ...] = ()
+        """Who takes part, once it has started."""
+        self.rank = 0
         self._over = Latch()
         self._trio_events: list[trio.Event] = []
 
@@ -469,7 +472,7 @@ class PeerSession:
                 elif isinstance(event, native.OpEnded):
                     self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
                 elif isinstance(event, native.OpMismatch):
-                    self._machine.op_mismatch(event.op, self._mismatch_text(event))
+                    self._machine.op_mismatch(event.op, self._mismatch_text(event), event.is_other_call)
                 elif isinstance(event, native.OpRefused):
                     self._machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason)
                 elif isinstance(event, native.GroupFrozen):
@@ -483,10 +486,8 @@ class PeerSession:
             self._pump()
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
-        return (
-            f"peers called the same op with different arguments: peer {self._machine.peer} has {event.mine}, its "
-            f"neighbour has {event.theirs}"
-        )
+        what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
+        return f"peers called {what}: peer {self._machine.peer} has {event.mine}, its neighbour has {event.theirs}"
 
     async def _watch_clock(self) -> None:
         while True:
@@ -561,6 +562,7 @@ class PeerSession:
         op.epoch = effect.epoch
         spec = op.spec
         assert spec is not None
+        op.ring, op.rank = effect.ring, effect.rank
         try:
             self._engine.submit(
                 effect.op,
@@ -571,9 +573,13 @@ class PeerSession:
                 world_size=effect.world_size,
                 links=effect.links,
                 is_meshed=effect.is_meshed,
+                ring=effect.ring,
             )
         except ValueError as error:
-            self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, str(error))
+            reason = f"peer {self._machine.peer} cannot take part: {error}"
+            self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)
+        except native.RootLostError as error:
+            self._machine.op_refused(effect.op, Result.RANK_CONNECTION_LOST, str(error))
         except MemoryError as error:
             self._machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
 

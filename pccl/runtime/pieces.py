@@ -102,6 +102,7 @@ class Pieces(Lanes):
         world_size: int,
         links: Sequence[int],
         is_meshed: bool,
+        ring: Sequence[int] = (),
     ) -> None:
         place: dict[str, Any] = {
             "epoch": epoch,
@@ -110,6 +111,7 @@ class Pieces(Lanes):
             "world_size": world_size,
             "links": links,
             "is_meshed": is_meshed,
+            "ring": ring,
         }
         if spec.feed is None:
             super().submit(op, spec, **place)

@@ -1,0 +1,125 @@
+"""What both communicators have of the collectives besides all_reduce: their methods, of which `collectives` makes ops.
+
+`BlockingCollectives` documents them; `AwaitedCollectives` has the same as coroutines. The `_async` ones are plain
+functions in both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl import collectives
+from pccl.collectives import AsyncCollectiveHandle, CallOf
+from pccl.timeouts import DEFAULT, Timeout
+from pccl.types import CollectiveInfo, ReduceAlgorithm
+
+
+class LaunchedCollectives:
+    """Each launches a collective and returns at once, as `all_reduce_async` does: leave the arrays alone until the
+    handle's `wait` returns. Arguments and errors are those of the method without `_async`."""
+
+    def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
+        """Of the communicator."""
+        raise NotImplementedError
+
+    def all_gather_async(
+        self, send: Any, recv: Any = None, *, tag: int = 0, algorithm: ReduceAlgorithm | None = None
+    ) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.all_gather(send, recv, tag, algorithm), "all_gather_async")
+
+    def broadcast_async(
+        self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None
+    ) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.broadcast(array, root, tag, algorithm), "broadcast_async")
+
+    def barrier_async(self, *, tag: int = 0) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.barrier(tag), "barrier_async")
+
+
+class BlockingCollectives(LaunchedCollectives):
+    """All of them keep what `all_reduce` promises: they succeed on all peers that stay, or on none; on failure what was
+    given is as it was, and an array that was given for the result alone is undefined; ops of several peers meet by
+    `tag`, and their errors and timeouts are the same, with TOO_FEW_PEERS for who is alone in the group. Peers whose
+    calls with one tag differ all get INVALID_USAGE (what was called) or INVALID_ARGUMENT (with what), and the text
+    shows both.
+
+    Arrays are contiguous NumPy arrays or torch CPU tensors of any dtype whose elements are plain memory, so also of
+    bool, complex or structured ones, or bytes, a bytearray or a memoryview of bytes.
+    """
+
+    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
+        raise NotImplementedError
+
+    def all_gather(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Gives every peer the `send` of all: row r of the result is that of rank r.
+
+        `send` has the same dtype and number of elements on all peers. The result is in `recv`, or, if that is left out,
+        in a new array of shape (world_size, *send.shape): the `array` of what is returned, whose `membership` tells who
+        the ranks were. A `recv` may have any shape; one that has not world_size times as many elements as `send` in
+        the world in which the op starts fails it on all peers with INVALID_ARGUMENT. `send` may be the part of `recv`
+        where it belongs, and costs no copy then.
+        """
+        return self._collective(collectives.all_gather(send, recv, tag, algorithm), timeout, "all_gather")
+
+    def broadcast(
+        self,
+        array: Any,
+        *,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Gives every peer the contents of rank `root`'s array, in place.
+
+        `root` is a rank in the group as the caller sees it (`membership`, which also tells how to name a peer for
+        longer: `membership.peers.index(number)`). Peers that see different groups may mean different ones, which then
+        fails for all of them. RANK_CONNECTION_LOST also where the root has left by the time the op starts;
+        INVALID_ARGUMENT on all peers if there is no such rank. On failure the array is as it was, also where it had
+        been overwritten in part.
+        """
+        return self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
+
+    def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        """Returns once all peers of the group have called it."""
+        return self._collective(collectives.barrier(tag), timeout, "barrier")
+
+
+class AwaitedCollectives(LaunchedCollectives):
+    """As `BlockingCollectives`."""
+
+    async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
+        raise NotImplementedError
+
+    async def all_gather(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        return await self._collective(collectives.all_gather(send, recv, tag, algorithm), timeout, "all_gather")
+
+    async def broadcast(
+        self,
+        array: Any,
+        *,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        return await self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
+
+    async def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        return await self._collective(collectives.barrier(tag), timeout, "barrier")
