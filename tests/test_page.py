@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
-from pccl import MasterNode
+from pccl import MasterNode, ReduceOp
+from pccl.status import run_status
 from tests.crew import Background, Crew, until, waits_at_master
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,6 +42,8 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as node:
         crew = Crew(node.address)
         crew.join(3)
+        crew.each(lambda peer, i: peer.all_reduce(np.ones(1_000_000, np.float32), op=ReduceOp.SUM))
+        until(lambda: run_status(node.address).totals.tx_bytes >= 16_000_000, "all bytes are reported")
         crew.close(crew[1])
         newcomer = crew.new()
         joining = Background(newcomer.connect)
@@ -61,6 +65,12 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         assert "2 peers, mesh" in ring
         assert "update_topology for peer 3" in part(dom, "peers")
         assert ">pending<" in part(dom, "peers")
+        assert re.search(r"sends [^<]*\(5.3 MB\)", part(dom, "peers"))
+        assert ">16.0 MB</b>sent" in part(dom, "tiles")
+        chart = part(dom, "chart")
+        assert chart.count("<svg") == 3
+        assert "3 joined" in chart
+        assert "1 left" in chart
         assert "peer 2" in part(dom, "log")
         assert "&lt;img" in dom
         assert "<img" not in dom
