@@ -44,7 +44,7 @@ def started(kind: str, master: MasterNode, number: int, stop: Path) -> Iterator[
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", "spsa"])
 def test_kills_and_joins_leave_everybody_with_the_same_state(master: MasterNode, kind: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

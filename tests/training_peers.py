@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -83,8 +83,12 @@ def each_runs(peers: Sequence[Peer], until: int | Callable[[Peer], bool]) -> Non
     together([partial(peer.run, until) for peer in peers])
 
 
-def assert_parity(peers: Sequence[Peer]) -> None:
-    """Every outer state that several peers have seen was the same."""
+class HasDigests(Protocol):
+    digests: dict[int, str]
+
+
+def assert_parity(peers: Sequence[HasDigests]) -> None:
+    """Every shared state that several peers have seen was the same."""
     for revision in set().union(*(peer.digests for peer in peers)):
         assert len({peer.digests[revision] for peer in peers if revision in peer.digests}) == 1, revision
 

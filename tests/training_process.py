@@ -12,17 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl.training import AsyncDiLoCo, DiLoCo, OuterStep
+from pccl.training import AsyncDiLoCo, DiLoCo
+from tests.spsa_peers import SPSAPeer
 from tests.training_peers import Kind, Peer
 
 KINDS: dict[str, Kind] = {"sync": DiLoCo, "async": AsyncDiLoCo}
+SPSA = "spsa"
 INNER_S = 0.03
 """What inner steps take at least, so that there is a middle of them."""
 STOP_TAG = 100
 
 
-def say(peer: Peer, step: OuterStep) -> None:
-    print(step.revision, step.world_size, peer.diloco.digest(), flush=True)
+def say(peer: Peer | SPSAPeer, world_size: int) -> None:
+    revision = max(peer.digests)
+    print(revision, world_size, peer.digests[revision], flush=True)
 
 
 def is_agreed(communicator: Communicator, wanted: bool) -> bool:
@@ -40,17 +43,19 @@ def is_agreed(communicator: Communicator, wanted: bool) -> bool:
 
 def main() -> None:
     kind, master, number, stop_file = sys.argv[1:]
-    peer = Peer(master, int(number), KINDS[kind])
+    peer = SPSAPeer(master, int(number)) if kind == SPSA else Peer(master, int(number), KINDS[kind])
     peer.enter(3)
     while True:
         time.sleep(INNER_S)
         step = peer.step()
-        say(peer, step)
+        say(peer, step.world_size)
         # Who has just been admitted goes on with inner steps, and so must the others.
         if not step.admitted and is_agreed(peer.communicator, Path(stop_file).exists()):
             break
-    if isinstance(peer.diloco, AsyncDiLoCo):
-        say(peer, peer.diloco.finish())
+    if isinstance(peer, Peer) and isinstance(peer.diloco, AsyncDiLoCo):
+        step = peer.diloco.finish()
+        peer.digests[step.revision] = peer.diloco.digest()
+        say(peer, step.world_size)
     peer.close()
 
 

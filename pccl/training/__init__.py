@@ -7,10 +7,16 @@
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
     ddp            `DDP`: every step's gradients, averaged during the backward pass
+    spsa           `SPSA`: forward passes alone, one byte from each peer and step; it stands on
+        grid           parameters that can be moved along random signs, and back, exactly
+        gradient_byte  a projected gradient in a byte
+        seats          numbers that peers keep, and an exchange of bytes under them
+        step_log       the log that leads from the first weights to the last
+        in_place       a model as flat arrays that are its own memory
     report         what a step of any of them returns
 
-All of it uses the public API of pccl alone. torch is never imported here: a program that hands over a torch module has
-imported it. Objects are for one thread; all peers of a group make the same calls in the same order.
+All of it uses the public API of pccl alone, and `pccl.signs`. torch is never imported here: a program that hands over
+a torch module has imported it. Objects are for one thread; all peers of a group make the same calls in the same order.
 """
 
 from pccl.training.async_diloco import AsyncDiLoCo
@@ -19,5 +25,20 @@ from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
 from pccl.training.outer import OuterNesterov
+from pccl.training.spsa import SPSA, SPSAOptions, SPSAStep
+from pccl.training.step_log import LogError
 
-__all__ = ["DDP", "AsyncDiLoCo", "CheckpointError", "DiLoCo", "OuterNesterov", "OuterStep", "Stateful", "Step"]
+__all__ = [
+    "DDP",
+    "SPSA",
+    "AsyncDiLoCo",
+    "CheckpointError",
+    "DiLoCo",
+    "LogError",
+    "OuterNesterov",
+    "OuterStep",
+    "SPSAOptions",
+    "SPSAStep",
+    "Stateful",
+    "Step",
+]

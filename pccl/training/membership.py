@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,10 +124,14 @@ class Membership:
     Uses the tag `tag` for its own ops. All methods are joint: all peers of the group call them.
     """
 
-    def __init__(self, communicator: Communicator, state: SharedState, tag: int) -> None:
+    def __init__(
+        self, communicator: Communicator, state: SharedState, tag: int, before_sync: Callable[[], None] | None = None
+    ) -> None:
+        """`before_sync` is called, on all peers, when newcomers are in and about to be brought up."""
         self._communicator = communicator
         self._state = state
         self._tag = tag
+        self._before_sync = before_sync
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
 
@@ -181,6 +186,8 @@ class Membership:
     def _synchronize(self, world_size: int) -> Admission:
         if world_size < 2:
             return Admission(1, 0, 0)
+        if self._before_sync is not None:
+            self._before_sync()
         while True:
             try:
                 info = self._communicator.sync_shared_state(self._state)

@@ -1,0 +1,154 @@
+"""The log of a run whose every step is a few bytes: who took part, and the bytes they exchanged.
+
+Theory of operation. Two kinds of entries. A *step* leads from one revision to the next. A *mark* states the digest of
+the weights at a revision: one begins a log, others follow where newcomers were let in. To replay is to apply those
+steps, in order, that lead on from the revision one has, and to compare at each mark.
+
+On disk each entry has its length in front and a CRC-32 behind, so that a file that ends in the middle of an entry, as
+after `kill -9`, ends before it. Numbers are little-endian:
+
+    file    b"pccl steps 1\\n", then entries
+    entry   kind u8, bytes u32, that many bytes, CRC-32 of all this u32
+    mark    (kind 1)  revision u64, digest 32 bytes, run in UTF-8
+    step    (kind 2)  revision u64, peers u16, a seat u32 for each, the bytes of each
+
+`run` names what all peers have alike: algorithm, options and model. A replay needs the same.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+MAGIC = b"pccl steps 1\n"
+MARK, STEP = 1, 2
+ENTRY_BYTES_MAX = 1 << 26
+
+_HEAD = struct.Struct("<BI")
+_CRC = struct.Struct("<I")
+_MARK = struct.Struct("<Q32s")
+_STEP = struct.Struct("<QH")
+
+
+class LogError(Exception):
+    """A log that is damaged, or of another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    revision: int
+    digest: bytes
+    run: str
+
+    def encode(self) -> bytes:
+        return _sealed(MARK, _MARK.pack(self.revision, self.digest) + self.run.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From `revision` to the next."""
+
+    revision: int
+    seats: tuple[int, ...]
+    codes: tuple[bytes, ...]
+    """What the peer on each seat has brought in; all as many bytes."""
+
+    def encode(self) -> bytes:
+        seats = struct.pack(f"<{len(self.seats)}I", *self.seats)
+        return _sealed(STEP, _STEP.pack(self.revision, len(self.seats)) + seats + b"".join(self.codes))
+
+
+Entry: TypeAlias = Mark | Step
+
+
+def _sealed(kind: int, body: bytes) -> bytes:
+    entry = _HEAD.pack(kind, len(body)) + body
+    return entry + _CRC.pack(zlib.crc32(entry))
+
+
+def _decode(kind: int, body: bytes) -> Entry:
+    if kind == MARK:
+        revision, digest = _MARK.unpack_from(body)
+        return Mark(revision, digest, body[_MARK.size :].decode())
+    revision, peers = _STEP.unpack_from(body)
+    seats = struct.unpack_from(f"<{peers}I", body, _STEP.size)
+    codes = body[_STEP.size + 4 * peers :]
+    each = len(codes) // peers if peers else 0
+    if kind != STEP or each * peers != len(codes):
+        raise LogError(f"an entry of kind {kind} with {len(body)} bytes cannot be understood")
+    return Step(revision, seats, tuple(codes[i * each : (i + 1) * each] for i in range(peers)))
+
+
+def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
+    """Each whole entry with where it ends. LogError for one that is whole but wrong."""
+    while begin + _HEAD.size <= len(data):
+        kind, size = _HEAD.unpack_from(data, begin)
+        body = begin + _HEAD.size
+        end = body + size + _CRC.size
+        if size > ENTRY_BYTES_MAX:
+            raise LogError(f"damaged at byte {begin}: an entry of {size} bytes")
+        if end > len(data):
+            return
+        if zlib.crc32(data[begin : body + size]) != _CRC.unpack_from(data, body + size)[0]:
+            if end == len(data):
+                return  # the last one: written in part
+            raise LogError(f"damaged at byte {begin}: the CRC-32 differs")
+        try:
+            yield end, _decode(kind, data[body : body + size])
+        except (struct.error, UnicodeDecodeError) as error:
+            raise LogError(f"an entry at byte {begin} cannot be understood: {error}") from None
+        begin = end
+
+
+def entries_of(data: bytes) -> Iterator[Entry]:
+    """Of entries one after the other, up to one that is not whole. LogError."""
+    return (entry for _, entry in _split(data))
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
+    """The entries of a file. OSError, LogError."""
+    return (entry for _, entry in _entries(Path(path).read_bytes(), str(path)))
+
+
+def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
+    """Of a whole file."""
+    if not data.startswith(MAGIC):
+        raise LogError(f"{name} is no log of steps")
+    try:
+        yield from _split(data, len(MAGIC))
+    except LogError as error:
+        raise LogError(f"{name}: {error}") from None
+
+
+class LogFile:
+    """A log that grows. What is added is with the operating system at once: it outlives the process, not the power."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Goes on with the file if it is there, after its last whole entry. OSError, LogError."""
+        path = Path(path)
+        self._file: BinaryIO = path.open("a+b", buffering=0)
+        self._file.seek(0)
+        data = self._file.read()
+        if not data:
+            self._file.write(MAGIC)
+            return
+        try:
+            ends = [end for end, _ in _entries(data, str(path))]
+        except LogError:
+            self._file.close()
+            raise
+        self._file.truncate(max(ends, default=len(MAGIC)))
+
+    def add(self, entry: Entry) -> None:
+        """OSError."""
+        data = entry.encode()
+        if self._file.write(data) != len(data):
+            raise OSError(f"{self._file.name}: written in part; is the disk full?")
+
+    def close(self) -> None:
+        self._file.close()
