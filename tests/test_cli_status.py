@@ -59,6 +59,19 @@ def test_table_of_a_run(crew: Crew) -> None:
     assert "peer 2" in done.stdout
 
 
+def test_a_check_is_silent_and_says_by_its_exit_code(crew: Crew) -> None:
+    crew.join(2)
+    host = socket.gethostname()
+    for fits in ([], ["--peers", "2"], ["--peers", "2", "--peer", host]):
+        done = pccl_status(crew.address, "--check", *fits)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = pccl_status(crew.address, "--check", "--peers", "3")
+    assert (done.returncode, done.stderr) == (1, "pccl status: 2 peers are in the run, not 3\n")
+    done = pccl_status(crew.address, "--check", "--peer", "elsewhere")
+    assert (done.returncode, done.stderr) == (1, "pccl status: no peer elsewhere is in the run\n")
+    assert "go with --check" in pccl_status(crew.address, "--peers", "3").stderr
+
+
 def test_who_waits_for_whom_is_told_and_asking_disturbs_nobody(crew: Crew) -> None:
     crew.join(2)
     waiting = Background(crew[0].update_topology)

@@ -24,7 +24,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "master",
         help="run a master",
         description="Runs a master, which keeps the membership of a run, until Ctrl-C or SIGTERM. "
-        "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL.",
+        "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL "
+        "(INFO, for instance), for machines with PCCL_LOG_FORMAT=json.",
     )
     parser.add_argument(
         "--listen",

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import seconds
+from pccl.cli.arguments import natural, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,18 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show it again every so often until Ctrl-C (default: %(const)g)",
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON each time")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="for probes: print nothing, and exit with 0 if the master answers and the next two hold, else with 1",
+    )
+    parser.add_argument("--peers", metavar="N", type=natural, default=0, help="with --check: N are in the run at least")
+    parser.add_argument(
+        "--peer",
+        metavar="NAME",
+        help="with --check: one of this name is in the run; without a name of their own peers are called HOST:PID, and "
+        "HOST is enough here",
+    )
     parser.add_argument("--token-file", metavar="FILE", help="the run's token (default: PCCL_TOKEN)")
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=10.0, help="for an answer (default: %(default)g)"
@@ -55,6 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.cli.master import token_in
     from pccl.status import run_status
 
+    if (arguments.peers or arguments.peer) and not arguments.check:
+        return _failed("--peers and --peer go with --check")
+    if arguments.check and arguments.watch is not None:
+        return _failed("--check asks once: not with --watch")
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
     except (ValueError, OSError) as error:
@@ -69,6 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         status = ask()
     except PCCLError as error:
         return _failed(error.message)
+    if arguments.check:
+        lack = _lack(status, arguments.peers, arguments.peer)
+        return 0 if lack is None else _failed(lack)
     if arguments.json:
         _print_json(status)
     else:
@@ -78,6 +97,16 @@ def run(arguments: argparse.Namespace) -> int:
 
         Console().print(render(status))
     return 0
+
+
+def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
+    """What is not as asked."""
+    names = [member.name for member in status.members if member.state == "accepted"]
+    if len(names) < peers:
+        return f"{len(names)} peers are in the run, not {peers}"
+    if peer is not None and not any(name == peer or name.rpartition(":")[0] == peer for name in names):
+        return f"no peer {peer} is in the run"
+    return None
 
 
 def _failed(why: object) -> int:

@@ -52,6 +52,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
@@ -124,6 +125,8 @@ class Log:
     text: str
     is_of_stranger: bool = False
     """Anybody can cause it, as often as they like."""
+    about: Mapping[str, int] = field(default_factory=dict)
+    """As in `pccl.logs.FIELDS`."""
 
 
 Effect = Send | Close | TakeBeats | Log
@@ -163,6 +166,11 @@ class _Member:
     beats: int | None = None
     """The connection that carries its signs of life."""
     has_beaten: bool = False
+
+    @property
+    def about(self) -> dict[str, int]:
+        """For the log."""
+        return {"group": self.hello.group, "peer": self.peer}
 
     def as_record(self) -> m.Member:
         return m.Member(
@@ -303,7 +311,7 @@ class Master:
             member = self._members[self._beats.pop(connection)]
             member.beats = None
             self._beats_due_at[member.peer] = now + self.options.peer_timeout_s
-            self._log("info", f"{member}: its signs of life broke off: {reason}")
+            self._log("info", f"{member}: its signs of life broke off: {reason}", member.about)
         return self._drain()
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
@@ -418,7 +426,9 @@ class Master:
             engine_threads=self.options.engine_threads,
         )
         self._say(connection, welcome)
-        self._log("info", f"{self._members[peer]} from {host} wants to join group {message.group}")
+        self._log(
+            "info", f"{self._members[peer]} from {host} wants to join group {message.group}", self._members[peer].about
+        )
 
     def _beat_hello(self, connection: int, host: str, message: m.BeatHello) -> None:
         member = self._members.get(message.peer)
@@ -467,7 +477,9 @@ class Master:
         for history in (self._made_in, self._relinks):
             for pair in [pair for pair in history if peer in pair]:
                 del history[pair]
-        self._log("info", f"{member} {'lost' if member.accepted else 'gone before it was accepted'}: {reason}")
+        self._log(
+            "info", f"{member} {'lost' if member.accepted else 'gone before it was accepted'}: {reason}", member.about
+        )
         if self._probing is not None:
             self._probing.awaiting.discard(peer)
         group = self._groups.get(member.hello.group)
@@ -669,7 +681,11 @@ class Master:
                 self._failed_pairs.setdefault(pair, reason)
             elif pair in all_pairs and pair not in group.missing:
                 group.missing.add(pair)
-                self._log("info", f"group {group.number} goes without a link between peers {pair}: {reason}")
+                self._log(
+                    "info",
+                    f"group {group.number} goes without a link between peers {pair}: {reason}",
+                    {**member.about, "other": other},
+                )
 
     def _on_link_lost(self, member: _Member, message: m.LinkLost) -> None:
         other = self._members.get(message.peer)
@@ -684,7 +700,9 @@ class Master:
         is_needed = pair in topology.ring_pairs(group.ring)
         if not is_needed and pair in group.missing | group.unreliable:
             return
-        self._log("warning", f"{member} lost its link to {other}: {message.reason}")
+        self._log(
+            "warning", f"{member} lost its link to {other}: {message.reason}", {**member.about, "other": message.peer}
+        )
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
         if self._relinks[pair] > RELINKS_MAX and not is_needed:
             group.unreliable.add(pair)
@@ -733,7 +751,11 @@ class Master:
         """`without` are peers that have not launched it and whose callers hear the reason in another way."""
         if not group.ledger.abort(op):
             return
-        self._log("info", f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}")
+        self._log(
+            "info",
+            f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}",
+            {"group": group.number, "tag": op.tag, "sequence": op.sequence},
+        )
         abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
         made = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason, counts_as_made=True) if without else abort
         for peer in group.ring:
@@ -745,7 +767,11 @@ class Master:
         were used in this one; sooner if no op is known to be in flight, so that as a rule none is aborted by it."""
         tags = group.ledger.tags
         if group.running and tags > (TAGS_MAX // 2 if is_idle or not group.ledger.entries else TAGS_MAX):
-            self._log("info", f"group {group.number} begins a new epoch: {tags} tags were used in the last one")
+            self._log(
+                "info",
+                f"group {group.number} begins a new epoch: {tags} tags were used in the last one",
+                {"group": group.number},
+            )
             self._stop(group)
 
     def _on_ops_stalled(self, member: _Member, message: m.OpsStalled) -> None:
@@ -758,7 +784,11 @@ class Master:
             if op in group.ledger.stalled:
                 holders = group.ledger.holders(op)
                 missing = list(islice((peer for peer in group.ring if peer not in holders), NAMED_MAX))
-                self._log("info", f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}")
+                self._log(
+                    "info",
+                    f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}",
+                    {**member.about, "tag": op.tag, "sequence": op.sequence},
+                )
 
     def _on_joint_call(self, member: _Member, message: m.JointCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
@@ -790,7 +820,7 @@ class Master:
             return
         sync.receivers.discard(member.peer)
         for donor, reason in message.suspects:
-            self._log("warning", f"{member} could not use donor {donor}: {reason}")
+            self._log("warning", f"{member} could not use donor {donor}: {reason}", {**member.about, "other": donor})
         if not message.success:
             sync.failure = sync.failure or f"{member} could not be brought up: {message.reason}"
 
@@ -854,7 +884,11 @@ class Master:
         if isinstance(elected, NotElected):
             self._finish(members, Kind.SYNC, elected.code, elected.reason)
             return True
-        self._log("info", f"group {group.number} syncs to revision {elected.revision}: {elected.reason}")
+        self._log(
+            "info",
+            f"group {group.number} syncs to revision {elected.revision}: {elected.reason}",
+            {"group": group.number},
+        )
         loose = elected.loose_receivers if any(t.loose for t in offers[elected.donors[0]].tensors) else frozenset()
         receivers = set(elected.content_receivers | loose)
         if not receivers:
@@ -898,7 +932,9 @@ class Master:
             for group in self._groups.values():
                 ring = topology.best_ring(group.ring, self._probing.cost)
                 if topology.ring_pairs(ring) != topology.ring_pairs(group.ring):
-                    self._log("info", f"group {group.number}: ring {group.ring} becomes {ring}")
+                    self._log(
+                        "info", f"group {group.number}: ring {group.ring} becomes {ring}", {"group": group.number}
+                    )
                     self._stop(group)
                     group.ring = ring
             return True
@@ -952,7 +988,11 @@ class Master:
                 absent = (str(self._members[peer]) for peer in circle if not self._waits_in(peer, kind))
                 missing[call] = list(islice(absent, NAMED_MAX))
             if missing[call]:
-                self._log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {', '.join(missing[call])}")
+                self._log(
+                    "info",
+                    f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {', '.join(missing[call])}",
+                    member.about,
+                )
 
     def _waits_in(self, peer: int, kind: str) -> bool:
         wait = self._members[peer].wait
@@ -1038,8 +1078,11 @@ class Master:
     def _say(self, connection: int, message: m.FromMaster) -> None:
         self._effects.append(Send(connection, message))
 
-    def _log(self, level: str, text: str, is_of_stranger: bool = False) -> None:
-        self._effects.append(Log(level, text, is_of_stranger))
+    def _log(
+        self, level: str, text: str, about: Mapping[str, int] = MappingProxyType({}), is_of_stranger: bool = False
+    ) -> None:
+        """`about`: what it is about, as in `pccl.logs.FIELDS`."""
+        self._effects.append(Log(level, text, is_of_stranger, {"view": self.installed_view, **about}))
         if not is_of_stranger:
             self.history.logged(self._now, level, text)
 

@@ -38,7 +38,7 @@ expects it to dial is patient, for a process that is merely busy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -224,6 +224,8 @@ class Ended:
 class Log:
     level: str
     text: str
+    about: Mapping[str, int] = field(default_factory=dict)
+    """As in `pccl.logs.FIELDS`."""
 
 
 @dataclass(frozen=True)
@@ -377,9 +379,8 @@ class Peer:
             op.stall_reported = True
             self._stall_batch.append(op.ref)
             waits = "the other peers' results" if op.done else "data of its neighbours"
-            self._effects.append(
-                Log("info", f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self.view.ring})")
-            )
+            text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self.view.ring})"
+            self._effects.append(Log("info", text, op.ref._asdict()))
 
     # What the user does.
 
@@ -676,9 +677,8 @@ class Peer:
         found = next((each for each in self._links.values() if each.link == link), None)
         if found is None:
             return
-        self._effects.append(
-            Log("warning", f"the link with peer {found.peer} goes on with a connection less: {reason}")
-        )
+        text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
+        self._effects.append(Log("warning", text, {"other": found.peer}))
         if found.is_up:
             self._replace_connection(found, lane)
         else:
@@ -691,7 +691,7 @@ class Peer:
             return
         count = min(found.connected // self.engine_threads, GROWN_CONNECTIONS_MAX - found.connected)
         text = f"windows hold back the link with peer {found.peer}: {count} connections more than {found.connected}"
-        self._effects.append(Log("info", text))
+        self._effects.append(Log("info", text, {"other": found.peer}))
         self._add_connections(found, lane, count, is_replacement=False)
 
     def link_failed(self, link: int, reason: str) -> None:

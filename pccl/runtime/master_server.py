@@ -242,7 +242,8 @@ class MasterServer:
                 if effect.is_of_stranger:
                     self._refusals.log(LEVELS[effect.level], text)
                 else:
-                    logger.log(LEVELS[effect.level], "%s", text)
+                    about = {"run": self._machine.run, **effect.about}
+                    logger.log(LEVELS[effect.level], "%s", text, extra=about)
         for number, frames in outgoing.items():
             client = self._clients.get(number)
             if client is not None:

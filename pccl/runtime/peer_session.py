@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 import trio
 
+from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
@@ -234,7 +235,8 @@ class PeerSession:
         self._timer_deadline = float("inf")
         self._tally = Tally()
         self._strangers = Strangers()
-        self._refusals = Refusals(logger, trio.current_time)
+        self._logger = AboutLogger(logger, self._about)
+        self._refusals = Refusals(self._logger, trio.current_time)
         self._ended = trio.Event()
         self._drained = trio.Event()
         """It has ended, and the engine has given all buffers back."""
@@ -346,6 +348,12 @@ class PeerSession:
         self._require_alive()
         return self._engine.stats()
 
+    def _about(self) -> dict[str, object]:
+        """For the log."""
+        view, machine = self.view, self._machine
+        known = {"run": machine.run, "view": view.view if view is not None else 0, "group": self._options.group}
+        return {**known, "peer": machine.peer} if machine.peer else {"group": self._options.group}
+
     def _require_alive(self) -> None:
         if self.failure is not None:
             raise SessionError(self.failure.result, self.failure.message)
@@ -357,7 +365,7 @@ class PeerSession:
         try:
             await self._run()
         except Exception:
-            logger.exception("the session failed; this is a bug of pccl")
+            self._logger.exception("the session failed; this is a bug of pccl")
             self._fail(Result.INTERNAL_ERROR, "an internal error; the log has its traceback")
         finally:
             self._fail(Result.NOT_INITIALIZED, "this communicator was closed")
@@ -608,16 +616,16 @@ class PeerSession:
 
     def _installed(self, effect: ps.Installed) -> None:
         for peer, reason in effect.lost:
-            logger.info("peer %d was lost: %s", peer, reason)
+            self._logger.info("peer %d was lost: %s", peer, reason, extra={"other": peer})
             if self._syncing is not None:
                 self._syncing.transfer.lost(peer, reason)
         view = effect.view
-        logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
         self.view = view
+        self._logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
         self.installed.set()
 
     def _session_ended(self, effect: ps.Ended) -> None:
-        logger.info("session over: %s", effect.reason)
+        self._logger.info("session over: %s", effect.reason)
         self._fail(effect.code, effect.reason)
 
     def _keep_beats(self, effect: ps.KeepBeats) -> None:
@@ -644,7 +652,7 @@ class PeerSession:
         self._pump()
 
     def _log(self, effect: ps.Log) -> None:
-        logger.log(LEVELS[effect.level], "%s", effect.text)
+        self._logger.log(LEVELS[effect.level], "%s", effect.text, extra=effect.about)
 
     def _spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         if self._nursery is not None and not self._ended.is_set():
@@ -697,7 +705,8 @@ class PeerSession:
                         if effect.is_replacement:
                             self._tally.reconnected()
                         return
-                logger.info("no further connection to peer %d: %s", effect.member.peer, reason)
+                peer = effect.member.peer
+                self._logger.info("no further connection to peer %d: %s", peer, reason, extra={"other": peer})
                 if not effect.is_replacement:
                     return
                 await trio.sleep(pause_s)
@@ -726,7 +735,7 @@ class PeerSession:
                     effect.timeout_s,
                 )
             except links.LinkError as error:
-                logger.warning("no link to %s", error)
+                self._logger.warning("no link to %s", error, extra={"other": effect.member.peer})
                 machine.link_failed(effect.link, str(error))
                 self._pump()
 
@@ -754,7 +763,7 @@ class PeerSession:
                 continue
             except OSError as error:
                 if not starved:
-                    logger.warning("cannot accept a connection: %s", error.strerror)
+                    self._logger.warning("cannot accept a connection: %s", error.strerror)
                 starved = True
                 self._strangers.drop_one()
                 await trio.sleep(0.1)
@@ -923,7 +932,7 @@ class PeerSession:
                     finally:
                         sock.close()
                 except (links.LinkError, ConnectionLost) as error:
-                    logger.info("cannot measure: %s", error)
+                    self._logger.info("cannot measure: %s", error)
         machine.probed(effect.probe, found)
         self._pump()
 

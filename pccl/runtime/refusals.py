@@ -12,7 +12,9 @@ WINDOW_S = 60.0
 class Refusals:
     """Lets LINES_MAX lines through in WINDOW_S seconds and counts the rest."""
 
-    def __init__(self, logger: logging.Logger, now: Callable[[], float]) -> None:
+    def __init__(
+        self, logger: logging.Logger | logging.LoggerAdapter[logging.Logger], now: Callable[[], float]
+    ) -> None:
         self._logger = logger
         self._now = now
         self._window_began = float("-inf")

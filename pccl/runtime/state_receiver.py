@@ -287,7 +287,7 @@ class _Fetch:
     def _fail(self, peer: int, reason: str) -> None:
         if peer in self._receiver.suspects:
             return
-        logger.warning("donor %d failed: %s", peer, reason)
+        logger.warning("donor %d failed: %s", peer, reason, extra={"other": peer})
         self._receiver.suspects[peer] = reason
         if peer in self._donors:
             self._donors[peer].scope.cancel()
@@ -337,7 +337,7 @@ class _Fetch:
         try:
             connection = _Connection(donor, await self._connect(donor.member))
         except LinkError as error:
-            logger.info("a connection less to donor %d: %s", donor.peer, error)
+            logger.info("a connection less to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
             return
         await self._use_lane(donor, connection)
 

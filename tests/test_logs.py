@@ -1,0 +1,95 @@
+"""What the log says, in words and in fields, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pccl import MasterNode, PCCLError, ReduceOp
+from pccl.logs import FIELDS, AboutLogger, JsonFormatter, TextFormatter
+from tests.crew import Crew, until
+
+RUN = """
+import numpy as np, pccl
+with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):
+    pass
+"""
+
+
+def run_with(**environment: str) -> list[str]:
+    """The lines that a short run logs."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN], capture_output=True, text=True, timeout=60, env={**clean, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_silent_unless_asked() -> None:
+    assert run_with() == []
+
+
+def test_for_machines_each_line_is_an_object() -> None:
+    lines = [json.loads(line) for line in run_with(PCCL_LOG_LEVEL="INFO", PCCL_LOG_FORMAT="json")]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    (installed,) = (line for line in lines if line["message"].startswith("view 1: peer 1"))
+    assert (installed["logger"], installed["level"]) == ("pccl.peer", "INFO")
+    assert (installed["view"], installed["group"], installed["peer"]) == (1, 0, 1)
+    (wants,) = (line for line in lines if "wants to join" in line["message"])
+    assert (wants["logger"], wants["group"], wants["peer"]) == ("pccl.master", 0, 1)
+    assert wants["run"] == installed["run"]
+
+
+def test_for_people_it_stands_before_the_words() -> None:
+    lines = run_with(PCCL_LOG_LEVEL="INFO")
+    assert any(" INFO pccl.peer [view 1, group 0, peer 1]: view 1: peer 1 of group 0" in line for line in lines)
+
+
+def test_an_unknown_format_or_level_is_named() -> None:
+    lines = run_with(PCCL_LOG_LEVEL="LOUD", PCCL_LOG_FORMAT="xml")
+    assert any("PCCL_LOG_LEVEL='LOUD' is not one of" in line for line in lines)
+    assert any("PCCL_LOG_FORMAT='xml' is not one of" in line for line in lines)
+
+
+def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCaptureFixture) -> None:
+    with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.INFO, "pccl"):
+        crew = Crew(node.address)
+        crew.join(2)
+        with pytest.raises(PCCLError, match="TIMEOUT"):
+            crew[0].all_reduce(np.ones(3, np.float32), op=ReduceOp.SUM, tag=77, timeout=0.05)
+        (aborted,) = (record for record in caplog.records if "aborted" in record.getMessage())
+        assert vars(aborted).items() >= {"group": 0, "tag": 77, "sequence": 0}.items()
+        crew.close(crew[1])
+        until(lambda: any(getattr(record, "other", None) == 2 for record in caplog.records), "peer 1 names peer 2")
+        crew.close_all()
+    (left,) = (record for record in caplog.records if re.match(r"peer 2 \(.*lost: left", record.getMessage()))
+    assert vars(left).items() >= {"group": 0, "peer": 2}.items()
+
+
+def test_text_and_objects_of_one_record() -> None:
+    lines: list[logging.LogRecord] = []
+    logger = logging.Logger("pccl.test")
+    handler = logging.Handler()
+    handler.emit = lines.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    about = AboutLogger(logger, lambda: {"run": "r", "view": 4, "peer": 1})
+    about.warning("no link to %s", "x\ny", extra={"other": 2, "peer": 3})
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("broken")
+    text = TextFormatter().format(lines[0])
+    assert text.endswith(" WARNING pccl.test [view 4, peer 3, other 2]: no link to x\ny")
+    told = json.loads(JsonFormatter().format(lines[0]))
+    assert {name: told[name] for name in FIELDS if name in told} == {"run": "r", "view": 4, "peer": 3, "other": 2}
+    assert "ValueError: why" in json.loads(JsonFormatter().format(lines[1]))["exception"]
+    assert "\n" not in JsonFormatter().format(lines[1])
+    assert " ERROR pccl.test: broken" in TextFormatter().format(lines[1])
