@@ -23,7 +23,7 @@ from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses, portal
 from pccl.runtime.engine import OpSpec
 from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
-from pccl.runtime.state_blocks import fingerprint
+from pccl.runtime.state_blocks import StateTensor, fingerprint
 from pccl.runtime.state_transfer import Transfer
 from pccl.shared_state import SharedState
 from pccl.timeouts import DEFAULT, Default, Timeout
@@ -249,8 +249,11 @@ class AsyncCommunicator(AwaitedCollectives):
             return await session.sync(strategy.value, shared_state.revision, transfer), transfer
 
         try:
-            with converting(name):
-                revision, done = await self._bounded(name, timeout, take_part)
+            try:
+                with converting(name):
+                    revision, done = await self._bounded(name, timeout, take_part)
+            finally:
+                await _settle(tensors)
         except PCCLError as error:
             if transfer is None or not transfer.overwritten:
                 raise
@@ -424,6 +427,14 @@ class AsyncCommunicator(AwaitedCollectives):
         raise PCCLError(
             Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s; other peers may not have called it"
         )
+
+
+async def _settle(tensors: Sequence[StateTensor]) -> None:
+    """Waits for what is on its way to devices."""
+    for tensor in tensors:
+        if tensor.store is not None:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(tensor.store.settle)
 
 
 MASTER_SILENT = "the op could not be ended in time: the master does not answer"

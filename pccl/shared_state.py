@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError
 from pccl.operands import Operand, resolve
 from pccl.runtime.state_blocks import StateTensor
@@ -28,16 +29,14 @@ class TensorInfo:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"{name!r} cannot be a tensor's name")
         if not operand.is_writable:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"tensor {name!r} is read-only")
-        if operand.device is not None:
-            what = f"tensor {name!r} is on {operand.device_name}; a shared state takes CPU tensors only, pass .cpu()"
-            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", what)
         self.name = name
         self.allow_content_inequality = allow_content_inequality
         self._operand = operand
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """A dense, contiguous torch CPU tensor. PCCLError INVALID_ARGUMENT says what else it is."""
+        """A dense, contiguous torch tensor on the CPU or a CUDA device. PCCLError INVALID_ARGUMENT says what else it
+        is."""
         return cls(resolve(tensor, f"tensor {name!r}", "TensorInfo.from_torch"), name, allow_content_inequality)
 
     @classmethod
@@ -47,9 +46,9 @@ class TensorInfo:
 
     def state_tensor(self) -> StateTensor:
         operand = self._operand
-        return StateTensor(
-            self.name, operand.dtype.name, operand.shape, self.allow_content_inequality, operand.memory()
-        )
+        store = None if operand.device is None else DeviceStore(operand.device, operand.owner, operand.size_bytes)
+        data = memoryview(b"") if store is not None else operand.memory()
+        return StateTensor(self.name, operand.dtype.name, operand.shape, self.allow_content_inequality, data, store)
 
     def __repr__(self) -> str:
         return f"TensorInfo({self.name!r}, {self._operand.dtype.name}, shape={list(self._operand.shape)})"

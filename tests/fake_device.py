@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from pccl import DataType, operands
 from pccl.devices.device import Event, HostMemory
@@ -112,7 +113,8 @@ class FakeDevice:
         self.kernel_s = self.write_s = 0.0
         """What a kernel, or a copy to the device, takes beside the usual delay."""
         self.fails_after_reads: int | None = None
-        self.reads = self.writes = 0
+        self.can_hash = True
+        self.reads = self.writes = self.hashed_blocks = 0
         self.pinned_allocated: list[int] = []
         self.unpinned_allocated: list[int] = []
         self._random = random.Random(seed)
@@ -176,6 +178,22 @@ class FakeDevice:
 
     def follow(self, event: Event) -> None:
         self.current.give(event.wait)
+
+    def block_digests(self, array: FakeArray, block_bytes: int, blocks: int) -> bytes | None:
+        if not self.can_hash:
+            return None
+        found: list[bytes] = []
+        data = array.bytes()
+
+        def kernel() -> None:
+            found.extend(
+                blake3(data[i * block_bytes : (i + 1) * block_bytes].tobytes()).digest() for i in range(blocks)
+            )
+
+        self.hashed_blocks += blocks
+        self.current.give(kernel)
+        self.current.record().wait()
+        return b"".join(found)
 
     def synchronize(self) -> None:
         for event in [stream.record() for stream in self._all_streams]:

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
-from pccl import Communicator, QuantizationOptions, ReduceOp
-from pccl.devices import staging
+from pccl import Communicator, QuantizationOptions, ReduceOp, SharedState
+from pccl.devices import staging, torch_blake3
 from pccl.devices.torch_cuda import CudaDevice
 from tests.crew import Crew, run_of
 
@@ -149,3 +150,32 @@ def test_gpu_many_ops_at_once(pair: Crew, monkeypatch: pytest.MonkeyPatch) -> No
                 assert torch.all(held[tag] == 2 * tag + 1), turn
 
     pair.each(reduce)
+
+
+def test_gpu_digests_come_from_torch_unless_it_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(2000, dtype=torch.int32)
+    data = tensor.numpy().tobytes()[:6144]
+    expected = b"".join(blake3(data[i : i + 2048]).digest() for i in range(0, 6144, 2048))
+    device = CudaDevice(torch, Calls(), torch.device("cpu"))
+    assert device.block_digests(tensor, 2048, 3) == expected
+    assert device.block_digests(tensor, 1000, 3) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_blake3, "_ROUNDS", 6)
+        other = CudaDevice(torch, Calls(), torch.device("cpu"))
+        assert other.block_digests(tensor, 2048, 3) is None
+    assert other.block_digests(tensor, 2048, 3) is None
+
+
+@needs_gpu
+def test_gpu_and_cpu_share_a_state(pair: Crew) -> None:
+    tensors = [torch.randn(COUNT, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2)]
+    held = [tensors[0].cuda(), tensors[1].clone()]
+    for turn in range(1, 4):
+        states = [SharedState.from_torch({"x": tensor}) for tensor in held]
+        held[turn % 2].add_(1)  # on the GPU still under way when the sync begins
+        for i, state in enumerate(states):
+            state.revision = 2 * turn + (i == turn % 2)
+        pair.each(lambda peer, i, states=states: peer.sync_shared_state(states[i]))  # type: ignore[misc]
+        assert torch.equal(held[0].cpu(), held[1])
+    infos = pair.each(lambda peer, i: peer.sync_shared_state(states[i]))
+    assert [info.rx_bytes for info in infos] == [0, 0]

@@ -45,5 +45,9 @@ class Device(Protocol):
     def follow(self, event: Event) -> None:
         """What this thread gives to its current stream from now on waits for `event`."""
 
+    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
+        """The BLAKE3 digests of an array's first blocks, one after the other; None if the device cannot. Blocks this
+        thread."""
+
     def synchronize(self) -> None:
         """Blocks until all that was given to any stream of the device is done."""

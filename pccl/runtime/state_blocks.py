@@ -4,6 +4,8 @@ Contents are compared and moved in blocks of BLOCK_BYTES. A tensor's digest is t
 the root that the master elects is the BLAKE3 of all tensors' digests together with their names, dtypes and shapes.
 Tensors whose content may differ between peers (loose ones) are not in the root.
 
+A tensor on a device has a `Store`, which hashes it there, to the same digests, and copies what is asked for.
+
 Hashing releases the GIL and uses every core this process may run on, with threads of its own: BLAKE3's built-in
 parallelism keeps a pool of threads for the whole process, which would hang a child that was forked after its first use.
 """
@@ -14,6 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -29,26 +32,73 @@ SHARE_BYTES = 16 * 2**20
 THREADS_MAX = 32
 
 
+class Landing(Protocol):
+    """Memory for a block that is being received."""
+
+    @property
+    def view(self) -> memoryview: ...
+
+    def land(self) -> None:
+        """What is in the view becomes the block. Does not wait."""
+
+
+class Store(Protocol):
+    """A tensor's bytes where they are not memory of this machine. What may wait for the device says so."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def digests(self) -> bytes:
+        """Of all blocks, one after the other, once the device has come to rest. Waits."""
+
+    def load(self, number: int) -> memoryview:
+        """A copy of a block. Waits."""
+
+    def landing(self, number: int) -> Landing: ...
+
+    def settle(self) -> None:
+        """Returns when everything that has landed is there for all users of the device. Waits, if anything has."""
+
+
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor of the shared state as plain memory."""
+    """A tensor of the shared state."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     loose: bool
     data: memoryview
-    """Its bytes, contiguous and writable."""
+    """Its bytes, contiguous and writable; empty where there is a store."""
+    store: Store | None = None
 
     def offer(self) -> m.TensorOffer:
         return m.TensorOffer(self.name, self.dtype, list(self.shape), self.loose)
 
     @property
+    def size_bytes(self) -> int:
+        return len(self.data) if self.store is None else self.store.size_bytes
+
+    @property
     def block_count(self) -> int:
-        return -(-len(self.data) // BLOCK_BYTES)
+        return -(-self.size_bytes // BLOCK_BYTES)
 
     def block(self, number: int) -> memoryview:
+        """Without a store."""
         return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+
+    def landing(self, number: int) -> Landing:
+        return InPlace(self.block(number)) if self.store is None else self.store.landing(number)
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """The block itself."""
+
+    view: memoryview
+
+    def land(self) -> None:
+        """It has."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +149,10 @@ def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
     else:
         hashed = [_hash_share(share) for share in shares]
     digests = iter([each for share in hashed for each in share])
-    blocks = tuple(b"".join(next(digests) for _ in range(tensor.block_count)) for tensor in tensors)
+    blocks = tuple(
+        tensor.store.digests() if tensor.store else b"".join(next(digests) for _ in range(tensor.block_count))
+        for tensor in tensors
+    )
     return Fingerprint(blocks, root_digest(tensors, blocks))
 
 
@@ -108,7 +161,7 @@ def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
     share: list[memoryview] = []
     size = 0
     for tensor in tensors:
-        for number in range(tensor.block_count):
+        for number in range(tensor.block_count) if tensor.store is None else ():
             block = tensor.block(number)
             share.append(block)
             size += len(block)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import trio
+
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.runtime import state_blocks
@@ -33,7 +35,11 @@ async def serve(
         if request.first < 0 or request.count < 1 or request.first + request.count > tensor.block_count:
             raise ProtocolError(f"blocks [{request.first}, +{request.count}) of {tensor.block_count} were asked for")
         for number in range(request.first, request.first + request.count):
-            await _send(stream, tensor.block(number), sent)
+            if tensor.store is None:
+                block = tensor.block(number)
+            else:
+                block = await trio.to_thread.run_sync(tensor.store.load, number, abandon_on_cancel=True)
+            await _send(stream, block, sent)
 
 
 async def _send(stream: ByteStream, block: memoryview, sent: Callable[[int], None]) -> None:

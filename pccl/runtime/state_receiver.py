@@ -5,7 +5,8 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
 1. One donor at a time is asked for the block digests, which must hash to the root that the master elected, so a donor
    can neither lie nor be mistaken about the goal. The others wait, connected, until one has told.
 2. Every donor is then asked for blocks as `state_schedule` says. A block is received straight into its tensor, hashed
-   (a fraction of a millisecond, without the GIL), and landed if its digest is right. A second copy of a block that is
+   (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
+   it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
    already being written is received into the lane's scratch block, and copied if it is complete first; whoever was
    writing the block is first made to let go of it. So a block that has landed is never written again.
    Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more lanes,
@@ -20,7 +21,8 @@ Loose tensors are not in the root and may differ between donors: all of them com
 They follow the rest, from the first donor that has not failed; if it fails, the next is asked, and only what differs
 between the two is fetched anew.
 
-Memory beside the tensors: the digests (32 bytes a block), and a scratch block for a lane that needs one.
+Memory beside the tensors: the digests (32 bytes a block), a scratch block for a lane that needs one, and a block for
+each lane where tensors are on a device.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import MESSAGE_BYTES_MAX, ProtocolError
 from pccl.runtime import state_blocks
 from pccl.runtime.links import LinkError
-from pccl.runtime.state_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, StateTensor
+from pccl.runtime.state_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
 from pccl.runtime.state_schedule import Block, Lane, Schedule, blocks_of
 from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_message
 
@@ -404,7 +406,7 @@ class _Fetch:
                 raise ProtocolError("its digests do not hash to what the group elected")
         self._goal = goal
         missing = {index: state_blocks.differing(self._receiver.held[index], goal[index]) for index in goal}
-        blocks = (blocks_of(index, len(self._tensors[index].data), missing[index]) for index in goal)
+        blocks = (blocks_of(index, self._tensors[index].size_bytes, missing[index]) for index in goal)
         self._schedule = Schedule(chain.from_iterable(blocks), sum(map(len, missing.values())))
         if self._is_done:
             self._scope.cancel()
@@ -451,18 +453,21 @@ class _Fetch:
         if block.is_landed or block in self._writing:
             await self._receive_copy(connection, block)
             return
-        rest = target = self._tensors[block.tensor].block(block.number)
+        tensor = self._tensors[block.tensor]
+        landing = tensor.landing(block.number)
+        rest = landing.view
         writing = self._writing[block] = _Writing()
         try:
             while rest and not writing.is_revoked:
                 count = await writing.receive(connection, rest)
                 if count:
-                    self._spoil(block)
+                    if tensor.store is None:
+                        self._spoil(block)
                     rest = rest[count:]
                     await self._ask(connection, schedule)
             if not rest:
-                self._verify(target, block)
-                self._land(block)
+                self._verify(landing.view, block)
+                self._land(block, landing)
         finally:
             del self._writing[block]
             writing.ended.set()
@@ -478,9 +483,9 @@ class _Fetch:
             while (writing := self._writing.get(block)) is not None:
                 await writing.revoke()
         if not block.is_landed:
-            self._spoil(block)
-            self._tensors[block.tensor].block(block.number)[:] = copy
-            self._land(block)
+            landing = self._tensors[block.tensor].landing(block.number)
+            landing.view[:] = copy
+            self._land(block, landing)
 
     def _verify(self, data: memoryview, block: Block) -> None:
         if state_blocks.digest(data) != state_blocks.digest_at(self._goal[block.tensor], block.number):
@@ -491,8 +496,11 @@ class _Fetch:
         self._receiver.overwritten.add(self._tensors[block.tensor].name)
         self._hold(block, UNKNOWN)
 
-    def _land(self, block: Block) -> None:
+    def _land(self, block: Block, landing: Landing) -> None:
+        """Its verified bytes are in `landing`."""
         assert self._schedule is not None
+        self._spoil(block)
+        landing.land()
         self._hold(block, state_blocks.digest_at(self._goal[block.tensor], block.number))
         self._receiver.rx_bytes += block.size
         self._schedule.land(block)

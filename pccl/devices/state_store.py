@@ -1,0 +1,100 @@
+"""Tensors on a device as part of a shared state: hashed there, moved block by block.
+
+The device comes to rest before its tensors are hashed, whatever streams the program uses, and all that has landed is
+there for all streams when the sync returns. Only blocks that are asked for come to this machine's memory, and what
+comes over the network is verified there before the device has it, so a tensor on a device never holds a wrong byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from pccl.devices.device import Device, Event
+from pccl.devices.host_memory import Block
+from pccl.devices.staging import helper_of
+from pccl.runtime import state_blocks
+
+WRITES_MAX = 16
+"""Copies to the device that are under way at once, each with a block of host memory."""
+
+
+class DeviceStore:
+    """See `state_blocks.Store`. For one sync."""
+
+    def __init__(self, device: Device, array: Any, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._device = device
+        self._array = array
+        self._pool = helper_of(device).pool
+        self._writes: deque[tuple[Event, Block]] = deque()
+
+    def digests(self) -> bytes:
+        self._device.synchronize()
+        whole = self.size_bytes // state_blocks.BLOCK_BYTES
+        there = self._device.block_digests(self._array, state_blocks.BLOCK_BYTES, whole) if whole else None
+        last = -(-self.size_bytes // state_blocks.BLOCK_BYTES)
+        rest = range(0 if there is None else whole, last)
+        return (there or b"") + b"".join(state_blocks.digest(block) for block in self._loaded(rest))
+
+    def load(self, number: int) -> memoryview:
+        return next(self._loaded(range(number, number + 1)))
+
+    def _loaded(self, numbers: range) -> Iterator[memoryview]:
+        """Copies of blocks; while one is in use, the next is copied."""
+        coming: deque[tuple[Event, memoryview]] = deque()
+        for number in numbers:
+            start, size = self._place(number)
+            block = self._pool.take(size)
+            coming.append((self._device.read(self._array, start, size, block.host, None), _view(block, size)))
+            if len(coming) > 1:
+                yield _arrived(*coming.popleft())
+        while coming:
+            yield _arrived(*coming.popleft())
+
+    def landing(self, number: int) -> _Landing:
+        return _Landing(self, *self._place(number), self._pool.take(self._place(number)[1]))
+
+    def settle(self) -> None:
+        if self._writes:
+            # All of them: they were given to the streams of several threads, which the program's do not wait for.
+            self._device.synchronize()
+            self._writes.clear()
+        self._pool.trim()
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """First byte and size of a block."""
+        start = number * state_blocks.BLOCK_BYTES
+        return start, min(state_blocks.BLOCK_BYTES, self.size_bytes - start)
+
+    def _write(self, start: int, size: int, block: Block) -> None:
+        if len(self._writes) >= WRITES_MAX:
+            self._writes.popleft()[0].wait()
+        self._writes.append((self._device.write(self._array, start, size, block.host), block))
+
+
+class _Landing:
+    """A block in this machine's memory, on its way to the device."""
+
+    def __init__(self, store: DeviceStore, start: int, size: int, block: Block) -> None:
+        self.view = _view(block, size)
+        self._store = store
+        self._start = start
+        self._block = block
+
+    def land(self) -> None:
+        self._store._write(self._start, len(self.view), self._block)
+
+
+def _arrived(event: Event, view: memoryview) -> memoryview:
+    event.wait()
+    return view
+
+
+def _view(block: Block, size: int) -> memoryview:
+    """The first bytes of a block, which lives as long as the view."""
+    chars = (ctypes.c_char * size).from_address(block.address)
+    chars.block = block  # type: ignore[attr-defined]
+    return memoryview(chars).cast("B")
