@@ -81,6 +81,8 @@ class AsyncCommunicator(AwaitedCollectives):
         encrypt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
         segment_bytes: int = 0,
+        site: str = "",
+        site_size: int = 0,
     ) -> None:
         def check(is_fine: bool, message: str) -> None:
             if not is_fine:
@@ -105,6 +107,10 @@ class AsyncCommunicator(AwaitedCollectives):
             isinstance(segment_bytes, int) and 0 <= segment_bytes < 2**32,
             f"segment_bytes {segment_bytes!r}: not in [0, 2**32)",
         )
+        check(
+            isinstance(site_size, int) and bool(site) == (site_size > 0),
+            f"site {site!r} and site_size {site_size!r} belong together: a name, and how many peers have it",
+        )
         self.address = address
         secret = security.token(token, "Communicator")
         self.timeout = timeouts.checked_s(timeout, "Communicator")
@@ -116,6 +122,8 @@ class AsyncCommunicator(AwaitedCollectives):
             port=port,
             listen_host=listen_host,
             listen_port=listen_port,
+            site=site,
+            site_size=site_size,
             name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
             token=secret,
             encrypt=security.encryption(encrypt, secret, "Communicator"),

@@ -64,6 +64,10 @@ class Communicator(BlockingCollectives):
     to the master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has
     that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
 
+    `site` and `site_size`: so many peers that give the same name are admitted together, and with one the others are
+    lost (they fail with MASTER_CONNECTION_FAILED), as is right for ranks that share the shards of one model; see
+    `pccl.training.site`. Every start of a site needs a name of its own. One that calls `close` leaves alone.
+
     Memory beyond the caller's arrays: at most 16 MiB for each op in flight that is quantized or, among more than two
     peers, goes direct (small ones need less than twice their size; in groups of 16 peers and more it may be up to a
     megabyte a peer), and in place a copy of the array, for an abort to put back. Between ops at most 64 MiB are kept,
@@ -92,6 +96,8 @@ class Communicator(BlockingCollectives):
         encrypt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
         segment_bytes: int = 0,
+        site: str = "",
+        site_size: int = 0,
     ) -> None:
         self._inner = AsyncCommunicator(
             address,
@@ -105,6 +111,8 @@ class Communicator(BlockingCollectives):
             encrypt=encrypt,
             ssl_context=ssl_context,
             segment_bytes=segment_bytes,
+            site=site,
+            site_size=site_size,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._inner)
         self._finalizer.atexit = False

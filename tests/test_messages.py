@@ -17,7 +17,7 @@ WIRE = {
     "Ring": "group epoch peers",
     "TensorOffer": "name dtype shape loose",
     "SyncOffer": "strategy revision root tensors",
-    "Hello": "protocol version group hosts port connections name= auth= testimony=",
+    "Hello": "protocol version group hosts port connections name= auth= testimony= site= site_size=",
     "Leave": "reason=",
     "JointCall": "call kind offer= open_ops=",
     "JointCancel": "call",

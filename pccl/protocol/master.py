@@ -39,6 +39,11 @@ same, or if one waits in a call while another has long waited for an op that onl
 are in are_peers_pending are told no; if there are none, the calls (and the op) fail with INVALID_USAGE and an account
 of who waits in what.
 
+Sites. Peers that work as one, such as the ranks that share a model's shards, name a common site and its size. None is
+pending in the eyes of the others before so many are there, one view admits them all, and when one is lost the others of
+its site are evicted in the same event. So every group sees the same sites come and go, in the same views. A peer that
+leaves on purpose leaves alone.
+
 A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
 
 Cost. What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at
@@ -73,6 +78,7 @@ HOSTS_MAX = 16
 NAME_CHARACTERS_MAX = 255
 TAGS_MAX = 2**16
 """Different tags that a group may use in one epoch. Every peer counts the uses of each."""
+SITE_PEERS_MAX = 2**12
 OPEN_OPS_MAX = 2**18
 """Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
 LONG_WAIT_S = 10.0
@@ -268,6 +274,8 @@ class Master:
         self._made_in: dict[tuple[int, int], int] = {}
         self._relinks: dict[tuple[int, int], int] = {}
         self._lost: list[tuple[int, str]] = []
+        self._broken_sites: dict[str, str] = {}
+        """Sites of which a peer was lost, and why: the others follow."""
         self._preparing = False
         self._updating = False
         """update_topology is complete and waits for Install."""
@@ -366,8 +374,10 @@ class Master:
 
     @property
     def admissible(self) -> list[int]:
-        """Those pending who show signs of life."""
-        return [peer for peer, member in self._members.items() if not member.accepted and member.has_beaten]
+        """Those pending who show signs of life, if all of their site do."""
+        alive = [member for member in self._members.values() if not member.accepted and member.has_beaten]
+        found = Counter(member.hello.site for member in alive)
+        return [each.peer for each in alive if not each.hello.site or found[each.hello.site] == each.hello.site_size]
 
     def ring(self, group: int) -> list[int]:
         return list(self._groups[group].ring) if group in self._groups else []
@@ -407,6 +417,8 @@ class Master:
             )
         elif len(self._members) - self._accepted >= self.options.pending_max:
             refusal = f"{self.options.pending_max} peers wait to be accepted already; try again later"
+        else:
+            refusal = self._site_refusal(message)
         if refusal is not None:
             self._refuse(connection, host, refusal)
             return
@@ -429,6 +441,21 @@ class Master:
         self._log(
             "info", f"{self._members[peer]} from {host} wants to join group {message.group}", self._members[peer].about
         )
+
+    def _site_refusal(self, hello: m.Hello) -> str | None:
+        if not hello.site:
+            return None
+        if not _is_name(hello.site):
+            return f"its site's name must be printable and {NAME_CHARACTERS_MAX} characters at most"
+        if not 1 <= hello.site_size <= SITE_PEERS_MAX:
+            return f"site_size {hello.site_size} is not within [1, {SITE_PEERS_MAX}]"
+        mates = [member for member in self._members.values() if member.hello.site == hello.site]
+        sizes = {mate.hello.site_size for mate in mates} - {hello.site_size}
+        if sizes:
+            return f"site {hello.site!r} has {sizes.pop()} peers by what others of it say, not {hello.site_size}"
+        if len(mates) >= hello.site_size or any(mate.accepted for mate in mates):
+            return f"site {hello.site!r} is here already; give every start of a site a name of its own"
+        return None
 
     def _beat_hello(self, connection: int, host: str, message: m.BeatHello) -> None:
         member = self._members.get(message.peer)
@@ -469,6 +496,8 @@ class Master:
         for by_peer in (self._asked_at, self._beats_due_at, self._unlogged):
             by_peer.pop(peer, None)
         self.traffic.forget(peer)
+        if member.hello.site and not is_leaving:
+            self._broken_sites.setdefault(member.hello.site, f"peer {peer} of its site was lost: {reason}")
         self._told.discard(peer)
         self._admitting.discard(peer)
         self._awaiting_ready.discard(peer)
@@ -521,8 +550,16 @@ class Master:
         """Takes every step that has become possible. Called after each event."""
         progress = True
         while progress:
+            self._dissolve_sites()
             progress = self._settle_flushes() or self._admit_first() or self._step_view() or self._step_joint()
         self._fail_hopeless_waits()
+
+    def _dissolve_sites(self) -> None:
+        while self._broken_sites:
+            site, reason = self._broken_sites.popitem()
+            for peer in [peer for peer, member in self._members.items() if member.hello.site == site]:
+                self._evict(peer, reason)
+            self._broken_sites.pop(site, None)  # they have said the same of it
 
     def _settle_flushes(self) -> bool:
         settled = False

@@ -129,6 +129,10 @@ class Hello(Message, frozen=True):
     name: str = ""
     auth: bytes = b""
     testimony: Any = None
+    site: str = ""
+    """Whose peers are admitted together and lost together; empty: a peer on its own."""
+    site_size: int = 0
+    """Peers of the site; 0 without one."""
 
 
 class BeatHello(Message, frozen=True):

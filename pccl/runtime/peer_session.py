@@ -177,6 +177,9 @@ class SessionOptions:
     listen_host: str = ""
     listen_port: int = 0
     name: str = ""
+    site: str = ""
+    """Whose peers come and go together, and how many they are; empty and 0: a peer on its own."""
+    site_size: int = 0
     token: str = field(default="", repr=False)
     """The run's shared secret; empty: none."""
     encrypt: bool = False
@@ -380,6 +383,8 @@ class PeerSession:
             self._options.port or self._listener.getsockname()[1],
             self._options.connections,
             self._options.name,
+            site=self._options.site,
+            site_size=self._options.site_size,
         )
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
