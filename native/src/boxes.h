@@ -21,9 +21,9 @@
 enum {
     PCCL_BOX_LENGTH_BYTES = 4,
     PCCL_BOX_OVERHEAD_BYTES = PCCL_BOX_LENGTH_BYTES + PCCL_CIPHER_TAG_BYTES,
-    PCCL_BOX_BYTES_MAX = 16 << 10, /* of what is in it */
-    PCCL_BOXES_OUT = 4,
-    PCCL_BOXES_IN = 8,
+    PCCL_BOX_BYTES_MAX = 60 << 10, /* of what is in it: a u16, and every box costs OpenSSL half a microsecond */
+    PCCL_BOXES_OUT = 2,
+    PCCL_BOXES_IN = 3,
     PCCL_BOXES_BYTES = (PCCL_BOXES_OUT + PCCL_BOXES_IN) * (PCCL_BOX_BYTES_MAX + PCCL_BOX_OVERHEAD_BYTES)
 };
 

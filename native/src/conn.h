@@ -5,13 +5,13 @@
  * beyond it, up to READ_AHEAD bytes: the next headers and small frames, which are then handled without a
  * system call of their own. Elements that a read has cut in two wait in `carry`.
  *
- * Every payload is checksummed piece by piece as it is read, while it is in cache, and compared with what its
- * header says before anyone is told that it is there. Results may already hold it by then, and need not be
- * cleaned: a frame that does not arrive leaves its segment unfinished. Nothing made of it is sent on (only
- * what has arrived is), so no other rank gets to see it; and its op does not become done here, so that it
- * cannot be committed. Since nothing tells what else is wrong with the stream, the connection is lost, and the
- * frame comes again on another one (see below), or the link fails and the caller aborts the op, which puts back
- * what was overwritten in place.
+ * Every payload is checksummed piece by piece as it is read, while it is in cache, and compared with what
+ * its header says before anyone is told that it is there; what comes out of boxes is authenticated instead.
+ * Results may already hold it by then, and need not be cleaned: a frame that does not arrive leaves its
+ * segment unfinished. Nothing made of it is sent on (only what has arrived is), so no other rank gets to see
+ * it; and its op does not become done here, so that it cannot be committed. Since nothing tells what else is
+ * wrong with the stream, the connection is lost, and the frame comes again on another one (see below), or
+ * the link fails and the caller aborts the op, which puts back what was overwritten in place.
  *
  * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they
  * are. The checksum is taken right before, and so brings the payload into the cache for the system's copy. A
