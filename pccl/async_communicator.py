@@ -88,6 +88,8 @@ class AsyncCommunicator(AwaitedCollectives):
             if not is_fine:
                 raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", message)
 
+        listen = os.environ.get("PCCL_LISTEN") if listen is None else listen
+        advertise = os.environ.get("PCCL_ADVERTISE") if advertise is None else advertise
         try:
             addresses.parse(address)
             listen_host, listen_port = addresses.parse(listen, default_port=0) if listen else ("", 0)

@@ -55,8 +55,9 @@ class Communicator(BlockingCollectives):
 
     Keyword arguments: `timeout` in seconds bounds every blocking call of this communicator but `close` (None: wait),
     each call can override it; 0 or less has passed already. `listen` ("host:port") is where the one peer-to-peer port
-    is opened (default: all interfaces, any free port), `advertise` ("host[:port]") what other peers are told to dial,
-    for hosts behind NAT. `name` appears in logs. `token` is the run's shared secret, which the master and all peers
+    is opened (default: PCCL_LISTEN in the environment, else all interfaces and any free port), `advertise`
+    ("host[:port]") what other peers are told to dial, for hosts behind NAT (default: PCCL_ADVERTISE, else the address
+    that the master sees). `name` appears in logs. `token` is the run's shared secret, which the master and all peers
     must know or all be without (default: PCCL_TOKEN in the environment; "": none). `encrypt=True` encrypts and
     authenticates the numbers and the state that go between peers (AES-256-GCM, with keys that each connection makes of
     the token); all peers must have it alike (default: whether PCCL_ENCRYPT in the environment is 1). It needs a token,

@@ -32,6 +32,7 @@ from pccl import (
     Result,
     SharedState,
 )
+from pccl.status import run_status
 from tests.crew import (
     SUM,
     WAIT_S,
@@ -152,6 +153,20 @@ def test_an_advertised_address_and_a_listening_port_are_used(crew: Crew) -> None
     crew.join(1, listen="127.0.0.1:0", advertise="127.0.0.1", name="anna")
     crew.join(1, listen="[::]:0", p2p_connection_pool_size=1)
     assert crew.each(reduce_once) == [2, 2]
+
+
+def test_addresses_come_from_the_environment_unless_given(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PCCL_LISTEN", f"127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setenv("PCCL_ADVERTISE", "localhost")
+        with pytest.raises(PCCLError, match="in use"):
+            crew.join(1)
+        crew.join(1, listen="127.0.0.1:0")
+    crew.join(1)  # the port is free again
+    assert crew.each(reduce_once) == [2, 2]
+    status = run_status(crew.address)
+    assert [member.address.rpartition(":")[0] for member in status.members] == ["localhost"] * 2
 
 
 def test_the_with_statement_connects_and_closes(master: MasterNode) -> None:

@@ -20,5 +20,5 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 def local_environment() -> dict[str, str]:
     """For peers of a master that was started along with them: the token is theirs too, but that master has no
-    certificate, so TLS to another one is not asked of it."""
-    return {**os.environ, "PCCL_TLS_CA": ""}
+    certificate, so TLS to another one is not asked of it, and several cannot have one port."""
+    return {**os.environ, "PCCL_TLS_CA": "", "PCCL_LISTEN": "", "PCCL_ADVERTISE": ""}
