@@ -11,7 +11,7 @@ from typing import Any
 from pccl import collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.timeouts import DEFAULT, Timeout
-from pccl.types import CollectiveInfo, ReduceAlgorithm
+from pccl.types import CollectiveInfo, ReduceAlgorithm, ReduceOp
 
 
 class LaunchedCollectives:
@@ -26,6 +26,12 @@ class LaunchedCollectives:
         self, send: Any, recv: Any = None, *, tag: int = 0, algorithm: ReduceAlgorithm | None = None
     ) -> AsyncCollectiveHandle:
         return self.launch_collective(collectives.all_gather(send, recv, tag, algorithm), "all_gather_async")
+
+    def reduce_scatter_async(
+        self, send: Any, recv: Any = None, *, op: ReduceOp, tag: int = 0, algorithm: ReduceAlgorithm | None = None
+    ) -> AsyncCollectiveHandle:
+        call = collectives.reduce_scatter(send, recv, op, tag, algorithm)
+        return self.launch_collective(call, "reduce_scatter_async")
 
     def broadcast_async(
         self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None
@@ -43,8 +49,8 @@ class BlockingCollectives(LaunchedCollectives):
     calls with one tag differ all get INVALID_USAGE (what was called) or INVALID_ARGUMENT (with what), and the text
     shows both.
 
-    Arrays are contiguous NumPy arrays or torch CPU tensors of any dtype whose elements are plain memory, so also of
-    bool, complex or structured ones, or bytes, a bytearray or a memoryview of bytes.
+    Arrays are contiguous NumPy arrays or torch CPU tensors; where nothing is reduced, of any dtype whose elements are
+    plain memory, so also of bool, complex or structured ones, or bytes, a bytearray or a memoryview of bytes.
     """
 
     def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
@@ -68,6 +74,27 @@ class BlockingCollectives(LaunchedCollectives):
         where it belongs, and costs no copy then.
         """
         return self._collective(collectives.all_gather(send, recv, tag, algorithm), timeout, "all_gather")
+
+    def reduce_scatter(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Reduces `send` over the peer group and leaves every peer with its rank's part of the result: the same bits
+        that an all_reduce of the same `algorithm` would have there.
+
+        The parts are those of `numpy.array_split` of the flat array, so that any size will do in any world: the first
+        ones are one element longer where it cannot be divided evenly. The part is in `recv`, of any shape with so many
+        elements, or, if that is left out, in a new flat array: the `array` of what is returned. Arrays are of the
+        dtypes that all_reduce takes. `recv` must not overlap `send`.
+        """
+        call = collectives.reduce_scatter(send, recv, op, tag, algorithm)
+        return self._collective(call, timeout, "reduce_scatter")
 
     def broadcast(
         self,
@@ -109,6 +136,19 @@ class AwaitedCollectives(LaunchedCollectives):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         return await self._collective(collectives.all_gather(send, recv, tag, algorithm), timeout, "all_gather")
+
+    async def reduce_scatter(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        call = collectives.reduce_scatter(send, recv, op, tag, algorithm)
+        return await self._collective(call, timeout, "reduce_scatter")
 
     async def broadcast(
         self,

@@ -1,9 +1,9 @@
 """The collectives besides all_reduce: what their callers give, as what the engine needs.
 
-They only move elements, so these may be of any dtype whose elements are plain memory; what cannot be reduced travels as
-bytes. How large a result is depends on the world, which is known when the op starts: a `Placement` then finds out
-whether the caller's array fits, or makes one. One that does not fit fails the op on all peers, which would wait for
-this one in vain otherwise.
+Those that only move elements take any dtype whose elements are plain memory; what cannot be reduced travels as bytes.
+How large a result is depends on the world, which is known when the op starts: a `Placement` then finds out whether the
+caller's array fits, or makes one. One that does not fit fails the op on all peers, which would wait for this one in
+vain otherwise.
 
 A rank names a peer in the view that its caller has seen. Until the op starts that view may be gone, so a root is bound
 to its peer when the call is made (`Root`).
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pccl.errors import PCCLError
-from pccl.operands import Operand, empty_like, resolve_bytes
+from pccl.operands import Operand, empty_like, resolve, resolve_bytes
 from pccl.protocol.peer import View
 from pccl.reduce import AsyncHandle, check_algorithm, check_tag
 from pccl.runtime.engine import Buffers, OpSpec, Placement, Root
@@ -83,6 +83,41 @@ class _Gathered:
         return Buffers(send.address, recv.address, recv.count, (send.owner, recv.owner))
 
 
+def reduce_scatter(send: Any, recv: Any, op: ReduceOp, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
+    def call(_: View, func_name: str) -> CollectiveCall:
+        source = _resolve(send, "send", func_name, resolve)
+        target = None if recv is None else _target(recv, "recv", func_name, source)
+        if not isinstance(op, ReduceOp):
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
+        placement = _Scattered(source, target, recv)
+        spec = _spec(Collective.REDUCE_SCATTER, source.dtype, placement, tag, algorithm, func_name, reduce_op=op)
+        return CollectiveCall(spec, lambda: placement.array)
+
+    return call
+
+
+class _Scattered:
+    def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
+        self.array = array
+        self._send = send
+        self._recv = recv
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        send, recv = self._send, self._recv
+        count = send.count // world_size + (rank < send.count % world_size)
+        if recv is None:
+            self.array = empty_like(send.owner, (count,))
+            recv = _resolve(self.array, "recv", "")
+        if recv.count != count:
+            raise ValueError(
+                f"recv has {recv.count} elements, but rank {rank} of {world_size} gets {count} of {send.count}; leave "
+                f"recv out to have one made that fits"
+            )
+        if _overlap(send, recv):
+            raise ValueError("recv overlaps send, which has to stay as it is")
+        return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
+
+
 def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         if isinstance(root, bool) or not isinstance(root, int):
@@ -123,10 +158,11 @@ def _spec(
     algorithm: ReduceAlgorithm | None,
     func_name: str,
     root: Root | None = None,
+    reduce_op: ReduceOp = ReduceOp.SUM,
 ) -> OpSpec:
     check_tag(tag, func_name)
     check_algorithm(algorithm, func_name)
-    return OpSpec(tag, dtype, ReduceOp.SUM, None, buffers, algorithm, collective, root)
+    return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root)
 
 
 def _target(array: Any, role: str, func_name: str, source: Operand) -> Operand:
@@ -140,8 +176,8 @@ def _target(array: Any, role: str, func_name: str, source: Operand) -> Operand:
     return operand
 
 
-def _resolve(array: Any, role: str, func_name: str) -> Operand:
-    operand = resolve_bytes(array, role, func_name)
+def _resolve(array: Any, role: str, func_name: str, by: Callable[[Any, str, str], Operand] = resolve_bytes) -> Operand:
+    operand = by(array, role, func_name)
     if operand.device is not None:
         what = f"{role} is on {operand.device_name}; only all_reduce takes such arrays, pass {role}.cpu()"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)

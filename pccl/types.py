@@ -72,6 +72,7 @@ class Collective(IntEnum):
     BROADCAST = 2
     SEND = 3
     BARRIER = 4
+    REDUCE_SCATTER = 5
 
 
 class ReduceAlgorithm(IntEnum):

@@ -137,6 +137,50 @@ def test_broadcast(
     assert sum(info.tx_bytes for info in infos) == copies * source.nbytes
 
 
+@settings(max_examples=100)
+@given(
+    worlds,
+    segments,
+    shapes,
+    st.sampled_from([d for d in DataType if d is not DataType.BFLOAT16]),
+    seeds,
+    st.sampled_from(ReduceOp),
+    st.sampled_from(ReduceAlgorithm),
+    st.booleans(),
+)
+def test_reduce_scatter_gives_parts_of_what_all_reduce_does(
+    crew_of: CrewOf,
+    world: int,
+    segment: int,
+    shape: tuple[int, ...],
+    dtype: DataType,
+    seed: int,
+    op: ReduceOp,
+    algorithm: ReduceAlgorithm,
+    is_made: bool,
+) -> None:
+    crew = crew_of(world, segment)
+    random = np.random.default_rng(seed)
+    inputs = [(random.normal(0, 50, shape)).astype(dtype.to_numpy_dtype()) for _ in range(world)]
+    whole = [np.array(x) for x in inputs]
+    crew.each(lambda peer, i: peer.all_reduce(whole[i], op=op, algorithm=algorithm))
+    parts = np.array_split(whole[0].ravel(), world)
+    sends = [np.array(x) for x in inputs]
+
+    def call(peer: Communicator, i: int) -> CollectiveInfo:
+        recv = None if is_made else np.empty_like(parts[peer.membership.rank])
+        info = peer.reduce_scatter(sends[i], recv, op=op, algorithm=algorithm)
+        assert recv is None or info.array is recv
+        return info
+
+    infos = crew.each(call)
+    check_members(crew, infos)
+    for i, info in enumerate(infos):
+        assert info.array.dtype == inputs[0].dtype
+        assert info.array.tobytes() == parts[info.rank].tobytes()
+        assert sends[i].tobytes() == inputs[i].tobytes()
+
+
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_nobody_passes_a_barrier_before_all_have_come(crew_of: CrewOf, world: int) -> None:
     crew = crew_of(world, 0)
@@ -173,6 +217,8 @@ def test_large_arrays_go_over_several_engine_threads(algorithm: ReduceAlgorithm)
         arrays = [np.full(1_500_000, i, np.int32) for i in range(3)]
         crew.each(lambda peer, i: peer.broadcast(arrays[i], root=2, algorithm=algorithm))
         assert all(np.all(x == 2) for x in arrays)
+        for part in crew.each(lambda peer, i: peer.reduce_scatter(arrays[i], op=ReduceOp.PROD, algorithm=algorithm)):
+            assert np.array_equal(part.array, np.full(500_000, 8))
         crew.close_all()
 
 
@@ -194,6 +240,9 @@ def test_torch_tensors(crew_of: CrewOf) -> None:
             assert torch.equal(info.array.to(torch.complex64), torch.stack(sends).to(torch.complex64))
         crew.each(lambda peer, i, sends=sends: peer.broadcast(sends[i], root=1))
         assert sends[0].to(torch.complex64).tolist() == [[1, 0, 1]]
+    halves = [torch.tensor([i, 1.5, 2]) for i in range(2)]
+    infos = crew.each(lambda peer, i: peer.reduce_scatter(halves[i], op=ReduceOp.SUM))
+    assert [info.array.tolist() for info in infos] == [[1, 3], [4]]
 
 
 def test_many_in_flight_with_all_reduce_among_them(crew_of: CrewOf) -> None:
@@ -211,7 +260,7 @@ def test_many_in_flight_with_all_reduce_among_them(crew_of: CrewOf) -> None:
             elif tag % 4 == 2:
                 handles[tag] = peer.broadcast_async(sums[tag], root=1, tag=tag)
             else:
-                handles[tag] = peer.barrier_async(tag=tag)
+                handles[tag] = peer.reduce_scatter_async(sums[tag], op=ReduceOp.MAX, tag=tag)
         for tag, handle in handles.items():
             is_success, status, info = handle.wait()
             assert (is_success, status, info) == (True, Result.SUCCESS, handle.result())
@@ -219,7 +268,9 @@ def test_many_in_flight_with_all_reduce_among_them(crew_of: CrewOf) -> None:
             assert handle.done()
             if tag % 4 == 1:
                 assert info.array.tolist() == [[0, tag], [1, tag], [2, tag]]
-            elif tag % 4 != 3:
+            elif tag % 4 == 3:
+                assert info.array.tolist() == [2] * (4 if i == 0 else 3)
+            else:
                 assert np.all(sums[tag] == (3 if tag % 4 == 0 else 1))
 
     crew.each(call)
@@ -269,7 +320,8 @@ def test_alone_there_is_nobody_to_meet() -> None:
     with run_of(1) as crew:
         x = np.array([1])
         calls = [lambda: crew[0].all_gather(x), lambda: crew[0].broadcast(x, root=0), lambda: crew[0].barrier()]
-        assert [refusal(call).result for call in calls] == [Result.TOO_FEW_PEERS] * 3
+        calls.append(lambda: crew[0].reduce_scatter(x, op=ReduceOp.SUM))
+        assert [refusal(call).result for call in calls] == [Result.TOO_FEW_PEERS] * 4
         assert crew[0].membership == Membership(0, (1,))
 
 
@@ -316,7 +368,17 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(crew_of: CrewOf) -> No
         lambda peer, i: peer.all_gather(x, np.empty((2 if i == 1 else 3, 4), x.dtype)),
         *(Result.INVALID_ARGUMENT, "peer 2 cannot take part", "recv has 8 elements", "3 peers give 4 each, 12 in all"),
     )
+    fails_for_all(
+        crew,
+        lambda peer, i: peer.reduce_scatter(x, np.empty(2 if i < 2 else 1, x.dtype), op=ReduceOp.SUM),
+        *(Result.INVALID_ARGUMENT, "peer 2 cannot take part", "rank 1 of 3 gets 1 of 4"),
+    )
     whole = [np.zeros(12, np.int64) for _ in range(3)]
+    fails_for_all(
+        crew,
+        lambda peer, i: peer.reduce_scatter(whole[i], whole[i][4:8], op=ReduceOp.SUM),
+        *(Result.INVALID_ARGUMENT, "recv overlaps send"),
+    )
     fails_for_all(
         crew,
         lambda peer, i: peer.all_gather(whole[i][4:8], whole[i]),
@@ -341,6 +403,8 @@ def test_what_is_wrong_by_itself_is_told_at_once(crew_of: CrewOf) -> None:
         "send is not contiguous": lambda: peer.all_gather(x[::2]),
         "recv is read-only": lambda: peer.all_gather(x, read_only),
         "send is INT64 but recv is FLOAT": lambda: peer.all_gather(x, np.empty(8, np.float32)),
+        "dtype bool cannot be reduced": lambda: peer.reduce_scatter(x > 1, op=ReduceOp.SUM),
+        "op must be a ReduceOp": lambda: peer.reduce_scatter(x, op="sum"),  # type: ignore[arg-type]
         "tag -1 is not": lambda: peer.barrier(tag=-1),
         "algorithm must be": lambda: peer.all_gather(x, algorithm="ring"),  # type: ignore[arg-type]
         "root must be a rank, not '1'": lambda: peer.broadcast(x, root="1"),  # type: ignore[arg-type]
@@ -360,6 +424,7 @@ def test_a_timeout_aborts_for_all(crew_of: CrewOf) -> None:
     calls = {
         "all_gather": lambda peer, i: peer.all_gather(arrays[i], timeout=0.2 if i else None),
         "broadcast": lambda peer, i: peer.broadcast(arrays[i], root=0, timeout=0.2 if i else None),
+        "reduce_scatter": lambda peer, i: peer.reduce_scatter(arrays[i], op=ReduceOp.SUM, timeout=0.2 if i else None),
         "barrier": lambda peer, i: peer.barrier(timeout=0.2 if i else None),
     }
     for name, call in calls.items():
@@ -371,7 +436,7 @@ def test_a_timeout_aborts_for_all(crew_of: CrewOf) -> None:
         assert all(np.all(array == i) for i, array in enumerate(arrays))
 
 
-@pytest.mark.parametrize("kind", ["all_gather", "broadcast", "barrier"])
+@pytest.mark.parametrize("kind", ["all_gather", "broadcast", "reduce_scatter", "barrier"])
 def test_a_loss_gives_all_survivors_one_outcome_and_the_next_call_succeeds(kind: str) -> None:
     with run_of(4) as crew:
         arrays = [np.full(2_000_000, i, np.float32) for i in range(4)]
@@ -380,6 +445,8 @@ def test_a_loss_gives_all_survivors_one_outcome_and_the_next_call_succeeds(kind:
         def call(peer: Communicator, i: int) -> CollectiveInfo:
             if kind == "barrier":
                 return peer.barrier()
+            if kind == "reduce_scatter":
+                return peer.reduce_scatter(arrays[i], op=ReduceOp.MIN)
             if kind == "broadcast":
                 return peer.broadcast(arrays[i], root=0)
             return peer.all_gather(arrays[i])

@@ -66,8 +66,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_5() -> None:
-    assert m.PROTOCOL_VERSION == 5
+def test_layout_is_that_of_version_6() -> None:
+    assert m.PROTOCOL_VERSION == 6
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

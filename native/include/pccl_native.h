@@ -17,7 +17,8 @@
  * 2W - 1 segments where that is more: in worlds of 16 ranks and more, if in any. None for RING without
  * quantization, nor for DIRECT without it between two ranks. Of an op's `count * dtype` bytes, DIRECT takes
  * (W - 2)/W; quantized, of its bytes on the wire, DIRECT takes up to (2W - 1)/W and RING all, within that bound.
- * In place it also keeps a copy of its buffer, for an abort to put back. What ops have given back is kept for the
+ * REDUCE_SCATTER takes (W - 2)/W, whichever way. In place an op also keeps a copy of its buffer, for an abort to put
+ * back. What ops have given back is kept for the
  * next ones, but everything held, in use or idle, stays within pool_bytes_max (64 MiB, what four ops at once need)
  * and the largest copy taken lately, unless ops in use need more by themselves. Besides there are what connections
  * need (about 50 KiB each, more where they are encrypted), at most 2 MiB per link of small ops that other ranks have
@@ -43,7 +44,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 10 };
+enum { PCCL_NATIVE_ABI = 11 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -105,15 +106,18 @@ enum pccl_status {
  *                                                    puts back what it held
  *     SEND               as BROADCAST, between two ranks
  *     BARRIER            0                           0
+ *     REDUCE_SCATTER     count                       the rank's chunk of it: count / W, in the first count % W ranks
+ *                                                    one more
  *
- * All but ALL_REDUCE only move bytes: they know no reduce_op (0) and no quantization. */
+ * All but ALL_REDUCE know no quantization, and all but that and REDUCE_SCATTER no reduce_op (0). */
 enum pccl_collective {
     PCCL_ALL_REDUCE = 0,
     PCCL_ALL_GATHER = 1,
     PCCL_BROADCAST = 2,
     PCCL_SEND = 3,
     PCCL_BARRIER = 4,
-    PCCL_COLLECTIVE_COUNT = 5
+    PCCL_REDUCE_SCATTER = 5,
+    PCCL_COLLECTIVE_COUNT = 6
 };
 
 /* What every rank of an op must agree on. It travels with the op, and a neighbour whose own differs makes

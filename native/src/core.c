@@ -358,7 +358,7 @@ static void op_note_heard(pccl_core *core, pccl_op_peer *target)
 static void op_note_arrived(pccl_core *core, pccl_op *op, const pccl_op_inbound *inbound)
 {
     int has_more = pccl_op_arrived(op, inbound);
-    if (pccl_op_is_complete(op))
+    if (pccl_op_is_complete(op) && !op->is_done)
         op_note_done(core, op);
     for (uint32_t i = 0; has_more && i < op->peers_count; i++)
         peer_activate(&op->peers[i]);
@@ -700,9 +700,13 @@ static const char *core_on_segment(pccl_core *core, pccl_conn *conn, const pccl_
         return NULL;
     }
     const char *broken_rule = pccl_op_accept(source, frame, &inbound);
-    if (broken_rule == NULL)
+    if (broken_rule != NULL)
+        return broken_rule;
+    if (frame->payload_bytes > 0)
         pccl_conn_expect_segment(conn, source->op, &inbound);
-    return broken_rule;
+    else
+        op_note_arrived(core, source->op, &inbound);
+    return NULL;
 }
 
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame)

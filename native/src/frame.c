@@ -70,8 +70,6 @@ static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
     frame->hop = pccl_get_u32(body + 8);
     if (memcmp(body + 12, zeros, sizeof zeros) != 0)
         return "reserved bytes in use";
-    if (frame->payload_bytes == 0)
-        return "empty segment";
     return NULL;
 }
 

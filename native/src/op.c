@@ -31,6 +31,8 @@ static int shape_fits_collective(const pccl_op_shape *shape)
 {
     if (shape->collective == PCCL_ALL_REDUCE)
         return shape->root == 0;
+    if (shape->collective == PCCL_REDUCE_SCATTER)
+        return shape->root == 0 && shape->quantization == PCCL_QUANT_NONE;
     if (shape->reduce_op != 0 || shape->quantization != PCCL_QUANT_NONE)
         return 0;
     switch (shape->collective) {
@@ -54,6 +56,8 @@ static void op_measure_buffers(const pccl_op_request *request, uint64_t *send, u
     *send = *recv = shape->count;
     if (shape->collective == PCCL_ALL_GATHER)
         *send = shape->count / shape->world_size;
+    else if (shape->collective == PCCL_REDUCE_SCATTER)
+        *recv = shape->count / shape->world_size + (request->rank < shape->count % shape->world_size);
     else if (pccl_op_shape_has_root(shape))
         *(request->rank == shape->root ? recv : send) = 0;
 }
@@ -146,7 +150,7 @@ uint32_t pccl_op_window(const pccl_op *op, uint64_t slots)
 
 int pccl_op_take_slots(pccl_op *op, uint32_t wire_slots, uint64_t others)
 {
-    op->wire_slots = pccl_op_is_quantized(op) ? wire_slots : 0;
+    op->wire_slots = wire_slots;
     uint64_t slots = (uint64_t)op->wire_slots * op->tiling.world_size + others;
     if (slots == 0)
         return 0;
@@ -216,7 +220,7 @@ static int op_take_peers(pccl_op *op)
 
 static const pccl_op_algorithm *op_algorithm(const pccl_op_shape *shape)
 {
-    if (shape->collective != PCCL_ALL_REDUCE)
+    if (shape->collective != PCCL_ALL_REDUCE && shape->collective != PCCL_REDUCE_SCATTER)
         return &pccl_op_spread_algorithm;
     return shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
 }
@@ -248,6 +252,10 @@ int pccl_op_create(
     op->pool = pool;
     op->scratch_bytes_max = scratch_bytes_max;
     op->segments_left = segments;
+    if (pccl_op_is_half(op) && shape->world_size > 1) {
+        op->segments_left = pccl_tiling_chunk_segments(&tiling, request->rank);
+        op->recv_first = pccl_tiling_chunk_first(&tiling, request->rank);
+    }
     op->sendable_first = op->sendable_last = PCCL_NO_SEGMENT;
     pccl_list_init(&op->in_ops);
     if (shape->world_size > 1) {
@@ -462,6 +470,12 @@ void pccl_op_note_final(pccl_op *op, uint32_t index)
     op->segments_left--;
 }
 
+void pccl_op_note_final_elsewhere(pccl_op *op, uint32_t index)
+{
+    PCCL_ASSERT(pccl_op_is_half(op) && !pccl_op_is_final(op, index));
+    op->segments[index].state |= PCCL_SEGMENT_FINAL;
+}
+
 int pccl_op_has_sendable(const pccl_op_peer *target)
 {
     return target->is_target && target->op->algorithm->has_sendable(target);
@@ -519,7 +533,8 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
     inbound->range = pccl_tiling_range(&op->tiling, segment.chunk, segment.segment);
     inbound->payload_bytes = segment.payload_bytes;
     inbound->from = source->rank;
-    if (inbound->payload_bytes != pccl_op_payload_bytes(op, inbound->range.count))
+    int is_bare = pccl_op_is_half(op) && op->algorithm->is_final_hop(op, segment.hop);
+    if (inbound->payload_bytes != (is_bare ? 0 : pccl_op_payload_bytes(op, inbound->range.count)))
         return "wrong payload size";
     return op->algorithm->accept(source, &segment, inbound);
 }

@@ -55,6 +55,8 @@ typedef struct {
 
 typedef struct {
     uint32_t window; /* segments of a chunk: ring_plan.h */
+    uint32_t slots; /* that each chunk has; 0: it needs none */
+    uint8_t has_finals;
 } pccl_op_ring;
 
 /* Of the own chunk, with its n segments. */
@@ -64,6 +66,7 @@ typedef struct {
     uint32_t finals_count;
     uint8_t *shares; /* n x world_size: enum direct_share_state in op_direct.c */
     uint32_t window; /* segments of a chunk: direct_plan.h */
+    uint8_t has_finals;
 } pccl_op_direct;
 
 enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER };
@@ -102,7 +105,8 @@ typedef struct pccl_op {
     uint32_t wire_slots; /* quantized: so many to a chunk come first */
     uint64_t tx_bytes;
     uint64_t rx_bytes;
-    uint64_t segments_left; /* not yet final here */
+    uint64_t segments_left; /* of recv, not yet final here */
+    uint64_t recv_first; /* element that recv begins with */
     pccl_op_ring ring;
     pccl_op_direct direct;
     uint32_t sendable_first; /* FIFO, of those algorithms that have one target */

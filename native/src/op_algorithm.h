@@ -36,6 +36,9 @@ typedef struct pccl_op_algorithm {
     /* Of a frame from the source on the first hop. */
     void (*first_hop)(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop);
 
+    /* Whether that hop carries a final segment. Only asked of what reduces. */
+    int (*is_final_hop)(const pccl_op *op, uint32_t hop);
+
     /* What pccl_op_accept has filled in is index, range, payload_bytes and from. */
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
     /* `own` may be where the result goes. */
@@ -59,8 +62,15 @@ static inline int pccl_op_is_in_place(const pccl_op *op)
 {
     const pccl_op_request *request = &op->request;
     int is_kept = request->shape.collective == PCCL_ALL_GATHER ||
+                  request->shape.collective == PCCL_REDUCE_SCATTER ||
                   (request->shape.collective != PCCL_ALL_REDUCE && request->rank == request->shape.root);
     return request->send == request->recv && !is_kept;
+}
+
+/* Reduces, and leaves each chunk where it is finished. */
+static inline int pccl_op_is_half(const pccl_op *op)
+{
+    return op->request.shape.collective == PCCL_REDUCE_SCATTER;
 }
 
 static inline const uint8_t *pccl_op_send_at(const pccl_op *op, pccl_range range)
@@ -70,7 +80,7 @@ static inline const uint8_t *pccl_op_send_at(const pccl_op *op, pccl_range range
 
 static inline uint8_t *pccl_op_recv_at(const pccl_op *op, pccl_range range)
 {
-    return (uint8_t *)op->request.recv + range.first * op->element_bytes;
+    return (uint8_t *)op->request.recv + (range.first - op->recv_first) * op->element_bytes;
 }
 
 static inline int pccl_op_is_final(const pccl_op *op, uint64_t index)
@@ -82,7 +92,7 @@ static inline int pccl_op_is_final(const pccl_op *op, uint64_t index)
  * at least one. */
 uint32_t pccl_op_window(const pccl_op *op, uint64_t slots);
 
-/* wire_slots to each chunk if the op is quantized, and so many others. 0 or a status. */
+/* wire_slots to each chunk, and so many others. 0 or a status. */
 int pccl_op_take_slots(pccl_op *op, uint32_t wire_slots, uint64_t others);
 
 /* Where a quantized segment is while it travels. */
@@ -119,5 +129,8 @@ uint32_t pccl_op_pop_sendable(pccl_op *op);
 
 /* One more segment is as it will stay. */
 void pccl_op_note_final(pccl_op *op, uint32_t index);
+
+/* One that recv has no place for. */
+void pccl_op_note_final_elsewhere(pccl_op *op, uint32_t index);
 
 #endif

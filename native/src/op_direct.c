@@ -13,6 +13,8 @@
  *
  * recv accumulates, so the own share of an op in place is taken from `backup`.
  *
+ * A reduce-scatter keeps what it owns; finals, where there are any, tell no more than that they are.
+ *
  * Quantized, shares are encoded into the slots that later receive the finals. A share comes as a whole, into a
  * waiting slot; with two ranks into the slot of the own segment. There the result is encoded when all are
  * folded. */
@@ -69,8 +71,10 @@ static int direct_open(pccl_op *op)
     uint32_t world = direct_world(op);
     uint64_t slots = direct_waiting_slots(op) + (pccl_op_is_quantized(op) ? world : 0);
     direct->window = pccl_op_window(op, slots);
-    int status =
-        pccl_op_take_slots(op, direct->window, (uint64_t)direct->window * direct_waiting_slots(op));
+    direct->has_finals =
+        !pccl_op_is_half(op) || direct->window < pccl_tiling_chunk_segments(&op->tiling, 0);
+    uint32_t wire_slots = pccl_op_is_quantized(op) ? direct->window : 0;
+    int status = pccl_op_take_slots(op, wire_slots, (uint64_t)direct->window * direct_waiting_slots(op));
     if (status != 0 || own == 0)
         return status;
     if (own > SIZE_MAX / 2 / world)
@@ -103,7 +107,9 @@ static void direct_stop(pccl_op *op)
 
 static uint32_t direct_sends(const pccl_op *op, uint32_t chunk)
 {
-    return chunk == op->request.rank ? direct_world(op) - 1 : 1;
+    if (chunk == op->request.rank)
+        return pccl_op_is_half(op) ? 0 : direct_world(op) - 1;
+    return 1;
 }
 
 static int direct_has_share(const pccl_op_peer *target)
@@ -145,6 +151,8 @@ static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *fra
         frame->hop = direct_world(op);
     }
     *index = (uint32_t)pccl_tiling_index(&op->tiling, frame->chunk, frame->segment);
+    if (!is_share && pccl_op_is_half(op))
+        return NULL;
     pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
     frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
     if (pccl_op_is_quantized(op)) {
@@ -158,6 +166,8 @@ static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *fra
         pccl_op_save_for(frame, op, *index, range);
     return is_share ? pccl_op_send_at(op, range) : pccl_op_recv_at(op, range);
 }
+
+static int direct_is_final_hop(const pccl_op *op, uint32_t hop) { return hop == direct_world(op); }
 
 static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t segment)
 {
@@ -202,14 +212,15 @@ static const char *direct_accept(pccl_op_peer *source, const pccl_frame *frame, 
         return "the same segment twice";
     if ((*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
         return "a result before its parts";
+    if (!op->direct.has_finals)
+        return "a result that is not asked for";
     *state |= PCCL_SEGMENT_FINAL_IN;
     PCCL_ASSERT(op->backup == NULL || op->segments[inbound->index].saved == inbound->range.count);
     inbound->is_final = 1;
-    if (pccl_op_is_quantized(op)) {
+    if (pccl_op_is_quantized(op))
         inbound->store = pccl_op_wire_at(op, inbound->index);
-    } else {
+    else if (!pccl_op_is_half(op))
         inbound->store = pccl_op_recv_at(op, inbound->range);
-    }
     return NULL;
 }
 
@@ -283,7 +294,8 @@ static void direct_finish(pccl_op *op, uint32_t index, pccl_range range, uint32_
         pccl_op_encode(op, index, range, pccl_op_recv_at(op, range));
         pccl_op_decode(op, index, range);
     }
-    op->direct.finals[op->direct.finals_count++] = segment;
+    if (op->direct.has_finals)
+        op->direct.finals[op->direct.finals_count++] = segment;
     pccl_op_note_final(op, index);
 }
 
@@ -302,7 +314,10 @@ static int direct_arrived(pccl_op *op, const pccl_op_inbound *inbound)
             pccl_op_save(op, inbound->index, inbound->range);
             pccl_op_decode(op, inbound->index, inbound->range);
         }
-        pccl_op_note_final(op, inbound->index);
+        if (pccl_op_is_half(op))
+            pccl_op_note_final_elsewhere(op, inbound->index);
+        else
+            pccl_op_note_final(op, inbound->index);
         return 1; /* perhaps a share */
     }
     uint32_t segment = direct_segment(op, inbound->index);
@@ -334,6 +349,7 @@ const pccl_op_algorithm pccl_op_direct_algorithm = {
     .take_sendable = direct_take_sendable,
     .first_chunk = direct_first_chunk,
     .first_hop = direct_first_hop,
+    .is_final_hop = direct_is_final_hop,
     .accept = direct_accept,
     .reduce = direct_reduce,
     .retract = direct_retract,

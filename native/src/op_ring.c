@@ -6,9 +6,12 @@
  * The checksum of what goes out of recv is known by then: a final goes on as it came, and what was reduced was
  * checksummed while it was in cache.
  *
- * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the rank's own
- * chunk are ready from the start; another one is when it has arrived and has a further hop to make. A partial
+ * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the chunk
+ * that starts here are ready from the beginning; another one is when it has arrived and has a further hop to make. A partial
  * that is ready is sendable once the window (ring_plan.h) has room for it.
+ *
+ * A reduce-scatter keeps what it owns: partials of other chunks that pass through are accumulated in slots instead, and
+ * finals, where there are any, tell no more than that they are.
  *
  * Quantized, payload is received into the segment's slot and sent from it; a partial is decoded and reduced
  * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
@@ -36,24 +39,50 @@ static int ring_push_partial(pccl_op *op, uint32_t chunk, uint32_t segment)
     return 1;
 }
 
+/* Chunks whose partials pass through a rank of a reduce-scatter. */
+static uint32_t ring_passing(const pccl_op *op) { return op->request.shape.world_size - 2; }
+
+/* Only the owner of a chunk has nothing partial to send of it. */
+static int ring_is_owner(const pccl_ring_hops *hops) { return hops->send_partial == PCCL_NO_HOP; }
+
+/* Where what is reduced goes, or comes from. */
+static uint8_t *ring_sum_at(const pccl_op *op, uint32_t index, pccl_range range)
+{
+    if (!pccl_op_is_half(op))
+        return pccl_op_recv_at(op, range);
+    uint32_t chunk;
+    uint32_t segment;
+    pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
+    pccl_ring_hops hops = ring_hops(op, chunk);
+    if (ring_is_owner(&hops))
+        return pccl_op_recv_at(op, range);
+    PCCL_ASSERT(hops.send_partial > 0);
+    uint64_t passing = hops.send_partial - 1;
+    return pccl_op_slot_at(op, passing * op->ring.slots + segment % op->ring.slots);
+}
+
 static int ring_open(pccl_op *op)
 {
     uint32_t rank = op->request.rank;
     uint32_t world = op->request.shape.world_size;
-    uint32_t slots = pccl_op_is_quantized(op) ? world : 0;
-    uint64_t own = pccl_tiling_chunk_segments(&op->tiling, rank);
+    uint32_t slots = pccl_op_is_quantized(op) ? world : pccl_op_is_half(op) ? ring_passing(op) : 0;
+    uint32_t first = pccl_ring_first_chunk(world, rank);
+    uint64_t own = pccl_tiling_chunk_segments(&op->tiling, first);
     uint32_t all = (uint32_t)pccl_tiling_chunk_segments(&op->tiling, 0);
-    uint32_t wire_slots = all;
+    op->ring.slots = slots > 0 ? all : 0;
     op->ring.window = pccl_op_window(op, slots);
     if (op->ring.window < all) {
         op->ring.window = pccl_op_window(op, (uint64_t)slots * PCCL_RING_WINDOWS);
-        wire_slots = op->ring.window * PCCL_RING_WINDOWS;
+        op->ring.slots = op->ring.window * PCCL_RING_WINDOWS;
     }
+    op->ring.has_finals = !pccl_op_is_half(op) || op->ring.window < all;
     for (uint32_t i = 0; i < own; i++) {
-        op->segments[pccl_tiling_index(&op->tiling, rank, i)].state |= PCCL_SEGMENT_PARTIAL_READY;
-        ring_push_partial(op, rank, i);
+        op->segments[pccl_tiling_index(&op->tiling, first, i)].state |= PCCL_SEGMENT_PARTIAL_READY;
+        ring_push_partial(op, first, i);
     }
-    return pccl_op_take_slots(op, wire_slots, 0);
+    if (pccl_op_is_half(op))
+        return pccl_op_take_slots(op, 0, (uint64_t)slots * op->ring.slots);
+    return pccl_op_take_slots(op, op->ring.slots, 0);
 }
 
 static void ring_close(pccl_op *op) { (void)op; }
@@ -63,7 +92,8 @@ static void ring_stop(pccl_op *op) { op->sendable_first = op->sendable_last = PC
 static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
 {
     pccl_ring_hops hops = ring_hops(op, chunk);
-    return (hops.send_partial != PCCL_NO_HOP) + (hops.send_final != PCCL_NO_HOP);
+    int sends_final = hops.send_final != PCCL_NO_HOP && !pccl_op_is_half(op);
+    return (hops.send_partial != PCCL_NO_HOP) + sends_final;
 }
 
 static int ring_has_sendable(const pccl_op_peer *target)
@@ -71,11 +101,15 @@ static int ring_has_sendable(const pccl_op_peer *target)
     return target->op->sendable_first != PCCL_NO_SEGMENT;
 }
 
-static uint32_t ring_first_chunk(const pccl_op_peer *target) { return target->op->request.rank; }
+static uint32_t ring_first_chunk(const pccl_op_peer *target)
+{
+    const pccl_op_request *request = &target->op->request;
+    return pccl_ring_first_chunk(request->shape.world_size, request->rank);
+}
 
 static void ring_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
 {
-    *chunk = source->rank;
+    *chunk = pccl_ring_first_chunk(source->op->request.shape.world_size, source->rank);
     *hop = 0;
 }
 
@@ -88,8 +122,10 @@ static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame
     pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
     int is_final = hops.send_partial == PCCL_NO_HOP || op->segments[*index].state & PCCL_SEGMENT_FINAL_IN;
     frame->hop = is_final ? hops.send_final : hops.send_partial;
-    frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
     PCCL_ASSERT(frame->hop != PCCL_NO_HOP);
+    if (is_final && pccl_op_is_half(op))
+        return NULL;
+    frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
 
     if (pccl_op_is_quantized(op)) {
         if (frame->hop == 0) {
@@ -104,8 +140,10 @@ static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame
     }
     frame->payload_crc = op->segments[*index].crc;
     frame->has_payload_crc = 1;
-    return pccl_op_recv_at(op, range);
+    return ring_sum_at(op, *index, range);
 }
+
+static int ring_is_final_hop(const pccl_op *op, uint32_t hop) { return hop + 1 >= op->request.shape.world_size; }
 
 static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
 {
@@ -120,30 +158,29 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
         return "the same segment twice";
     if (inbound->is_final && (*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
         return "a result before its parts";
-    if (pccl_op_is_quantized(op) && frame->segment >= op->wire_slots &&
-        !pccl_op_is_final(op, inbound->index - op->wire_slots))
+    if (op->ring.slots > 0 && frame->segment >= op->ring.slots &&
+        !pccl_op_is_final(op, inbound->index - op->ring.slots))
         return "a segment beyond the window";
+    if (inbound->is_final && !op->ring.has_finals)
+        return "a result that is not asked for";
     *state |= bit;
     PCCL_ASSERT(!inbound->is_final || op->backup == NULL ||
                 op->segments[inbound->index].saved == inbound->range.count);
 
     if (pccl_op_is_quantized(op)) {
         inbound->store = pccl_op_wire_at(op, inbound->index);
-    } else {
+    } else if (!inbound->is_final || !pccl_op_is_half(op)) {
         op->segments[inbound->index].crc = inbound->is_final ? frame->payload_crc : 0;
         inbound->store = inbound->is_final ? pccl_op_recv_at(op, inbound->range) : NULL;
     }
     return NULL;
 }
 
-/* Only the owner of a chunk has nothing partial to send of it. */
-static int ring_is_owner(const pccl_ring_hops *hops) { return hops->send_partial == PCCL_NO_HOP; }
-
 static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
                         const uint8_t *payload, size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    uint8_t *destination = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
+    uint8_t *destination = ring_sum_at(op, inbound->index, inbound->range) + first * op->element_bytes;
     pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
     if (shape->reduce_op == PCCL_AVG) {
         uint32_t chunk;
@@ -192,10 +229,13 @@ static int ring_arrived(pccl_op *op, const pccl_op_inbound *inbound)
         op->segments[inbound->index].state |= PCCL_SEGMENT_PARTIAL_READY;
         return ring_push_partial(op, chunk, segment);
     }
-    int has_more = hops.send_final != PCCL_NO_HOP;
+    int has_more = hops.send_final != PCCL_NO_HOP && op->ring.has_finals;
     if (has_more)
         pccl_op_push_sendable(op, inbound->index);
-    pccl_op_note_final(op, inbound->index);
+    if (pccl_op_is_half(op) && !is_owner)
+        pccl_op_note_final_elsewhere(op, inbound->index);
+    else
+        pccl_op_note_final(op, inbound->index);
     uint64_t opened = (uint64_t)segment + op->ring.window;
     if (opened < pccl_tiling_chunk_segments(&op->tiling, chunk))
         has_more |= ring_push_partial(op, chunk, (uint32_t)opened);
@@ -211,6 +251,7 @@ const pccl_op_algorithm pccl_op_ring_algorithm = {
     .take_sendable = ring_take_sendable,
     .first_chunk = ring_first_chunk,
     .first_hop = ring_first_hop,
+    .is_final_hop = ring_is_final_hop,
     .accept = ring_accept,
     .reduce = ring_reduce,
     .retract = ring_retract,

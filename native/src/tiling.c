@@ -73,10 +73,15 @@ void pccl_tiling_locate(const pccl_tiling *tiling, uint64_t index, uint32_t *chu
     }
 }
 
+uint64_t pccl_tiling_chunk_first(const pccl_tiling *tiling, uint32_t chunk)
+{
+    return chunk * tiling->chunk_elements + pccl_min_u64(chunk, tiling->long_chunks);
+}
+
 pccl_range pccl_tiling_range(const pccl_tiling *tiling, uint32_t chunk, uint64_t segment)
 {
     uint64_t longer = chunk < tiling->long_chunks;
-    uint64_t chunk_first = chunk * tiling->chunk_elements + (longer ? chunk : tiling->long_chunks);
+    uint64_t chunk_first = pccl_tiling_chunk_first(tiling, chunk);
     uint64_t offset = (segment * tiling->slices + tiling->slice) * tiling->segment_elements;
     PCCL_ASSERT(chunk < tiling->world_size && segment < pccl_tiling_chunk_segments(tiling, chunk));
     pccl_range range;

@@ -49,6 +49,7 @@ uint64_t pccl_tiling_segments(const pccl_tiling *tiling);
 uint64_t pccl_tiling_chunk_segments(const pccl_tiling *tiling, uint32_t chunk);
 uint64_t pccl_tiling_index(const pccl_tiling *tiling, uint32_t chunk, uint64_t segment);
 void pccl_tiling_locate(const pccl_tiling *tiling, uint64_t index, uint32_t *chunk, uint32_t *segment);
+uint64_t pccl_tiling_chunk_first(const pccl_tiling *tiling, uint32_t chunk); /* element of the op; of any slice */
 pccl_range pccl_tiling_range(const pccl_tiling *tiling, uint32_t chunk, uint64_t segment);
 uint32_t pccl_tiling_longest_segment(const pccl_tiling *tiling); /* elements; of any slice */
 

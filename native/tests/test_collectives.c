@@ -1,4 +1,5 @@
-/* The collectives besides all-reduce on whole engines in one process, beside what their names say. */
+/* The collectives besides all-reduce on whole engines in one process, beside what their names say: a reduce-scatter
+ * beside the model of the all-reduce, of which it is a part. */
 #include "trial.h"
 
 #include "proxy.h"
@@ -32,6 +33,11 @@ static pccl_op_shape shape_of(uint8_t collective, uint64_t count, uint32_t dtype
     return shape;
 }
 
+static size_t chunk_elements(const pccl_op_shape *shape, uint32_t chunk)
+{
+    return (size_t)(shape->count / shape->world_size) + (chunk < shape->count % shape->world_size);
+}
+
 static void job_open(job *j, const pccl_op_shape *shape, int in_place)
 {
     memset(j, 0, sizeof *j);
@@ -45,6 +51,8 @@ static void job_open(job *j, const pccl_op_shape *shape, int in_place)
         j->send_bytes[rank] = j->recv_bytes[rank] = bytes;
         if (shape->collective == PCCL_ALL_GATHER)
             j->send_bytes[rank] = bytes / shape->world_size;
+        else if (shape->collective == PCCL_REDUCE_SCATTER)
+            j->recv_bytes[rank] = chunk_elements(shape, rank) * j->element_bytes;
         else if (has_root(shape))
             *(is_root ? &j->recv_bytes[rank] : &j->send_bytes[rank]) = 0;
         j->recv[rank] = allocate(j->recv_bytes[rank]);
@@ -111,10 +119,28 @@ static void job_check_inputs_kept(const job *j, uint32_t rank)
         CHECK(memcmp(j->recv[rank], j->inputs[rank], j->recv_bytes[rank]) == 0);
 }
 
+static int is_chunk_of_the_reduced(const job *j, uint32_t rank)
+{
+    trial t;
+    memset(&t, 0, sizeof t);
+    t.shape = j->shape;
+    t.bytes = (size_t)j->shape.count * j->element_bytes;
+    memcpy(t.inputs, j->inputs, sizeof t.inputs);
+    uint8_t *expected = trial_expected(&t);
+    size_t first = 0;
+    for (uint32_t chunk = 0; chunk < rank; chunk++)
+        first += chunk_elements(&j->shape, chunk) * j->element_bytes;
+    int is_right = memcmp(j->recv[rank], expected + first, j->recv_bytes[rank]) == 0;
+    free(expected);
+    return is_right;
+}
+
 static void job_check_result(const job *j, uint32_t rank)
 {
     const pccl_op_shape *shape = &j->shape;
     int is_right = 1;
+    if (shape->collective == PCCL_REDUCE_SCATTER)
+        is_right = is_chunk_of_the_reduced(j, rank);
     if (shape->collective == PCCL_ALL_GATHER)
         for (uint32_t from = 0; from < shape->world_size; from++)
             is_right &= memcmp(j->recv[rank] + from * j->send_bytes[from], j->inputs[from], j->send_bytes[from]) == 0;
@@ -143,14 +169,15 @@ static void job_run(world *w, const pccl_op_shape *shape, int in_place)
 /* Any op of so many elements a rank, at most. */
 static pccl_op_shape random_shape(uint32_t world, uint32_t count_max)
 {
-    static const uint8_t moving[] = {PCCL_ALL_GATHER, PCCL_BROADCAST, PCCL_SEND};
-    uint8_t collective = moving[random_below(world == 2 ? 3 : 2)];
+    static const uint8_t kinds[] = {PCCL_ALL_GATHER, PCCL_BROADCAST, PCCL_REDUCE_SCATTER, PCCL_SEND};
+    uint8_t collective = kinds[random_below(world == 2 ? 4 : 3)];
     uint32_t dtype = random_below(PCCL_DTYPE_COUNT);
     uint32_t count = random_below(count_max + 1);
     uint32_t segment_bytes = pccl_dtype_bytes(dtype) * (1 + random_below(count / 3 + 2));
     pccl_op_shape shape = shape_of(collective, count, dtype, segment_bytes, world);
     shape.algorithm = (uint8_t)random_below(PCCL_ALGORITHM_COUNT);
     shape.root = has_root(&shape) ? random_below(world) : 0;
+    shape.reduce_op = collective == PCCL_REDUCE_SCATTER ? (uint8_t)random_below(PCCL_REDUCE_OP_COUNT) : 0;
     return shape;
 }
 
@@ -166,6 +193,29 @@ static void all_worlds_counts_and_segments(void)
             }
             world_close(&w);
         }
+}
+
+/* With room for one segment of a chunk at a time, and for some: finals open the window, but are no payload. */
+static void little_scratch_is_enough(void)
+{
+    for (uint32_t scratch_bytes = 0; scratch_bytes <= 2048; scratch_bytes += 1024) {
+        tested_op_scratch_bytes_max = scratch_bytes;
+        for (uint32_t size = 2; size <= 6; size++) {
+            world w;
+            world_open(&w, size, 2, 1, 0);
+            for (int run = 0; run < RANDOM_RUNS; run++) {
+                pccl_op_shape shape = random_shape(size, 2000);
+                shape.segment_bytes = pccl_dtype_bytes(shape.dtype) * (1 + random_below(20));
+                job_run(&w, &shape, 0);
+            }
+            pccl_engine_stats stats;
+            pccl_engine_get_stats(w.nodes[0].engine, &stats);
+            CHECK(stats.scratch_bytes == 0);
+            CHECK(stats.scratch_bytes_max <= scratch_bytes + 2 * size * (20 * 8 + 16));
+            world_close(&w);
+        }
+    }
+    tested_op_scratch_bytes_max = UINT32_MAX;
 }
 
 /* Ranks that launch the same ops in different orders, of all kinds, in flight together. */
@@ -289,6 +339,8 @@ static void done_tells_payload_bytes(void)
     } cases[] = {
         {PCCL_ALL_GATHER, PCCL_DIRECT, {2400, 2400, 2400, 2400}, {2400, 2400, 2400, 2400}},
         {PCCL_ALL_GATHER, PCCL_RING, {2400, 2400, 2400, 2400}, {2400, 2400, 2400, 2400}},
+        {PCCL_REDUCE_SCATTER, PCCL_DIRECT, {600, 600, 600, 600}, {600, 600, 600, 600}},
+        {PCCL_REDUCE_SCATTER, PCCL_RING, {600, 600, 600, 600}, {600, 600, 600, 600}},
         {PCCL_BROADCAST, PCCL_DIRECT, {0, 2400, 0, 0}, {800, 0, 800, 800}},
         {PCCL_BROADCAST, PCCL_RING, {0, 800, 800, 800}, {800, 0, 800, 800}},
     };
@@ -397,6 +449,11 @@ static void invalid_requests_are_refused(void)
     GIVES(PCCL_E_INVALID, gather, changed.send = buffer + 199);
     GIVES(PCCL_E_INVALID, gather, changed.shape.collective = PCCL_BARRIER);
     GIVES(PCCL_OK, gather, changed.send = buffer + 100);
+    GIVES(PCCL_OK, gather, changed.shape.collective = PCCL_REDUCE_SCATTER);
+    GIVES(PCCL_E_INVALID, gather, (changed.shape.collective = PCCL_REDUCE_SCATTER, changed.recv = buffer + 250));
+    GIVES(PCCL_E_INVALID, gather,
+          (changed.shape.collective = PCCL_REDUCE_SCATTER, changed.shape.quantization = PCCL_QUANT_MIN_MAX,
+           changed.shape.quantized_dtype = PCCL_UINT8, changed.shape.quantization_block = 64));
     GIVES(PCCL_E_INVALID, cast, changed.shape.root = 2);
     GIVES(PCCL_E_INVALID, cast, changed.recv = NULL);
     GIVES(PCCL_E_INVALID, cast, (changed.rank = 0, changed.send = NULL));
@@ -411,6 +468,7 @@ static void invalid_requests_are_refused(void)
 int main(void)
 {
     RUN(all_worlds_counts_and_segments);
+    RUN(little_scratch_is_enough);
     RUN(many_at_once_in_any_order);
     RUN(an_abort_anywhere_leaves_the_inputs);
     RUN(lost_connections_are_healed);

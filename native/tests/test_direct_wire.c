@@ -498,7 +498,7 @@ static void a_ring_of_two_hears_both(void)
         pccl_frame frame;
         float payload[COUNT];
         wire_open_bare(&w, COUNT * 4);
-        w.request.rank = 0;
+        w.request.rank = 1;
         w.request.shape.world_size = 2;
         w.request.shape.algorithm = PCCL_RING;
         w.request.rank_links = NULL;
@@ -883,16 +883,16 @@ static void the_ring_has_a_window_too(void)
     read_frame(w.peers[0], &frame, NULL, 0);
     write_ready(&w, 2);
     read_frame(w.peers[2], &frame, payload, sizeof payload);
-    CHECK(frame.chunk == 1 && frame.segment == 0 && frame.hop == 0);
+    CHECK(frame.chunk == 0 && frame.segment == 0 && frame.hop == 0);
     for (uint32_t i = 0; i < 2; i++)
-        write_frame(w.peers[0], segment(&w.request, 0, i, 0, BYTES), codes, BYTES);
+        write_frame(w.peers[0], segment(&w.request, 2, i, 0, BYTES), codes, BYTES);
     read_frame(w.peers[2], &frame, payload, sizeof payload);
-    CHECK(frame.chunk == 0 && frame.segment == 0 && frame.hop == 1);
-    write_frame(w.peers[0], segment(&w.request, 0, 0, 3, BYTES), codes, BYTES); /* it goes no further */
+    CHECK(frame.chunk == 2 && frame.segment == 0 && frame.hop == 1);
+    write_frame(w.peers[0], segment(&w.request, 2, 0, 3, BYTES), codes, BYTES); /* it goes no further */
     read_frame(w.peers[2], &frame, payload, sizeof payload);
-    CHECK(frame.chunk == 0 && frame.segment == 1 && frame.hop == 1);
-    write_frame(w.peers[0], segment(&w.request, 0, 2, 0, BYTES), codes, BYTES);
-    write_frame(w.peers[0], segment(&w.request, 0, 3, 0, 2), codes, 2);
+    CHECK(frame.chunk == 2 && frame.segment == 1 && frame.hop == 1);
+    write_frame(w.peers[0], segment(&w.request, 2, 2, 0, BYTES), codes, BYTES);
+    write_frame(w.peers[0], segment(&w.request, 2, 3, 0, 2), codes, 2);
     expect_lost(&w, 0, "a segment beyond the window");
     end_op(&w);
     wire_close(&w);

@@ -41,7 +41,7 @@ static size_t early_bytes(const pccl_op_shape *shape, uint32_t rank)
 {
     uint32_t world_size = shape->world_size;
     return shape->algorithm == PCCL_DIRECT ? (world_size - 1) * chunk_bytes(shape, rank)
-                                           : chunk_bytes(shape, (rank + world_size - 1) % world_size);
+                                           : chunk_bytes(shape, (rank + world_size - 2) % world_size);
 }
 
 static void run_late(world *w, const pccl_op_shape *shape, int in_place)

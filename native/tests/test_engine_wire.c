@@ -7,7 +7,7 @@
 
 enum { LINK = 5, COUNT = 40, SEGMENT_BYTES = 40 };
 
-/* Rank 0 of two: chunk 0 starts here, elements 0..19; chunk 1 is owned here, elements 20..39; two segments
+/* Rank 1 of two: chunk 0 starts here, elements 0..19; chunk 1 is owned here, elements 20..39; two segments
  * each. */
 typedef struct {
     node n;
@@ -25,6 +25,7 @@ static pccl_op_request wire_request(uint64_t op, float *values, uint64_t count, 
     request.key.epoch = 1;
     request.key.sequence = op;
     request.shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, segment_bytes, 2);
+    request.rank = 1;
     request.link_prev = request.link_next = LINK;
     request.send = request.recv = values;
     return request;

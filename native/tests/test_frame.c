@@ -216,8 +216,12 @@ static void what_is_malformed_is_refused(void)
         header[at] = 1;
         CHECK(pccl_frame_decode(header, &out) != NULL);
     }
-    segment.payload_bytes = 0;
+    segment.payload_bytes = segment.payload_crc = 0; /* bare: a final segment of a reduce-scatter */
     pccl_frame_encode(&segment, header);
+    CHECK(pccl_frame_decode(header, &out) == NULL && out.payload_bytes == 0);
+    pccl_frame eager = eager_frame();
+    eager.payload_bytes = eager.payload_crc = 0;
+    pccl_frame_encode(&eager, header);
     CHECK(pccl_frame_decode(header, &out) != NULL);
 }
 

@@ -11,8 +11,8 @@ static void hops_follow_the_ring(void)
             pccl_ring_hops expected[9];
             memset(expected, 0xff, sizeof expected);
             for (uint32_t hop = 0; hop < 2 * (world - 1); hop++) {
-                pccl_ring_hops *from = &expected[(chunk + hop) % world];
-                pccl_ring_hops *to = &expected[(chunk + hop + 1) % world];
+                pccl_ring_hops *from = &expected[(chunk + 1 + hop) % world];
+                pccl_ring_hops *to = &expected[(chunk + 2 + hop) % world];
                 *(hop < world - 1 ? &from->send_partial : &from->send_final) = hop;
                 *(hop < world - 1 ? &to->receive_partial : &to->receive_final) = hop;
             }

@@ -158,14 +158,14 @@ static inline uint8_t *trial_expected(const trial *t)
     for (uint32_t chunk = 0; chunk < world_size; chunk++) {
         size_t elements = (size_t)(shape->count / world_size) + (chunk < shape->count % world_size);
         int is_direct = shape->algorithm == PCCL_DIRECT;
-        memcpy(expected + at, t->inputs[is_direct ? 0 : chunk] + at, elements * element_bytes);
+        memcpy(expected + at, t->inputs[is_direct ? 0 : (chunk + 1) % world_size] + at, elements * element_bytes);
         for (uint32_t i = 1; i < world_size; i++)
             if (is_direct)
                 pccl_kernel_reduce(shape->dtype, shape->reduce_op, expected + at, expected + at,
                                    t->inputs[i] + at, elements);
             else
                 pccl_kernel_reduce(shape->dtype, shape->reduce_op, expected + at,
-                                   t->inputs[(chunk + i) % world_size] + at, expected + at, elements);
+                                   t->inputs[(chunk + 1 + i) % world_size] + at, expected + at, elements);
         if (shape->reduce_op == PCCL_AVG && world_size > 1)
             pccl_kernel_average(shape->dtype, expected + at, elements, world_size);
         at += elements * element_bytes;

@@ -386,9 +386,10 @@ def _describe(shape: Any) -> str:
         except ValueError:
             return f"unknown {value}"
 
-    if shape.collective == Collective.ALL_REDUCE:
-        text = name(ReduceOp, shape.reduce_op)
-    else:
+    text = name(ReduceOp, shape.reduce_op)
+    if shape.collective == Collective.REDUCE_SCATTER:
+        text = f"reduce_scatter {text}"
+    elif shape.collective != Collective.ALL_REDUCE:
         text = name(Collective, shape.collective).lower()
     text += f" of {shape.count} x {name(DataType, shape.dtype)}"
     if shape.collective == Collective.BROADCAST:
