@@ -38,6 +38,16 @@ def test_peers_with_one_direction_move_as_one_peer_with_as_many() -> None:
     assert peers[0].loss() < first_loss / 4
 
 
+def test_a_step_costs_a_byte_for_each_direction(master: MasterNode) -> None:
+    peers = spsa_crew(master, 3, replace(OPTIONS, directions=2), admit_every=100)
+    before = peers[0].communicator.stats["tx_payload_bytes"]
+    each_runs(peers, 10)
+    for peer in peers:
+        assert {(step.tx_bytes, step.rx_bytes) for step in peer.steps} == {(4, 4)}  # two for each of two others
+    assert peers[0].communicator.stats["tx_payload_bytes"] - before == 40
+    close(peers)
+
+
 def test_torch_and_numpy_move_alike_with_torch(master: MasterNode) -> None:
     torch = pytest.importorskip("torch")
 

@@ -1,16 +1,18 @@
 """Who is who among peers that come and go: numbers that stay, and an exchange of bytes under them.
 
-Theory of operation. A peer's rank changes when another is lost; what it has computed for a step must keep its name. So
-each has a *seat*, a number that it keeps from one admission to the next. All take seats anew when newcomers have been
-let in; who is lost leaves an empty one. Taking seats and exchanging bytes are ops that are launched again, after a
-loss, by whoever is left. What follows from them is decided on committed results alone, which all peers have alike.
+Theory of operation. What a peer has computed for a step must keep its name while others are lost and ranks change, and
+the names should be small: 0, 1, 2 ..., as if one machine had done it all. So each peer has a *seat*, its rank when
+newcomers were let in last, and keeps it until the next time; who is lost leaves an empty one.
+
+Taking seats and exchanging bytes are collectives that are launched again, after a loss, by whoever is left. What
+follows from them is decided on the membership of a committed one alone, which all peers have alike.
 """
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,13 @@ from numpy.typing import NDArray
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.training.membership import Averaged
 
-PLACES = 1 << 12
+
+class Info(Protocol):
+    @property
+    def world_size(self) -> int: ...
+
+
+AnyInfo = TypeVar("AnyInfo", bound=Info)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,46 +38,52 @@ class Exchanged:
     traffic: Averaged
 
 
-def reduce_among_all(communicator: Communicator, vector: NDArray[Any], op: ReduceOp, tag: int) -> Averaged:
-    """All-reduces `vector` in place, again after each loss; alone, it stays as it is. PCCLError, but not for losses."""
+def until_committed(communicator: Communicator, call: Callable[[], AnyInfo]) -> tuple[AnyInfo | None, int]:
+    """Makes a call, and again after each loss; None for who is alone. With it, how often it was aborted.
+
+    PCCLError for anything but losses.
+    """
     aborted = 0
     while communicator.world_size > 1:
         try:
-            info = communicator.all_reduce(vector, op=op, tag=tag)
-            return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
+            return call(), aborted
         except PCCLError as error:
             if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
                 raise
             aborted += 1
-    return Averaged(1, aborted, 0, 0)
+    return None, aborted
+
+
+def reduce_among_all(communicator: Communicator, vector: NDArray[Any], op: ReduceOp, tag: int) -> None:
+    """All-reduces `vector` in place; alone, it stays as it is. PCCLError for anything but losses."""
+    until_committed(communicator, lambda: communicator.all_reduce(vector, op=op, tag=tag))
 
 
 class Seats:
-    """One peer's seat, and those of the others. Uses one tag. All methods are joint."""
+    """One peer's seat, and those of the others. Uses one tag. Its methods are joint."""
 
     def __init__(self, communicator: Communicator, tag: int) -> None:
         self._communicator = communicator
         self._tag = tag
-        self._count = 0
+        self._seats: dict[int, int] = {}
+        """By the peers' numbers."""
         self.own = 0
 
     def take(self) -> None:
         """After peers were let in."""
-        while True:
-            place = random.SystemRandom().randrange(PLACES)
-            marks = np.zeros(PLACES, np.uint8)
-            marks[place] = 1
-            reduce_among_all(self._communicator, marks, ReduceOp.SUM, self._tag)
-            if marks.max() == 1:
-                taken = np.flatnonzero(marks).tolist()
-                self._count, self.own = len(taken), taken.index(place)
-                return
+        info, _ = until_committed(self._communicator, lambda: self._communicator.barrier(tag=self._tag))
+        membership = info.membership if info is not None else None
+        self.own = membership.rank if membership is not None else 0
+        self._seats = {peer: rank for rank, peer in enumerate(membership.peers if membership is not None else ())}
 
     def exchange(self, item: bytes) -> Exchanged:
         """Everybody's bytes, as many from each."""
-        table = np.zeros((self._count, 1 + len(item)), np.uint8)
-        table[self.own, 0] = 1
-        table[self.own, 1:] = np.frombuffer(item, np.uint8)
-        traffic = reduce_among_all(self._communicator, table.reshape(-1), ReduceOp.SUM, self._tag)
-        seats = np.flatnonzero(table[:, 0]).tolist()
-        return Exchanged(tuple(seats), tuple(table[seat, 1:].tobytes() for seat in seats), traffic)
+        send = np.frombuffer(item, np.uint8)
+        info, aborted = until_committed(self._communicator, lambda: self._communicator.all_gather(send, tag=self._tag))
+        if info is None:
+            return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0))
+        return Exchanged(
+            tuple(self._seats[peer] for peer in info.membership.peers),
+            tuple(row.tobytes() for row in info.array),
+            Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes),
+        )
