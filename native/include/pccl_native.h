@@ -7,7 +7,8 @@
  * Life of an op
  *   submit -> (PCCL_EVENT_OP_DONE | PCCL_EVENT_OP_MISMATCH | nothing, while peers are missing)
  *          -> end(commit or abort) -> PCCL_EVENT_OP_ENDED
- * DONE says that all result bytes are in `recv`; it is no verdict. The caller must `end` every op it has
+ * DONE says that all result bytes are in `recv`, and, where there is a link to each rank (rank_links), that all ranks have
+ * submitted the op; it is no verdict. The caller must `end` every op it has
  * submitted, in whatever state. From OP_ENDED on the engine neither reads nor writes the op's buffers.
  * Ended by abort, `send` holds what it held at submit, also where `send == recv`; a separate `recv` is
  * unspecified. An op whose every rank has reported DONE may be committed without waiting for anything: all bytes
@@ -163,8 +164,8 @@ typedef struct {
     uint64_t rounding_seed; /* of stochastic rounding; mixed with key and rank */
     uint64_t link_prev; /* RING: the link to rank - 1 and to rank + 1; the same one with two ranks */
     uint64_t link_next;
-    const uint64_t *rank_links; /* DIRECT: the link to each rank, all different, own rank's ignored; copied.
-                                 * May be NULL for RING */
+    const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. May be
+                                 * NULL for RING */
     const void *send;
     void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;

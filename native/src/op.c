@@ -26,6 +26,12 @@ static uint32_t shape_chunks(const pccl_op_shape *shape)
     return pccl_op_shape_has_root(shape) ? 1 : shape->world_size;
 }
 
+/* Whether a ring may leave a rank with all that it gets, and its neighbour heard, while others have not begun. */
+static int shape_may_end_early(const pccl_op_shape *shape)
+{
+    return pccl_op_shape_has_root(shape) || shape->count < shape->world_size;
+}
+
 /* Of a shape whose world is right. */
 static int shape_fits_collective(const pccl_op_shape *shape)
 {
@@ -192,18 +198,15 @@ static int op_take_peers(pccl_op *op)
 {
     const pccl_op_request *request = &op->request;
     uint32_t world = request->shape.world_size;
-    uint32_t root = request->shape.root;
     int is_direct = request->shape.algorithm == PCCL_DIRECT;
-    int is_leaf = is_direct && pccl_op_shape_has_root(&request->shape) && request->rank != root;
-    uint32_t count = is_leaf ? 1 : is_direct ? world - 1 : 2;
+    op->hears_all = !is_direct && request->rank_links != NULL && shape_may_end_early(&request->shape);
+    int has_all = is_direct || op->hears_all;
+    uint32_t count = has_all ? world - 1 : 2;
     op->peers = calloc(count, sizeof *op->peers);
     if (op->peers == NULL)
         return PCCL_E_MEMORY;
     op->peers_count = count;
-    if (is_leaf) {
-        op_init_peer(op, 0, root, request->rank_links[root]);
-        op->peers[0].is_source = op->peers[0].is_target = 1;
-    } else if (is_direct) {
+    if (has_all) {
         for (uint32_t i = 0; i < count; i++) {
             uint32_t rank = pccl_direct_served(world, request->rank, i);
             op_init_peer(op, i, rank, request->rank_links[rank]);
@@ -214,7 +217,7 @@ static int op_take_peers(pccl_op *op)
         op_init_peer(op, 1, (request->rank + 1) % world, request->link_next);
         op->peers[0].is_source = op->peers[1].is_target = 1;
     }
-    op->peers_unheard = is_direct ? count : 1;
+    op->peers_unheard = has_all ? count : 1;
     return 0;
 }
 

@@ -29,7 +29,11 @@
  * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its
  * READY says that it has submitted the same op. Until then it may get an eager frame, if all that it gets on
  * the first hop is one segment (link.h has the limits). An op is done when all of recv is final and all whom
- * it sends to have been heard, so that nothing about it comes later. */
+ * it sends to have been heard, so that nothing about it comes later.
+ *
+ * So whoever is done knows that all ranks have submitted the op: their elements are in the result, or all were heard.
+ * Around a ring neither need be, if elements come from one rank or are too few for all: there every rank announces the op
+ * to every other one, too, where there are the links for that. */
 #ifndef PCCL_OP_H
 #define PCCL_OP_H
 
@@ -92,7 +96,7 @@ typedef struct pccl_op {
     pccl_op_request request; /* without rank_links */
     const struct pccl_op_algorithm *algorithm; /* NULL with one rank */
     pccl_tiling tiling; /* the same */
-    pccl_op_peer *peers; /* ring: rank - 1, rank + 1; direct: rank + 1, rank + 2 ... */
+    pccl_op_peer *peers; /* ring: rank - 1, rank + 1; direct, or hears_all: rank + 1, rank + 2 ... */
     uint32_t peers_count;
     uint32_t peers_unheard;
     uint32_t element_bytes;
@@ -111,6 +115,7 @@ typedef struct pccl_op {
     pccl_op_direct direct;
     uint32_t sendable_first; /* FIFO, of those algorithms that have one target */
     uint32_t sendable_last;
+    uint8_t hears_all; /* ring: peers are those of the direct algorithm, though segments go to one of them */
     uint8_t is_done;
     uint8_t is_stopped; /* frozen or mismatched: nothing may be received, sent or done any more */
     uint8_t is_mismatched; /* and not frozen: the others are to hear of it */

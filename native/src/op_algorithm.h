@@ -73,6 +73,18 @@ static inline int pccl_op_is_half(const pccl_op *op)
     return op->request.shape.collective == PCCL_REDUCE_SCATTER;
 }
 
+static inline int pccl_op_is_next(const pccl_op_peer *peer)
+{
+    const pccl_op_request *request = &peer->op->request;
+    return peer->rank == (request->rank + 1) % request->shape.world_size;
+}
+
+static inline int pccl_op_is_previous(const pccl_op_peer *peer)
+{
+    const pccl_op_request *request = &peer->op->request;
+    return (peer->rank + 1) % request->shape.world_size == request->rank;
+}
+
 static inline const uint8_t *pccl_op_send_at(const pccl_op *op, pccl_range range)
 {
     return (const uint8_t *)op->request.send + range.first * op->element_bytes;

@@ -1,4 +1,4 @@
-/* op_ring.c: the ring (ring_plan.h). peers[0] is rank - 1, the source; peers[1] is rank + 1, the target.
+/* op_ring.c: the ring (ring_plan.h). Segments come from rank - 1 and go to rank + 1.
  *
  *     partial in   own elements (op) payload -> recv
  *     out          hop 0 goes out of send, all others out of recv
@@ -98,12 +98,14 @@ static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
 
 static int ring_has_sendable(const pccl_op_peer *target)
 {
-    return target->op->sendable_first != PCCL_NO_SEGMENT;
+    return target->op->sendable_first != PCCL_NO_SEGMENT && pccl_op_is_next(target);
 }
 
 static uint32_t ring_first_chunk(const pccl_op_peer *target)
 {
     const pccl_op_request *request = &target->op->request;
+    if (target->op->hears_all) /* an announcement has to be taken for what it is, with whatever else is known */
+        return PCCL_NO_CHUNK;
     return pccl_ring_first_chunk(request->shape.world_size, request->rank);
 }
 
@@ -149,7 +151,7 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
 {
     pccl_op *op = source->op;
     pccl_ring_hops hops = ring_hops(op, frame->chunk);
-    if (frame->hop == PCCL_NO_HOP || (frame->hop != hops.receive_partial && frame->hop != hops.receive_final))
+    if (!pccl_op_is_previous(source) || frame->hop == PCCL_NO_HOP || (frame->hop != hops.receive_partial && frame->hop != hops.receive_final))
         return "a hop that does not end here";
     inbound->is_final = frame->hop == hops.receive_final;
     uint8_t *state = &op->segments[inbound->index].state;

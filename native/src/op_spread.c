@@ -4,9 +4,8 @@
  *     in     straight into recv
  *     out    the rank's own segments out of send, others out of recv as they came
  *
- * Peers are those of the same algorithm's all-reduce, but that a direct broadcast knows no links that end elsewhere
- * than at its root. All are source and target, though segments may go one way only: so each is announced to, and what
- * ranks disagree on is found, whatever they think where elements come from.
+ * Peers are those of the same algorithm's all-reduce, source and target alike, though segments may go one way only or not
+ * at all: so each is announced to, and what ranks disagree on is found, whatever they think where elements come from.
  *
  * The rank's own segments are sendable from the start. The first time one goes out it is also copied to where it
  * belongs in recv, and checksummed while it is in cache; only then it is final here. So the op may be done by
@@ -97,10 +96,13 @@ static int spread_has_sendable(const pccl_op_peer *target)
     const pccl_op *op = target->op;
     if (spread_is_direct(op))
         return target->shares_taken < spread_own_segments(op);
-    return op->sendable_first != PCCL_NO_SEGMENT;
+    return op->sendable_first != PCCL_NO_SEGMENT && pccl_op_is_next(target);
 }
 
-static uint32_t spread_first_chunk(const pccl_op_peer *target) { return spread_own_chunk(target->op); }
+static uint32_t spread_first_chunk(const pccl_op_peer *target)
+{
+    return target->op->hears_all ? PCCL_NO_CHUNK : spread_own_chunk(target->op);
+}
 
 static void spread_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
 {
@@ -161,7 +163,8 @@ static const char *spread_accept(pccl_op_peer *source, const pccl_frame *frame, 
     pccl_spread_hops hops = spread_hops(op, frame->chunk);
     if (hops.receive == PCCL_NO_HOP || frame->hop != hops.receive)
         return "a hop that does not end here";
-    if (spread_is_direct(op) && source->rank != pccl_spread_origin(&op->request.shape, frame->chunk))
+    if (spread_is_direct(op) ? source->rank != pccl_spread_origin(&op->request.shape, frame->chunk)
+                             : !pccl_op_is_previous(source))
         return "a hop that does not end here";
     if (segment->state & PCCL_SEGMENT_FINAL_IN)
         return "the same segment twice";

@@ -305,30 +305,66 @@ static void lost_connections_are_healed(void)
     }
 }
 
-/* Nobody is done with a barrier that somebody has not come to, if only in the second half of a ring: so all being
- * done means that all have come. */
-static void a_barrier_needs_everybody(void)
+/* Nobody is done with an op that somebody has not come to, where there are links to all. */
+static void done_needs_everybody(void)
 {
-    for (uint8_t algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++)
-        for (uint32_t size = 2; size <= 4; size++) {
-            world w;
-            job j;
-            world_open(&w, size, 1, 1, 0);
-            pccl_op_shape shape = shape_of(PCCL_BARRIER, 0, PCCL_UINT8, 1, size);
-            shape.algorithm = algorithm;
-            job_open(&j, &shape, 0);
-            for (uint32_t rank = 1; rank < size; rank++)
-                job_submit(&j, &w, rank);
-            pccl_event event;
-            uint32_t waits = size - 1; /* around a ring, whose target has not come */
-            CHECK(!node_wait_for(&w.nodes[waits], PCCL_EVENT_OP_DONE, j.number, &event, 20));
-            job_submit(&j, &w, 0);
-            job_await_done(&j, &w);
-            for (uint32_t rank = 0; rank < size; rank++)
-                CHECK(job_end(&j, &w, rank, PCCL_COMMIT).tx_bytes == 0);
-            job_close(&j);
-            world_close(&w);
+    for (uint8_t collective = 0; collective < PCCL_COLLECTIVE_COUNT; collective++)
+        for (uint8_t algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++)
+            for (uint32_t count = 0; count < 40; count += 13)
+                for (uint32_t size = 2; size <= 4; size++) {
+                    world w;
+                    job j;
+                    pccl_op_shape shape =
+                        shape_of(collective, collective == PCCL_BARRIER ? 0 : count, PCCL_UINT8, 4, size);
+                    if (collective == PCCL_SEND && size > 2)
+                        continue;
+                    world_open(&w, size, 1, 1, 0);
+                    shape.algorithm = algorithm;
+                    shape.root = has_root(&shape) ? random_below(size) : 0;
+                    job_open(&j, &shape, 0);
+                    for (uint32_t rank = 0; rank + 1 < size; rank++)
+                        job_submit(&j, &w, rank);
+                    pccl_event event;
+                    for (uint32_t rank = 0; rank + 1 < size; rank++)
+                        CHECK_MSG(!node_wait_for(&w.nodes[rank], PCCL_EVENT_OP_DONE, j.number, &event, 3),
+                                  "rank %u of %u is done with %u elements of collective %u, algorithm %u", rank,
+                                  size, count, collective, algorithm);
+                    job_submit(&j, &w, size - 1);
+                    job_await_done(&j, &w);
+                    for (uint32_t rank = 0; rank < size; rank++) {
+                        job_end(&j, &w, rank, PCCL_COMMIT);
+                        job_check_result(&j, rank);
+                    }
+                    job_close(&j);
+                    world_close(&w);
+                }
+}
+
+/* What callers have who know of no links but those of the ring. */
+static void a_ring_needs_no_other_links(void)
+{
+    world w;
+    world_open(&w, 4, 1, 1, 0);
+    for (int run = 0; run < RANDOM_RUNS; run++) {
+        job j;
+        pccl_op_shape shape = random_shape(4, 3000);
+        shape.algorithm = PCCL_RING;
+        job_open(&j, &shape, 0);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            pccl_op_request request = request_for(&w, rank, j.number, &shape);
+            request.send = j.send[rank];
+            request.recv = j.recv[rank];
+            request.rank_links = NULL;
+            CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
         }
+        job_await_done(&j, &w);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            job_end(&j, &w, rank, PCCL_COMMIT);
+            job_check_result(&j, rank);
+        }
+        job_close(&j);
+    }
+    world_close(&w);
 }
 
 static void done_tells_payload_bytes(void)
@@ -472,7 +508,8 @@ int main(void)
     RUN(many_at_once_in_any_order);
     RUN(an_abort_anywhere_leaves_the_inputs);
     RUN(lost_connections_are_healed);
-    RUN(a_barrier_needs_everybody);
+    RUN(done_needs_everybody);
+    RUN(a_ring_needs_no_other_links);
     RUN(done_tells_payload_bytes);
     RUN(differing_calls_are_told);
     RUN(invalid_requests_are_refused);

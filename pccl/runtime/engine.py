@@ -242,7 +242,7 @@ class OpRequest:
         request.rank = rank
         request.link_prev = links[rank - 1]
         request.link_next = links[(rank + 1) % world_size]
-        self._rank_links = ffi.new("uint64_t[]", links) if algorithm is ReduceAlgorithm.DIRECT else ffi.NULL
+        self._rank_links = ffi.new("uint64_t[]", links) if is_meshed else ffi.NULL
         request.rank_links = self._rank_links
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
