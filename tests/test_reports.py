@@ -7,7 +7,7 @@ import numpy as np
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.messages import LinkReport, Report
 from pccl.runtime.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, Tally, interval_s
-from pccl.status import run_status
+from pccl.status import RunStatus, run_status
 from tests.crew import Crew, until
 
 STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20}
@@ -20,7 +20,15 @@ def test_what_is_counted() -> None:
     tally.op_ended(4, is_committed=True)
     tally.state_fetched(7)
     tally.reconnected()
-    assert tally.report(STATS, {2: 10, 5: 0}) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10)])
+    for link, peer in ((1, 2), (2, 5), (3, 6)):
+        tally.link_made(link, peer)
+    tally.link_counted(1, 0, 4)
+    tally.link_counted(1, 1, 6)
+    tally.link_counted(3, 0, 8)
+    tally.link_closed(3)
+    tally.link_counted(3, 0, 9)  # asked for before
+    assert tally.links == [1, 2]
+    assert tally.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10)])
 
 
 def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
@@ -46,6 +54,10 @@ def test_many_peers_report_less_often() -> None:
     assert 10_000 / interval_s(10_000) == REPORTS_PER_S_MAX
 
 
+def links_of(status: RunStatus) -> list[list[tuple[int, int]]]:
+    return [[(link.peer, link.tx_bytes) for link in member.traffic.links] for member in status.members]
+
+
 def test_ops_and_bytes_of_a_run_are_told_exactly() -> None:
     with MasterNode("127.0.0.1:0") as node:
         crew = Crew(node.address)
@@ -56,6 +68,9 @@ def test_ops_and_bytes_of_a_run_are_told_exactly() -> None:
         status = run_status(node.address)
         assert status.totals.ops_committed == 2
         assert [member.traffic.tx_bytes for member in status.members] == [8000, 8000]
+        # Links are asked after each report, and told with the next.
+        sent = [[(2, 8000)], [(1, 8000)]]
+        until(lambda: links_of(run_status(node.address)) == sent, "what went over the links is reported")
         # Who leaves says first what it has not told yet.
         crew.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
         crew.close(crew[1])

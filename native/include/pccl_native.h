@@ -177,9 +177,10 @@ enum pccl_event_kind {
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
     PCCL_EVENT_LINK_LOST = 5, /* id: link; system_error or 0; detail */
     PCCL_EVENT_CONNECTION_LOST = 6, /* the same, of a link that goes on with its other connections */
-    PCCL_EVENT_LINK_LIMITED = 7 /* id: link; more connections would let it send faster: all it has were held back
+    PCCL_EVENT_LINK_LIMITED = 7, /* id: link; more connections would let it send faster: all it has were held back
                                  * for some time by their windows, not by the network. At most once for each
                                  * connection that was added */
+    PCCL_EVENT_LINK_COUNTED = 10 /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections */
 };
 
 typedef struct {
@@ -254,6 +255,9 @@ void pccl_engine_set_link_timeout(pccl_engine *engine, uint32_t timeout_ms);
 
 /* Closes all connections of a link, without a LINK_LOST event. Unknown links are ignored. */
 int pccl_engine_link_close(pccl_engine *engine, uint64_t link);
+
+/* Asks for one LINK_COUNTED. Of an unknown link there is none. */
+int pccl_engine_count_link(pccl_engine *engine, uint64_t link);
 
 int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request);
 

@@ -219,6 +219,7 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
     conn->rx_bytes += bytes;
     host->wants_tick = 1;
     count(&host->counters.rx_payload_bytes, bytes);
+    conn->link->rx_payload_bytes += bytes;
     if (conn->rx_state == RX_REDUCE)
         rx_reduce(conn, bytes);
     else
@@ -514,6 +515,7 @@ void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost)
 static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
 {
     count(&conn->link->host->counters.tx_payload_bytes, tx->payload_bytes);
+    conn->link->tx_payload_bytes += tx->payload_bytes;
     if (tx->op != NULL && pccl_op_sent(tx->op, tx->index, tx->payload_bytes))
         conn->link->host->on_sent(conn->link->host, tx->op);
     free(tx->spill);

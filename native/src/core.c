@@ -547,6 +547,22 @@ void pccl_core_link_close(pccl_core *core, uint64_t id)
         link_remove(core, link);
 }
 
+void pccl_core_link_count(pccl_core *core, uint64_t id)
+{
+    const pccl_link *link = link_find(core, id);
+    if (link == NULL) {
+        pccl_event_queue_release(core->events, 1);
+        return;
+    }
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    event.kind = PCCL_EVENT_LINK_COUNTED;
+    event.id = id;
+    event.tx_bytes = link->tx_payload_bytes;
+    event.rx_bytes = link->rx_payload_bytes;
+    pccl_event_queue_post(core->events, &event);
+}
+
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare)
 {
     const pccl_op_request *request = &op->request;

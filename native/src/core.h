@@ -43,6 +43,7 @@ void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 /* These take ownership of what they are given. `spare` is for a group not seen before. */
 void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare);
 void pccl_core_link_close(pccl_core *core, uint64_t link);
+void pccl_core_link_count(pccl_core *core, uint64_t link); /* an event was promised */
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare);
 void pccl_core_freeze(pccl_core *core, uint32_t group, uint64_t epoch, pccl_group *spare);
 void pccl_core_end(pccl_core *core, uint64_t op, int verdict);

@@ -24,6 +24,7 @@ enum { EVENTS_PER_BATCH_MAX = 64 };
 enum command_kind {
     COMMAND_LINK_ADD,
     COMMAND_LINK_CLOSE,
+    COMMAND_LINK_COUNT,
     COMMAND_SUBMIT,
     COMMAND_FREEZE,
     COMMAND_END,
@@ -81,6 +82,9 @@ static void command_run(pccl_engine *engine, command *todo)
         break;
     case COMMAND_LINK_CLOSE:
         pccl_core_link_close(engine->core, todo->id);
+        break;
+    case COMMAND_LINK_COUNT:
+        pccl_core_link_count(engine->core, todo->id);
         break;
     case COMMAND_SUBMIT:
         pccl_core_submit(engine->core, todo->op, todo->spare_group);
@@ -317,6 +321,19 @@ int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
     command *todo = command_create(COMMAND_LINK_CLOSE);
     if (todo == NULL)
         return PCCL_E_MEMORY;
+    todo->id = link;
+    engine_command(engine, todo);
+    return 0;
+}
+
+int pccl_engine_count_link(pccl_engine *engine, uint64_t link)
+{
+    command *todo = command_create(COMMAND_LINK_COUNT);
+    int status = todo == NULL ? PCCL_E_MEMORY : pccl_event_queue_promise(engine->events, 1);
+    if (status != 0) {
+        free(todo);
+        return status;
+    }
     todo->id = link;
     engine_command(engine, todo);
     return 0;

@@ -61,6 +61,8 @@ typedef struct pccl_link {
     unsigned events_promised; /* to the host: a loss and a LINK_LIMITED for each connection added */
     unsigned limited_ticks; /* for how many in a row all connections have been held back by their windows */
     uint8_t has_asked; /* LINK_LIMITED since the last connection was added */
+    uint64_t tx_payload_bytes;
+    uint64_t rx_payload_bytes;
     int64_t carried_ms; /* when something was last seen to get across, or nothing to lie on it; -1: never looked */
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;

@@ -165,6 +165,31 @@ static void done_counts_payload_bytes(void)
     world_close(&w);
 }
 
+static void links_are_counted_apart(void)
+{
+    world w;
+    trial t;
+    world_open(&w, 3, 2, 1, 0);
+    pccl_op_shape shape = plain_shape(3000, PCCL_FLOAT64, PCCL_MAX, 800, 3);
+    trial_open(&t, &shape, 0);
+    trial_submit_all(&t, &w);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, t.number);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        trial_end(&t, &w, rank, 1);
+    uint64_t share_bytes = tested_algorithm == PCCL_RING ? 4 * 1000 * 8 : 2 * 1000 * 8;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        uint64_t next = link_to_next(&w, rank);
+        CHECK(pccl_engine_count_link(w.nodes[rank].engine, 9999) == 0); /* of an unknown one nothing is told */
+        CHECK(pccl_engine_count_link(w.nodes[rank].engine, next) == 0);
+        pccl_event counted = node_wait(&w.nodes[rank], PCCL_EVENT_LINK_COUNTED, next);
+        CHECK(counted.tx_bytes == share_bytes);
+        CHECK(counted.rx_bytes == (tested_algorithm == PCCL_RING ? 0 : share_bytes));
+    }
+    trial_close(&t);
+    world_close(&w);
+}
+
 static pccl_op_shape quantized_shape(
     uint64_t count, uint32_t op, uint32_t quantization, uint32_t quantized_dtype, uint32_t world_size)
 {
@@ -746,6 +771,7 @@ static void with_both_algorithms(void)
     RUN(concurrent_ops_in_any_order);
     RUN(thousands_of_ops);
     RUN(done_counts_payload_bytes);
+    RUN(links_are_counted_apart);
     RUN(quantized_results_are_identical);
     RUN(mismatch_is_told_to_both);
     RUN(abort_restores_inputs);

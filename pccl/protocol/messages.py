@@ -230,7 +230,7 @@ class Probes(Message, frozen=True):
 
 
 class LinkReport(Record, frozen=True):
-    """A link to another peer: payload sent over it, by ops."""
+    """A link to another peer: payload sent over it since it was made, by ops."""
 
     peer: int
     tx_bytes: Count

@@ -161,6 +161,16 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkCounted:
+    """Its payload so far."""
+
+    link: int
+    tx_bytes: int
+    rx_bytes: int
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LinkLimited:
     """More connections would let it send faster."""
 
@@ -168,7 +178,9 @@ class LinkLimited:
     lane: int = 0
 
 
-EngineEvent = OpDone | OpMismatch | OpEnded | OpRefused | GroupFrozen | LinkLost | ConnectionLost | LinkLimited
+EngineEvent = (
+    OpDone | OpMismatch | OpEnded | OpRefused | GroupFrozen | LinkLost | ConnectionLost | LinkLimited | LinkCounted
+)
 
 
 class OpRequest:
@@ -319,6 +331,10 @@ class Engine:
         """How long bytes may lie on a link and none get across before it is lost; 0: for ever."""
         lib.pccl_engine_set_link_timeout(self._handle, round(seconds * 1000))
 
+    def count_link(self, link: int) -> None:
+        """Asks for a LinkCounted, of which there is none for an unknown link."""
+        self._check(lib.pccl_engine_count_link(self._handle, link), "count_link")
+
     def link_close(self, link: int) -> None:
         self._check(lib.pccl_engine_link_close(self._handle, link), "link_close")
 
@@ -367,6 +383,8 @@ def _event(event: Any) -> EngineEvent:
         return GroupFrozen(event.id)
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
         return LinkLimited(event.id)
+    if kind == lib.PCCL_EVENT_LINK_COUNTED:
+        return LinkCounted(event.id, event.tx_bytes, event.rx_bytes)
     reason = _text(event.detail)
     if event.system_error:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)

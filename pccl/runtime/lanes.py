@@ -30,6 +30,7 @@ from pccl.runtime.engine import (
     Engine,
     EngineEvent,
     GroupFrozen,
+    LinkCounted,
     LinkLimited,
     OpDone,
     OpEnded,
@@ -200,6 +201,11 @@ class Lanes:
         for engine in self._engines:
             engine.set_link_timeout(seconds)
 
+    def count_link(self, link: int) -> None:
+        """Asks for a LinkCounted from each lane."""
+        for engine in self._engines:
+            engine.count_link(link)
+
     def link_close(self, link: int) -> None:
         for engine in self._engines:
             engine.link_close(link)
@@ -241,7 +247,7 @@ class Lanes:
                 return None
             del self._freezing[event.epoch]
             return event
-        if isinstance(event, ConnectionLost | LinkLimited):
+        if isinstance(event, ConnectionLost | LinkLimited | LinkCounted):
             return replace(event, lane=lane)
         return event
 

@@ -494,6 +494,8 @@ class PeerSession:
                     self._machine.link_lost(event.link, event.reason)
                 elif isinstance(event, native.ConnectionLost):
                     self._machine.connection_lost(event.link, event.reason, event.lane)
+                elif isinstance(event, native.LinkCounted):
+                    self._tally.link_counted(event.link, event.lane, event.tx_bytes)
                 else:
                     self._machine.link_limited(event.link, event.lane)
             self._pump()
@@ -518,6 +520,9 @@ class PeerSession:
         while self.view is not None:
             self._report()
             self._pump()
+            with suppress(MemoryError):
+                for link in self._tally.links:
+                    self._engine.count_link(link)  # for the next report
             await trio.sleep(interval_s(self.view.global_world_size))
 
     def _report(self) -> None:
@@ -667,6 +672,7 @@ class PeerSession:
 
     def _make_link(self, effect: ps.MakeLink) -> None:
         scope = trio.CancelScope()
+        self._tally.link_made(effect.link, effect.member.peer)
         self._making[effect.link] = [scope]
         self._spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
 
@@ -679,6 +685,7 @@ class PeerSession:
     def _close_link(self, effect: ps.CloseLink) -> None:
         for scope in self._making.pop(effect.link, ()):
             scope.cancel()
+        self._tally.link_closed(effect.link)
         self._engine.link_close(effect.link)
 
     def _link_hello(self, effect: ps.MakeLink | ps.AddConnections, index: int, count: int) -> m.LinkHello:

@@ -7,6 +7,7 @@ so that rates fall back to 0. In large runs peers report less often: the master 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pccl.protocol.messages import LinkReport, Report
 
@@ -20,6 +21,13 @@ def interval_s(peers: int) -> float:
     return max(REPORT_S, peers / REPORTS_PER_S_MAX)
 
 
+@dataclass
+class _Link:
+    peer: int
+    tx_bytes: dict[int, int] = field(default_factory=dict)
+    """By lane."""
+
+
 class Tally:
     """Of one session."""
 
@@ -28,6 +36,7 @@ class Tally:
         """By epoch: committed, aborted."""
         self._state_rx_bytes = 0
         self._reconnects = 0
+        self._links: dict[int, _Link] = {}
         self._told: Report | None = None
         self._is_quiet = False
         """Two reports have said the same."""
@@ -44,15 +53,32 @@ class Tally:
     def reconnected(self) -> None:
         self._reconnects += 1
 
-    def report(self, stats: Mapping[str, int], links: Mapping[int, int] | None = None) -> Report | None:
-        """What there is to tell, with the engine's counters and the payload sent to each peer. None: nothing new."""
+    @property
+    def links(self) -> list[int]:
+        """Those that stand, or are being made."""
+        return list(self._links)
+
+    def link_made(self, link: int, peer: int) -> None:
+        self._links[link] = _Link(peer)
+
+    def link_counted(self, link: int, lane: int, tx_bytes: int) -> None:
+        """Payload sent over it so far by one lane."""
+        if link in self._links:
+            self._links[link].tx_bytes[lane] = tx_bytes
+
+    def link_closed(self, link: int) -> None:
+        self._links.pop(link, None)
+
+    def report(self, stats: Mapping[str, int]) -> Report | None:
+        """What there is to tell, with the engine's counters. None: nothing new."""
+        sent = sorted((link.peer, sum(link.tx_bytes.values())) for link in self._links.values())
         made = Report(
             ops=[(epoch, committed, aborted) for epoch, (committed, aborted) in sorted(self._ops.items())],
             tx_bytes=stats["tx_payload_bytes"],
             rx_bytes=stats["rx_payload_bytes"],
             state_rx_bytes=self._state_rx_bytes,
             reconnects=self._reconnects,
-            links=[LinkReport(peer, tx_bytes) for peer, tx_bytes in sorted((links or {}).items()) if tx_bytes],
+            links=[LinkReport(peer, tx_bytes) for peer, tx_bytes in sent if tx_bytes],
         )
         is_same = made == self._told
         if is_same and self._is_quiet:
