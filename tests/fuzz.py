@@ -56,19 +56,19 @@ FROM_PEER: tuple[m.Message, ...] = (
     *(m.JointCall(1, kind, OFFER if kind == Kind.SYNC else None, OPS) for kind in Kind.ALL),
     *(m.JointCancel(1), m.LinksReady(2, [(1, "?")], [(2, "?")]), m.LinkLost(1, 2, "reset")),
     *(m.OpsDone(1, OPS), m.OpFailed(1, 0, 0, 3, "?"), m.OpsStalled(1, OPS), m.FlushReply(1, OPS)),
-    *(m.SyncReport(1, False, "?", [(2, "?")]), m.Probes(1, [(2, 100)])),
+    *(m.SyncReport(1, False, "?", [(2, "?")]), m.Probes(1, [m.LinkFigure(2, False, 1e6, 100)])),
     m.Report([(1, 2, 3)], 4, 5, 6, 7, [m.LinkReport(2, 4)]),
 )
 FROM_MASTER: tuple[m.Message, ...] = (
     *(m.Welcome(1, "run", 1, 0), m.Goodbye(3, "?"), m.Flush(1, 1), m.Install(2, True)),
     m.Prepare(2, MEMBERS, [m.Ring(0, 2, list(HONEST))], OPS, [(1, 2)], [(4, "?")]),
     *(m.OpsCommit(1, OPS), m.OpAbort(1, 0, 0, 3, "?"), m.JointResult(1, 0, "", 1)),
-    *(m.SyncPlan(1, 1, b"r" * 32, [1, 2], True, False), m.Probe(1, [2, 3])),
+    *(m.SyncPlan(1, 1, b"r" * 32, [1, 2], True, False), m.Probe(1, [(2, False), (3, True)])),
 )
 PEER_TO_PEER: tuple[tuple[Any, m.Message], ...] = (
     (m.PeerOpening, m.LinkHello(m.PROTOCOL_VERSION, "run", 2, 1, 1, 0, 4)),
     (m.PeerOpening, m.StateHello(m.PROTOCOL_VERSION, "run", 2, 1, 1)),
-    (m.PeerOpening, m.PingHello(m.PROTOCOL_VERSION, "run", 2, 1)),
+    (m.PeerOpening, m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, True)),
     (m.PeerAnswer, m.Rejected("?")),
     (m.StateRequest, m.DigestRequest(1)),
     (m.StateRequest, m.BlockRequest(1, 0, 4)),

@@ -93,7 +93,7 @@ def test_vectors(token: str, run: str, opening: bytes, challenge: bytes, key: st
     assert proof(bytes.fromhex(key), ACCEPTOR, opening, challenge).hex() == acceptor
 
 
-@pytest.mark.parametrize("opening", [HELLO, LINK, m.StateHello(1, "run", 2, 1, 9), m.PingHello(1, "run", 2, 1)])
+@pytest.mark.parametrize("opening", [HELLO, LINK, m.StateHello(1, "run", 2, 1, 9), m.ProbeHello(1, "run", 2, 1, False)])
 def test_who_knows_the_token_gets_through(opening: m.Opening) -> None:
     shake = Handshake(opening=opening)
     frames = [shake.dialer.opening]

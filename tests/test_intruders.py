@@ -212,7 +212,7 @@ def read(frame: bytes) -> m.Message:
     return message
 
 
-@pytest.mark.parametrize("kind", ["link", "state", "ping"])
+@pytest.mark.parametrize("kind", ["link", "state", "probe"])
 def test_a_stranger_at_a_peers_port_is_refused(guarded: MasterNode, kind: str) -> None:
     """It knows all that can be seen on the network, and still is nobody."""
     with members(guarded, 2) as crew:
@@ -222,7 +222,7 @@ def test_a_stranger_at_a_peers_port_is_refused(guarded: MasterNode, kind: str) -
         openings = {
             "link": m.LinkHello(m.PROTOCOL_VERSION, run, peer + 1, peer, 2, 0, 4, b"n" * 32),
             "state": m.StateHello(m.PROTOCOL_VERSION, run, peer + 1, peer, 1, b"n" * 32),
-            "ping": m.PingHello(m.PROTOCOL_VERSION, run, peer + 1, peer, b"n" * 32),
+            "probe": m.ProbeHello(m.PROTOCOL_VERSION, run, peer + 1, peer, False, b"n" * 32),
         }
         with dialled(peer_port(crew[0])) as sock:
             sock.sendall(encode(openings[kind]))
@@ -241,7 +241,7 @@ def test_a_replayed_handshake_at_a_peers_port_is_refused(guarded: MasterNode) ->
     with members(guarded, 1) as crew:
         session = crew[0]._inner._session
         assert session is not None
-        opening = m.PingHello(m.PROTOCOL_VERSION, session._machine.run, 2, session._machine.peer)
+        opening = m.ProbeHello(m.PROTOCOL_VERSION, session._machine.run, 2, session._machine.peer, False)
         side = Dialer(TOKEN, b"n" * NONCE_BYTES, opening, session._machine.run)
         with dialled(peer_port(crew[0])) as sock:
             sock.sendall(side.opening)
@@ -359,7 +359,7 @@ def test_who_speaks_slowly_is_heard_out_only_so_long(crew: Crew, monkeypatch: py
     """A byte now and then does not extend the time."""
     monkeypatch.setattr("pccl.runtime.links.OPENING_TIMEOUT_S", 0.2)
     crew.join(1)
-    hello = encode(m.PingHello(m.PROTOCOL_VERSION, "r" * 1000, 1, 1))
+    hello = encode(m.ProbeHello(m.PROTOCOL_VERSION, "r" * 1000, 1, 1, False))
     with dialled(ports(crew)[1]) as sock:
         sock.settimeout(0.01)
 

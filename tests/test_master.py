@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
 from pccl.protocol import master as protocol_master
 from pccl.protocol import messages as m
+from pccl.protocol.figures import FAILURE_FRESH_S
 from pccl.protocol.master import (
     HOSTS_MAX,
     LONG_WAIT_S,
@@ -14,6 +17,7 @@ from pccl.protocol.master import (
     RELINKS_MAX,
     Close,
     Effect,
+    FindRings,
     Log,
     Master,
     MasterOptions,
@@ -21,6 +25,8 @@ from pccl.protocol.master import (
     TakeBeats,
 )
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.optimization import ROUND_S_MAX
+from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 
 TAG = 7
@@ -75,11 +81,17 @@ class Rig:
         self.effects = self.master.tick(now)
 
     def answer(self, done: dict[int, list[OpRef]] | None = None) -> None:
-        """Peers answer Flush and Prepare until nothing is asked any more. `effects` becomes all that came of it."""
+        """Peers answer Flush and Prepare, and who is asked for rings finds them, until nothing is asked any more.
+        `effects` becomes all that came of it."""
         waiting = list(self.effects)
         everything = list(waiting)
         while waiting:
             effect = waiting.pop(0)
+            if isinstance(effect, FindRings):
+                rings = {group: best_ring(problem) for group, problem in effect.problems.items()}
+                self.effects = self.master.rings_found(effect.search, rings, self.now)
+                waiting += self.effects
+                everything += self.effects
             if not isinstance(effect, Send) or effect.connection not in self.peers:
                 continue
             said: m.FromPeer
@@ -373,16 +385,49 @@ def test_measurements_of_an_earlier_call_do_not_count() -> None:
     for call in (1, 2):
         for peer in (1, 2):
             rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
-        (probe,) = rig.told(1)
-        assert isinstance(probe, m.Probe)
-        for number in (probe.probe - 1, probe.probe + 1):
-            for peer in (1, 2):
+        for way in (True, False):
+            assert rig.told(1) == [], "the end that dials measures both ways"
+            (probe,) = rig.told(2)
+            assert isinstance(probe, m.Probe)
+            assert probe.links == [(1, way)]
+            for peer, number in ((2, probe.probe - 1), (2, probe.probe + 1), (1, probe.probe)):
                 rig.hear(peer, m.Probes(number, []))
                 assert rig.effects == []
-        rig.hear(1, m.Probes(probe.probe, []))
-        assert rig.effects == []
-        rig.hear(2, m.Probes(probe.probe, []))
+            rig.hear(2, m.Probes(probe.probe, []))
+        rig.answer()
         assert rig.told(1) == [m.JointResult(call, Result.SUCCESS)]
+        rig.now += FAILURE_FRESH_S
+
+
+def test_rings_found_for_an_earlier_call_do_not_count() -> None:
+    rig = Rig(0, 0, 0)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+    searches = _measure(rig, lambda sender, receiver: 1e6)
+    for search in (searches[0].search - 1, searches[0].search + 1):
+        assert rig.master.rings_found(search, {0: [1, 3, 2]}, rig.now) == []
+    rig.effects = list(searches)
+    rig.answer()
+    assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)]
+    assert rig.master.rings_found(searches[0].search, {0: [1, 3, 2]}, rig.now) == []
+    assert rig.master.ring(0) == [1, 2, 3]
+
+
+def _measure(rig: Rig, rate: Callable[[int, int], float]) -> list[FindRings]:
+    """Peers measure what they are asked for. Returns what is to be searched then."""
+    while asked := [each for each in rig.effects if isinstance(each, Send) and isinstance(each.message, m.Probe)]:
+        came: list[Effect] = []
+        for send in asked:
+            assert isinstance(send.message, m.Probe)
+            me = send.connection
+            found = [
+                m.LinkFigure(peer, inbound, rate(peer, me) if inbound else rate(me, peer), 1000)
+                for peer, inbound in send.message.links
+            ]
+            rig.hear(me, m.Probes(send.message.probe, found))
+            came += rig.effects
+        rig.effects = came
+    return [effect for effect in rig.effects if isinstance(effect, FindRings)]
 
 
 def test_report_of_one_who_fetches_nothing_does_not_count() -> None:
@@ -463,23 +508,30 @@ def test_nobody_measures_while_a_ring_is_changed() -> None:
     for peer in (1, 2):
         rig.hear(peer, m.FlushReply(_flush_of(rig), []))
     rig.answer()
-    assert [type(message) for message in rig.told(1)][-2:] == [m.Install, m.Probe]
+    assert [type(message) for message in rig.told(2)][-2:] == [m.Install, m.Probe]
 
 
-def test_dearer_of_two_measurements_counts() -> None:
+def test_ring_avoids_the_slow_direction_of_a_link() -> None:
     rig = Rig(0, 0, 0, 0)
     for peer in (1, 2, 3, 4):
         rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
-    (probe,) = rig.told(1)
-    assert isinstance(probe, m.Probe)
-    assert probe.peers == [2, 3, 4]
-    rig.hear(1, m.Probes(probe.probe, [(2, 10), (3, 10), (4, 10)]))
-    for peer in (2, 3, 4):
-        others = [(other, 900 if {peer, other} == {1, 2} else 10) for other in (1, 2, 3, 4) if other != peer]
-        rig.hear(peer, m.Probes(probe.probe, others))
+    fast = {(1, 4), (4, 3), (3, 2), (2, 1)}
+    rig.effects = list(_measure(rig, lambda sender, receiver: 1e7 if (sender, receiver) in fast else 1e5))
     rig.answer()
-    ring = rig.master.ring(0)
-    assert abs(ring.index(1) - ring.index(2)) == 2, "1 and 2 are no neighbours"
+    assert rig.master.ring(0) == [1, 4, 3, 2]
+    assert any("slowest link" in line and "0.8 Mbit/s" in line and "80 Mbit/s" in line for line in rig.logged)
+
+
+def test_only_measuring_takes_time_for_which_a_deadline_stands() -> None:
+    rig = Rig(0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+    rig.tick(ROUND_S_MAX - 0.1)
+    assert rig.effects == []
+    rig.tick(ROUND_S_MAX)
+    assert any("1->2 could not be measured" in line for line in rig.logged)
+    rig.answer()
+    assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)], "the one that did not answer is not asked again"
 
 
 def test_relinks_are_counted_by_pair() -> None:
@@ -722,8 +774,9 @@ def test_a_joint_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.Mo
     offer = m.SyncOffer("enforce_popular", 0, b"root", []) if kind == Kind.SYNC else None
     for peer in (1, 2):
         rig.hear(peer, m.JointCall(5, kind, offer))
-    for peer in (1, 2) if kind == Kind.OPTIMIZE_TOPOLOGY else ():
-        rig.hear(peer, m.Probes(rig.master._next_number - 1, []))
+    if kind == Kind.OPTIMIZE_TOPOLOGY:
+        (search,) = _measure(rig, lambda sender, receiver: 1e6)
+        rig.effects = rig.master.rings_found(search.search, {0: [1, 2]}, rig.now)
     assert [type(message) for message in rig.told(1)][-2:] == [m.Flush, m.JointResult]
     rig.answer()
     assert rig.told(1)[-1] == m.Install(3, True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.master import Close, Effect, Master, Send
+from pccl.protocol.master import Close, Effect, FindRings, Master, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 
@@ -35,6 +35,7 @@ offers = st.builds(
     st.sampled_from([b"a", b"b"]),
     st.sampled_from([[], [], [m.TensorOffer("loose", "float32", [1], True)]]),
 )
+figures = st.builds(m.LinkFigure, peers, st.booleans(), st.floats(), st.integers())
 failed = st.lists(st.tuples(peers, st.just("?")), max_size=2)
 
 
@@ -54,7 +55,10 @@ class Liars:
 
     def carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Close):
+            if isinstance(effect, FindRings):
+                rings = {group: list(problem.ring[::-1]) for group, problem in effect.problems.items()}
+                self.carry_out(self.master.rings_found(effect.search, rings, self.now))
+            elif isinstance(effect, Close):
                 self.open.discard(effect.connection)
                 self.beats.discard(effect.connection)
             elif isinstance(effect, Send):
@@ -133,7 +137,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
         (2, lambda: m.OpsStalled(liars.epoch(connection) + draw(off), draw(ops))),
         (4, lambda: m.FlushReply(about(m.Flush, "flush"), draw(ops))),
         (2, lambda: m.SyncReport(about(m.SyncPlan, "sync"), draw(st.booleans()), "?", draw(failed))),
-        (2, lambda: m.Probes(about(m.Probe, "probe"), draw(st.lists(st.tuples(peers, numbers), max_size=3)))),
+        (2, lambda: m.Probes(about(m.Probe, "probe"), draw(st.lists(figures, max_size=3)))),
         (2, lambda: m.Report(draw(st.lists(st.tuples(numbers, numbers, numbers), max_size=3)), 1, draw(numbers))),
     ]
     return draw(st.sampled_from([make for weight, make in said for _ in range(weight)]))()
@@ -194,7 +198,7 @@ from_master: st.SearchStrategy[m.FromMaster] = st.one_of(
     st.builds(m.OpAbort, numbers, tags, tags, codes, st.just("?")),
     st.builds(m.JointResult, numbers, codes, st.just("?"), numbers),
     st.builds(m.SyncPlan, numbers, numbers, st.just(b""), st.lists(peers, max_size=3), st.booleans(), st.booleans()),
-    st.builds(m.Probe, numbers, st.lists(peers, max_size=3)),
+    st.builds(m.Probe, numbers, st.lists(st.tuples(peers, st.booleans()), max_size=3)),
 )
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import Effect, Master, Send
+from pccl.protocol.master import Effect, FindRings, Master, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.topology import linked_pairs
+from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 
 GROUPS = (0, 1)
@@ -57,7 +58,7 @@ class Peer:
         elif isinstance(message, m.JointResult):
             self.results.append((message.code, message.value))
         elif isinstance(message, m.Probe):
-            return m.Probes(message.probe, [(other, 100) for other in message.peers])
+            return m.Probes(message.probe, [m.LinkFigure(other, way, 1e6, 100) for other, way in message.links])
         else:
             assert isinstance(message, m.Welcome | m.Install), f"an honest peer is told {message}"
         return None
@@ -209,6 +210,9 @@ class MasterBesideModel(RuleBasedStateMachine):
         waiting = deque(effects)
         while waiting:
             effect = waiting.popleft()
+            if isinstance(effect, FindRings):
+                rings = {group: best_ring(problem) for group, problem in effect.problems.items()}
+                waiting += self.master.rings_found(effect.search, rings, 0.0)
             if isinstance(effect, Send) and effect.connection in self.peers:
                 answer = self.peers[effect.connection].answer(effect.message)
                 if answer is not None:

@@ -600,10 +600,13 @@ def test_a_sync_plan_names_the_donors_to_ask(rig: Rig) -> None:
     assert said(rig.effects()) == [m.SyncReport(4, False, "why", [(3, "how")])]
 
 
-def test_probe_names_the_peers_to_measure(rig: Rig) -> None:
-    assert rig.hear(m.Probe(4, [1, 99])) == [ps.RunProbe(4, [member(1)])]
-    rig.machine.probed(4, [(1, 250)])
-    assert said(rig.effects()) == [m.Probes(4, [(1, 250)])]
+def test_probe_names_the_links_to_measure(rig: Rig) -> None:
+    connections = rig.machine.connections
+    links = [ps.ProbedLink(member(1), False, connections), ps.ProbedLink(member(1), True, connections)]
+    assert rig.hear(m.Probe(4, [(1, False), (99, True), (1, True)])) == [ps.RunProbe(4, links)]
+    found = [m.LinkFigure(1, False, 1e6, 250)]
+    rig.machine.probed(4, found)
+    assert said(rig.effects()) == [m.Probes(4, found)]
 
 
 # The end.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -70,43 +70,3 @@ def test_neighbours() -> None:
 )
 def test_ring_pairs(ring: list[int], expected: set[tuple[int, int]]) -> None:
     assert topology.ring_pairs(ring) == expected
-
-
-def price(ring: list[int], cost: dict[tuple[int, int], float]) -> tuple[float, float]:
-    costs = [cost.get(topology.pair(a, b), float("inf")) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
-    return max(costs), sum(costs)
-
-
-@given(st.integers(1, 7), st.data())
-def test_the_best_ring_is_as_good_as_the_best_of_all(size: int, data: st.DataObject) -> None:
-    members = list(range(1, size + 1))
-    cost = {each: data.draw(st.integers(1, 20)) / 1 for each in combinations(members, 2)}
-    best = topology.best_ring(members, cost)
-    assert sorted(best) == members
-    if size > 1:
-        assert price(best, cost) == min(price(list(ring), cost) for ring in permutations(members))
-
-
-def test_a_large_ring_follows_a_line_of_near_pairs() -> None:
-    members = list(range(24))
-    cost = {(a, b): float(min(b - a, 24 - (b - a))) for a, b in combinations(members, 2)}
-    assert price(topology.best_ring(members[::-1], cost), cost) == (1.0, 24.0)
-
-
-@given(st.permutations(range(1, 7)) | st.permutations(range(1, 12)))
-def test_a_ring_that_no_other_beats_is_kept(ring: list[int]) -> None:
-    """Changing it would stop every op of the group and make links anew, for nothing."""
-    assert topology.best_ring(ring, dict.fromkeys(combinations(range(1, 12), 2), 5.0)) == ring
-    assert topology.best_ring(ring, {}) == ring
-
-
-def test_pairs_that_cannot_be_avoided_do_not_hide_the_others() -> None:
-    """Nobody could measure peer 5."""
-    cost = dict.fromkeys(combinations((1, 2, 3, 4), 2), 9.0) | {(1, 3): 1.0, (2, 3): 1.0, (2, 4): 1.0}
-    pairs = topology.ring_pairs(topology.best_ring([1, 2, 3, 4, 5], cost))
-    assert {(1, 3), (2, 3), (2, 4)} <= pairs
-
-
-def test_pairs_of_unknown_cost_are_avoided() -> None:
-    cost = {(1, 2): 1.0, (2, 3): 1.0, (3, 4): 1.0, (1, 4): 1.0}
-    assert topology.ring_pairs(topology.best_ring([1, 3, 2, 4], cost)) == set(cost)

@@ -1,7 +1,7 @@
 """Proof that both ends of a connection know the same token, without saying it.
 
 Specification. All parties of a run share a token, a secret text. Whoever dials says what the connection is for
-(`Hello`, `BeatHello`, `StatusRequest`, `LinkHello`, `StateHello`, `PingHello`) with a nonce of its own in `auth`; an
+(`Hello`, `BeatHello`, `StatusRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with a nonce of its own in `auth`; an
 empty `auth` says that the dialer has no token. Then
 
     dialer -> acceptor   the opening, with the dialer's nonce

@@ -54,18 +54,22 @@ and a message to many is one object, so that it can be encoded once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
-from pccl.protocol import topology
+from pccl.protocol import optimization, topology
 from pccl.protocol.election import NotElected, elect
+from pccl.protocol.figures import Figures
 from pccl.protocol.history import History
+from pccl.protocol.insertion import with_newcomers
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.optimization import Optimization
+from pccl.protocol.ring_problem import RingProblem
 from pccl.protocol.traffic import Traffic
 from pccl.types import Result
 
@@ -125,6 +129,14 @@ class TakeBeats:
 
 
 @dataclass(frozen=True)
+class FindRings:
+    """Look for the best ring of each group, which takes time, then call `rings_found`."""
+
+    search: int
+    problems: dict[int, RingProblem]
+
+
+@dataclass(frozen=True)
 class Log:
     level: str
     """debug, info or warning."""
@@ -135,7 +147,7 @@ class Log:
     """As in `pccl.logs.FIELDS`."""
 
 
-Effect = Send | Close | TakeBeats | Log
+Effect = Send | Close | TakeBeats | FindRings | Log
 
 
 @dataclass
@@ -204,6 +216,8 @@ class _Group:
     """Pairs that have no link and need none: the group is no mesh."""
     unreliable: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that are no neighbours and whose link broke again and again: as if it were missing."""
+    decision: str = ""
+    """What the last optimize_topology came to, and why."""
     changed: bool = False
     """The ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
@@ -242,6 +256,8 @@ class Master:
         self.installed_view = 0
         self.history = History()
         self.traffic = Traffic(self.history)
+        self.figures = Figures()
+        """What is known of the links between peers."""
         self._effects: list[Effect] = []
         self._now = 0.0
         self._next_peer = 1
@@ -279,7 +295,7 @@ class Master:
         self._preparing = False
         self._updating = False
         """update_topology is complete and waits for Install."""
-        self._probing: _Probing | None = None
+        self._optimization: Optimization | None = None
 
     # Events.
 
@@ -332,6 +348,15 @@ class Master:
             self._advance()
         return self._drain()
 
+    def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
+        """What a search has come to, by group."""
+        self._now = now
+        course = self._optimization
+        if course is not None and course.is_searching and course.number == search:
+            course.found(rings)
+            self._advance()
+        return self._drain()
+
     def tick(self, now: float) -> list[Effect]:
         self._now = now
         for connection, (host, since) in list(self._strangers.items()):
@@ -350,6 +375,8 @@ class Master:
                 has_beaten = self._members[peer].has_beaten
                 allowed_s = self.options.peer_timeout_s if has_beaten else self.options.hello_timeout_s
                 self._evict(peer, f"silent for {allowed_s:.1f} s")
+        if self._optimization is not None:
+            self._log_unmeasured(self._optimization.expire(now))
         self._log_long_waits()
         self._advance()
         return self._drain()
@@ -360,6 +387,8 @@ class Master:
         times += [asked_at + self.options.answer_timeout_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
         times += self._beats_due_at.values()
+        if self._optimization is not None and (ends_at := self._optimization.deadline()) is not None:
+            times.append(ends_at)
         return min(times, default=None)
 
     # What tests and reports may look at.
@@ -428,6 +457,7 @@ class Master:
         hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
         self._members[peer] = _Member(peer, connection, message, hosts, self._now)
         self._peer_of[connection] = peer
+        self.figures.arrived(peer, hosts)
         self._beats_due_at[peer] = self._now + self.options.hello_timeout_s
         welcome = m.Welcome(
             peer,
@@ -509,8 +539,9 @@ class Master:
         self._log(
             "info", f"{member} {'lost' if member.accepted else 'gone before it was accepted'}: {reason}", member.about
         )
-        if self._probing is not None:
-            self._probing.awaiting.discard(peer)
+        self.figures.gone(peer)
+        if self._optimization is not None:
+            self._optimization.lost(peer)
         group = self._groups.get(member.hello.group)
         if group is None or peer not in group.ring:
             return
@@ -605,7 +636,7 @@ class Master:
             group.running = False
             group.ledger = Ledger(())
             group.changed = True
-            group.ring = topology.updated_ring(group.ring, {*group.ring, *peers})
+            group.ring = with_newcomers(group.ring, peers, self.figures)
         for number in [number for number, group in self._groups.items() if not group.ring]:
             del self._groups[number]
         affected: set[int] = set()
@@ -845,7 +876,7 @@ class Master:
         group = self._groups[member.hello.group]
         begun = (
             (wait.kind == Kind.UPDATE_TOPOLOGY and self._updating)
-            or (wait.kind == Kind.OPTIMIZE_TOPOLOGY and self._probing is not None)
+            or (wait.kind == Kind.OPTIMIZE_TOPOLOGY and self._optimization is not None)
             or (wait.kind == Kind.SYNC and group.sync is not None)
         )
         if not begun:
@@ -862,20 +893,21 @@ class Master:
             sync.failure = sync.failure or f"{member} could not be brought up: {message.reason}"
 
     def _on_probes(self, member: _Member, message: m.Probes) -> None:
-        probing = self._probing
-        if probing is None or probing.number != message.probe or member.peer not in probing.awaiting:
+        course = self._optimization
+        if course is None or not course.is_asked(message.probe, member.peer):
             return
-        probing.awaiting.discard(member.peer)
-        for other, microseconds in message.round_trip_us:
-            pair = topology.pair(member.peer, other)
-            probing.cost[pair] = max(probing.cost.get(pair, 0), microseconds)
+        found = {}
+        for link in message.found:
+            pair = (link.peer, member.peer) if link.is_inbound else (member.peer, link.peer)
+            found[pair] = link.bytes_per_s, link.round_trip_us / 1e6
+        self._log_unmeasured(course.answered(member.peer, found, self._now))
 
     # Joint calls.
 
     def _step_joint(self) -> bool:
         """Carries out one joint call that has become complete."""
         if not self._accepted:
-            self._probing = None
+            self._optimization = None
             return False
         kind = next((kind for kind, number in self._waiting.items() if number == self._accepted), None)
         if kind == Kind.ARE_PEERS_PENDING:
@@ -955,29 +987,44 @@ class Master:
         self._finish(waiting, Kind.SYNC, value=revision)
 
     def _step_optimize(self) -> bool:
-        if self._probing is None:
-            accepted = [self._members[peer] for peer in self.accepted]
-            self._probing = _Probing(self._number(), {member.peer for member in accepted})
-            for member in accepted:
-                others = [peer for peer in self._groups[member.hello.group].ring if peer != member.peer]
-                self._say(member.connection, m.Probe(self._probing.number, others))
+        course = self._optimization
+        if course is None:
+            rings = {group.number: group.ring for group in self._groups.values()}
+            self._optimization = Optimization(self.figures, rings, self.view, self._now)
             return True
-        if self._probing.awaiting:
+        if course.is_waiting:
             return False
-        if not self._probing.applied:
-            self._probing.applied = True
-            for group in self._groups.values():
-                ring = topology.best_ring(group.ring, self._probing.cost)
-                if topology.ring_pairs(ring) != topology.ring_pairs(group.ring):
-                    self._log(
-                        "info", f"group {group.number}: ring {group.ring} becomes {ring}", {"group": group.number}
-                    )
-                    self._stop(group)
-                    group.ring = ring
+        if course.is_decided:
+            self._optimization = None
+            self._finish_all(Kind.OPTIMIZE_TOPOLOGY)
             return True
-        self._probing = None
-        self._finish_all(Kind.OPTIMIZE_TOPOLOGY)
+        if course.rings is not None:
+            self._decide_rings(course, course.rings)
+            return True
+        number = self._number()
+        asked = course.next_round(number, self._now)
+        for peer, links in asked.items():
+            told = [(receiver, False) if sender == peer else (sender, True) for sender, receiver in links]
+            self._say(self._members[peer].connection, m.Probe(number, told))
+        if not asked:
+            rings = {group.number: group.ring for group in self._groups.values()}
+            self._effects.append(FindRings(number, course.search(number, rings)))
         return True
+
+    def _log_unmeasured(self, links: list[tuple[int, int]]) -> None:
+        for sender, receiver in links:
+            self._log("warning", f"the link {sender}->{receiver} could not be measured")
+
+    def _decide_rings(self, course: Optimization, rings: Mapping[int, Sequence[int]]) -> None:
+        course.is_decided = True
+        seconds = self._now - course.begun_at
+        cost = f"{course.measured} links measured, {course.failed} not measurable, {seconds:.1f} s"
+        for group in self._groups.values():
+            ring, group.decision = optimization.decide(group.ring, rings.get(group.number, group.ring), self.figures)
+            self._log("info", f"group {group.number}: {group.decision}; {cost}", {"group": group.number})
+            if ring != group.ring:
+                self._stop(group)
+                group.ring = ring
 
     def _finish_all(self, kind: str, value: int = 0) -> None:
         for group in self._groups.values() if kind in Kind.EXCLUSIVE else ():
@@ -1036,7 +1083,7 @@ class Master:
         return wait is not None and wait.kind == kind
 
     def _fail_hopeless_waits(self) -> None:
-        if self.is_changing or self._updating or self._probing is not None:
+        if self.is_changing or self._updating or self._optimization is not None:
             return
         while self._end_hopeless_waits():
             pass
@@ -1142,13 +1189,3 @@ class Master:
         m.Report: _on_report,
     }
     _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkLost})
-
-
-@dataclass
-class _Probing:
-    """An optimize_topology under way."""
-
-    number: int
-    awaiting: set[int]
-    cost: dict[tuple[int, int], float] = field(default_factory=dict)
-    applied: bool = False

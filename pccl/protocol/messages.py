@@ -103,6 +103,15 @@ class TensorOffer(Record, frozen=True):
     """Content may differ between peers of one revision."""
 
 
+class LinkFigure(Record, frozen=True):
+    """What was measured of the link to a peer, or from it where it `is_inbound`."""
+
+    peer: int
+    is_inbound: bool
+    bytes_per_s: float
+    round_trip_us: int
+
+
 class SyncOffer(Record, frozen=True):
     """What a peer brings to sync_shared_state."""
 
@@ -223,10 +232,10 @@ class SyncReport(Message, frozen=True):
 
 
 class Probes(Message, frozen=True):
-    """Round-trip times to other peers in microseconds, measured for optimize_topology."""
+    """The answer to `Probe`. What could not be measured is not among it."""
 
     probe: int
-    round_trip_us: Annotated[list[tuple[int, int]], msgspec.Meta(max_length=PEERS_MAX)]
+    found: Annotated[list[LinkFigure], msgspec.Meta(max_length=PEERS_MAX)]
 
 
 class LinkReport(Record, frozen=True):
@@ -345,10 +354,10 @@ class SyncPlan(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Measure the round-trip time to these peers and answer `Probes`."""
+    """Measure these links, all at once, and answer `Probes`: to each peer, or from it where it `is_inbound`."""
 
     probe: int
-    peers: list[int]
+    links: list[tuple[int, bool]]
 
 
 # Whoever asks the master how the run stands, and is no peer.
@@ -431,13 +440,14 @@ class StateHello(Message, frozen=True):
     """As of LinkHello."""
 
 
-class PingHello(Message, frozen=True):
-    """The dialer measures: every byte it sends comes back."""
+class ProbeHello(Message, frozen=True):
+    """The dialer measures: see `runtime.probe`. Where it `pulls`, the payload comes from the acceptor."""
 
     protocol: int
     run: str
     sender: int
     receiver: int
+    pulls: bool
     auth: bytes = b""
 
 
@@ -471,7 +481,7 @@ class BlockRequest(Message, frozen=True):
     count: int
 
 
-PeerOpening = LinkHello | StateHello | PingHello
+PeerOpening = LinkHello | StateHello | ProbeHello
 PeerAnswer = Accepted | Rejected
 BeatAnswer = Accepted | Goodbye
 Credential = Challenge | Proof

@@ -57,6 +57,8 @@ LINK_CONNECTIONS_MAX = 64
 """More are refused, whoever dials."""
 GROWN_CONNECTIONS_MAX = 16
 """Beyond these we add none by ourselves."""
+PROBE_CONNECTIONS_MIN = 4
+"""Of a link that may grow by itself: a measurement must not stop at a window that an op would have outgrown."""
 GRACE_S = 0.5
 """How much later the other end may have begun to make a link."""
 STALL_AFTER_S = 2.0
@@ -202,8 +204,18 @@ class RunSync:
 
 @dataclass(frozen=True)
 class RunProbe:
+    """Measure these links, then call `probed`."""
+
     probe: int
-    members: list[m.Member]
+    links: list[ProbedLink]
+
+
+@dataclass(frozen=True)
+class ProbedLink:
+    member: m.Member
+    is_inbound: bool
+    connections: int
+    """As many as the link has, or would have once it is used."""
 
 
 @dataclass(frozen=True)
@@ -600,8 +612,12 @@ class Peer:
         self._effects.append(RunSync(message, donors))
 
     def _on_probe(self, message: m.Probe) -> None:
-        members = [self._members[peer] for peer in message.peers if peer in self._members]
-        self._effects.append(RunProbe(message.probe, members))
+        links = [
+            ProbedLink(self._members[peer], is_inbound, self._connections_to(self._members[peer]))
+            for peer, is_inbound in message.links
+            if peer in self._members and peer != self.peer
+        ]
+        self._effects.append(RunProbe(message.probe, links))
 
     # What the engine reports.
 
@@ -729,9 +745,9 @@ class Peer:
         if not self.is_over:
             self._effects.append(ToMaster(m.SyncReport(sync, success, reason, suspects)))
 
-    def probed(self, probe: int, round_trip_us: list[tuple[int, int]]) -> None:
+    def probed(self, probe: int, found: list[m.LinkFigure]) -> None:
         if not self.is_over:
-            self._effects.append(ToMaster(m.Probes(probe, round_trip_us)))
+            self._effects.append(ToMaster(m.Probes(probe, found)))
 
     # Ops.
 
@@ -843,6 +859,13 @@ class Peer:
         self._links[peer] = link
         self._effects.append(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
+
+    def _connections_to(self, member: m.Member) -> int:
+        """Of the link, or that it would have."""
+        link = self._links.get(member.peer)
+        begun_with = max(self.connections, member.connections, self.engine_threads)
+        count = max(begun_with, link.connected if link is not None else 0)
+        return max(count, PROBE_CONNECTIONS_MIN) if self.may_grow else count
 
     def _replace_connection(self, link: _Link, lane: int) -> None:
         link.connected -= 1

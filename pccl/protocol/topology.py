@@ -1,12 +1,11 @@
-"""Rings and evictions: pure functions of what is known about peers and pairs."""
+"""Rings and evictions: pure functions of who is there and of which pairs failed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import combinations, permutations
+from collections.abc import Collection, Iterable, Sequence
+from itertools import combinations
 
 EXACT_COVER_PEERS_MAX = 14
-EXACT_RING_PEERS_MAX = 8
 MESH_PEERS_MAX = 16
 """Groups up to this size make links between all pairs; in larger ones that would be too many connections."""
 
@@ -22,6 +21,11 @@ def neighbours(ring: Sequence[int], peer: int) -> tuple[int, int]:
     """The peers before and after `peer`; itself twice when alone."""
     at = ring.index(peer)
     return ring[at - 1], ring[(at + 1) % len(ring)]
+
+
+def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
+    """Sender and receiver of each of its links."""
+    return list(zip(ring, [*ring[1:], ring[0]], strict=True)) if len(ring) > 1 else []
 
 
 def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
@@ -73,40 +77,3 @@ def fewest_evictions(failed: Iterable[tuple[int, int]], newcomers: Collection[in
         cover.add(worst)
         pairs = {each for each in pairs if worst not in each}
     return cover
-
-
-def best_ring(peers: Sequence[int], cost: Mapping[tuple[int, int], float]) -> list[int]:
-    """The ring with the fewest pairs of unknown cost, then the one whose dearest pair is cheapest, then the cheapest
-    in total. The given ring is returned unless one is found that is better.
-
-    `cost` is keyed by unordered pairs (low, high). Exact to EXACT_RING_PEERS_MAX peers; beyond that nearest neighbour
-    followed by 2-opt until no exchange helps.
-    """
-    if len(peers) <= 3:
-        return list(peers)
-    order = sorted(peers)
-
-    def price(ring: Sequence[int]) -> tuple[int, float, float]:
-        known = [cost[each] for each in ring_pairs(ring) if each in cost]
-        return len(ring) - len(known), max(known, default=0), sum(known)
-
-    if len(order) <= EXACT_RING_PEERS_MAX:
-        first, *rest = order
-        rings = ([first, *tail] for tail in permutations(rest) if tail[0] < tail[-1])
-        return min([list(peers), *rings], key=price)
-    ring, left = [order[0]], order[1:]
-    while left:
-        nearest = min(left, key=lambda peer: (cost.get(pair(ring[-1], peer), float("inf")), peer))
-        ring.append(nearest)
-        left.remove(nearest)
-    best = price(ring)
-    improved = True
-    while improved:
-        improved = False
-        for i in range(1, len(ring) - 1):
-            for j in range(i + 1, len(ring)):
-                candidate = ring[:i] + ring[i : j + 1][::-1] + ring[j + 1 :]
-                candidate_price = price(candidate)
-                if candidate_price < best:
-                    ring, best, improved = candidate, candidate_price, True
-    return ring if best < price(peers) else list(peers)

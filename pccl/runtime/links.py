@@ -1,7 +1,7 @@
 """Connections between peers, up to the point where the engine or a state transfer takes them over.
 
 Every connection to a peer's one listening port opens with a message that says what it is for (`LinkHello`,
-`StateHello`, `PingHello`) and is answered by `Accepted` or `Rejected`. A stranger is held to a small message and a
+`StateHello`, `ProbeHello`) and is answered by `Accepted` or `Rejected`. A stranger is held to a small message and a
 short time, and proves that it knows the token where there is one (`protocol.auth`).
 """
 
@@ -16,14 +16,12 @@ from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
 from pccl.runtime.inherited import close_in_child
-from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly
+from pccl.runtime.wire import ConnectionLost, SocketChannel
 
 ANSWER_TIMEOUT_S = 10.0
-"""How long a connection for a state transfer or a measurement may take."""
+"""How long a connection for a state transfer may take."""
 OPENING_TIMEOUT_S = 10.0
 """How long a stranger may take to say what it wants."""
-PINGS = 5
-PING_BYTES = 8
 
 
 class LinkError(Exception):
@@ -116,24 +114,3 @@ async def dial_link(
     if scope.cancelled_caught:
         hosts = ", ".join(addresses.join(host, member.port) for host in member.hosts)
         raise LinkError(f"peer {member.peer} at {hosts}: no answer within {bound_s:g} s")
-
-
-async def echo(sock: trio.socket.SocketType) -> None:
-    """The answering side of `measure`."""
-    with trio.move_on_after(ANSWER_TIMEOUT_S):
-        for _ in range(PINGS):
-            await sock.send(bytes(await receive_exactly(sock, bytearray(PING_BYTES))))
-
-
-async def measure(sock: trio.socket.SocketType) -> int:
-    """The shortest of a few round trips, in microseconds. ConnectionLost."""
-    best_s = float("inf")
-    for _ in range(PINGS):
-        start = trio.current_time()
-        try:
-            await sock.send(bytes(PING_BYTES))
-        except OSError as error:
-            raise ConnectionLost(error.strerror or str(error)) from None
-        await receive_exactly(sock, bytearray(PING_BYTES))
-        best_s = min(best_s, trio.current_time() - start)
-    return max(1, round(best_s * 1e6))

@@ -18,10 +18,11 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
-from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send, TakeBeats
+from pccl.protocol.master import Close, Effect, FindRings, Log, Master, MasterOptions, Send, TakeBeats
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.refusals import Refusals
+from pccl.runtime.ring_search import best_ring
 from pccl.runtime.status_board import StatusBoard
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
@@ -72,6 +73,7 @@ class MasterServer:
         """Connections that the beacon has."""
         self._next_connection = 1
         self._timer_changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
 
     @property
     def port(self) -> int:
@@ -89,6 +91,7 @@ class MasterServer:
         self.board.begin()
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 nursery.start_soon(self._watch_clock)
                 nursery.start_soon(self._watch_beats)
                 starved = False
@@ -237,6 +240,9 @@ class MasterServer:
             elif isinstance(effect, TakeBeats):
                 self._clients[effect.connection].is_for_beats = True
                 outgoing.setdefault(effect.connection, []).append(cache.frame(m.Accepted()))
+            elif isinstance(effect, FindRings):
+                assert self._nursery is not None
+                self._nursery.start_soon(self._find_rings, effect)
             elif isinstance(effect, Log):
                 text = harmless(effect.text, LOG_CHARACTERS_MAX)
                 if effect.is_of_stranger:
@@ -258,6 +264,13 @@ class MasterServer:
                 self._beating.discard(effect.connection)
                 self._beacon.remove(effect.connection)
         self._timer_changed.set()
+
+    async def _find_rings(self, effect: FindRings) -> None:
+        def search() -> dict[int, list[int]]:
+            return {group: best_ring(problem) for group, problem in effect.problems.items()}
+
+        rings = await trio.to_thread.run_sync(search, abandon_on_cancel=True)
+        self._carry_out(self._machine.rings_found(effect.search, rings, trio.current_time()))
 
     async def _watch_beats(self) -> None:
         while True:

@@ -31,7 +31,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, encode
-from pccl.runtime import addresses, handshake, links
+from pccl.runtime import addresses, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.inherited import close_in_child
@@ -858,7 +858,8 @@ class PeerSession:
             refusal = f"no sync {opening.sync} is under way here"
         if refusal is None:
             await send_message(sock, m.Accepted())
-            return lambda: links.echo(sock)
+            assert isinstance(opening, m.ProbeHello)
+            return lambda: probe.serve(sock, opening.pulls)
         await send_message(sock, m.Rejected(refusal))
         return None
 
@@ -933,18 +934,27 @@ class PeerSession:
 
     async def _probe(self, effect: ps.RunProbe) -> None:
         machine = self._machine
-        found: list[tuple[int, int]] = []
-        for member in effect.members:
-            hello = m.PingHello(m.PROTOCOL_VERSION, machine.run, machine.peer, member.peer)
-            with trio.move_on_after(links.ANSWER_TIMEOUT_S):
-                try:
-                    sock, _ = await links.dial(member, self._master_host, hello, self._options.token)
-                    try:
-                        found.append((member.peer, await links.measure(sock)))
-                    finally:
-                        sock.close()
-                except (links.LinkError, ConnectionLost) as error:
-                    self._logger.info("cannot measure: %s", error)
+        found: list[m.LinkFigure] = []
+
+        async def one(link: ps.ProbedLink) -> None:
+            pulls = link.is_inbound
+            hello = m.ProbeHello(m.PROTOCOL_VERSION, machine.run, machine.peer, link.member.peer, pulls)
+
+            async def dial() -> trio.socket.SocketType:
+                return (await links.dial(link.member, self._master_host, hello, self._options.token))[0]
+
+            try:
+                figure = await probe.measure(dial, link.connections, pulls)
+            except probe.ProbeError as error:
+                way = "from" if pulls else "to"
+                self._logger.info("cannot measure the link %s peer %d: %s", way, link.member.peer, error)
+            else:
+                round_trip_us = round(figure.round_trip_s * 1e6)
+                found.append(m.LinkFigure(link.member.peer, pulls, figure.bytes_per_s, round_trip_us))
+
+        async with trio.open_nursery() as nursery:
+            for link in effect.links:
+                nursery.start_soon(one, link)
         machine.probed(effect.probe, found)
         self._pump()
 

@@ -18,12 +18,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.master import Master
+from pccl.protocol.ring_problem import RingProblem
+from pccl.runtime.ring_search import matrices, price
 from pccl.types import Result
 from tests.simulation.node import Key, Node, Value
+
+TRIED_OUT_PEERS_MAX = 6
 
 
 class Checks:
@@ -132,6 +137,16 @@ class Checks:
             assert revision in of_seniors, f"revision {revision} was brought by a newcomer; incumbents: {of_seniors}"
             assert revision >= max(senders[node] for node in members if node in incumbents and node in senders)
         self._synced[group] = revision, members
+
+    def ring_found(self, problem: RingProblem, ring: list[int]) -> None:
+        """No ring is better for what is known, tried out where they are few."""
+        assert sorted(ring) == sorted(problem.ring)
+        if not 3 <= len(ring) <= TRIED_OUT_PEERS_MAX:
+            return
+        grades, latencies = matrices(problem)
+        order = [problem.ring.index(peer) for peer in ring]
+        for rival in permutations(range(1, len(ring))):
+            assert price(grades, latencies, order) <= price(grades, latencies, [0, *rival]), f"not {ring}: {problem}"
 
     # What peers are to carry out.
 

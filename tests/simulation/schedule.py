@@ -193,6 +193,7 @@ class Schedule:
         for a in self.world.alive:
             for b in self.world.alive:
                 self.world.costs[frozenset((a.name, b.name))] = self.rng.randint(1, 1000)
+                self.world.rates[a.name, b.name] = self.rng.choice((1e3, 1e6, 2.5e6, 25e6, float("nan")))
         self.joint_all(Kind.OPTIMIZE_TOPOLOGY)
 
     def cancel_joint(self) -> None:

@@ -28,6 +28,7 @@ from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import Decoder, FrameCache, ProtocolError, encode
+from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines
@@ -40,7 +41,7 @@ MASTER = "master"
 SLOWNESS = 0.95
 """How often something else goes first where a link is slow."""
 _Choice = tuple[Callable[[Node], None], Node]
-_Event = tuple[Node, Callable[[], None], tuple[tuple[str, str], ...]]
+_Event = tuple[Node | None, Callable[[], None], tuple[tuple[str, str], ...]]
 BEATS_FROM = 1_000_000
 """Connections for signs of life are numbered from here."""
 
@@ -69,6 +70,8 @@ class World:
         self.unreachable: set[frozenset[str]] = set()
         self.costs: dict[frozenset[str], int] = {}
         """Round trips in microseconds; 100 where nothing is said."""
+        self.rates: dict[tuple[str, str], float] = {}
+        """Of links in bytes per second; a million where nothing is said."""
         self.said: list[tuple[str, m.FromPeer]] = []
         """Everything that the master was told, with the name of the node."""
         self.told: list[tuple[str, m.FromMaster]] = []
@@ -378,14 +381,17 @@ class World:
 
     def _is_ready(self, event: _Event) -> bool:
         node, _, ways = event
-        return not node.is_frozen and (not ways or not self.blocked or self.blocked.isdisjoint(ways))
+        is_frozen = node.is_frozen if node is not None else self.is_master_frozen
+        return not is_frozen and (not ways or not self.blocked or self.blocked.isdisjoint(ways))
 
     def _later(
-        self, node: Node, action: Callable[[], None], source: Node | None = None, is_answered: bool = False
+        self, node: Node | None, action: Callable[[], None], source: Node | None = None, is_answered: bool = False
     ) -> None:
-        """Something that happens to a node at its own time. A frozen node holds it up, and so do blocks on the way
-        from its source, or back if it takes an answer."""
-        ways = () if source is None else ((source.name, node.name), (node.name, source.name))[: 1 + is_answered]
+        """Something that happens to a node, or to the master, at its own time. A frozen node holds it up, and so do
+        blocks on the way from its source, or back if it takes an answer."""
+        ways: tuple[tuple[str, str], ...] = ()
+        if source is not None and node is not None:
+            ways = ((source.name, node.name), (node.name, source.name))[: 1 + is_answered]
         self._events.append((node, action, ways))
 
     def _pick(self, wires: list[Wire]) -> Wire:
@@ -685,12 +691,23 @@ class World:
         if not node.is_reachable:
             return
         found = []
-        for member in effect.members:
-            pair = frozenset((node.name, self.node_of(member.peer).name))
-            if pair not in self.unreachable and not self._is_cut(node, self.node_of(member.peer)):
-                found.append((member.peer, self.costs.get(pair, 100)))
+        for link in effect.links:
+            other = self.node_of(link.member.peer)
+            way = (other.name, node.name) if link.is_inbound else (node.name, other.name)
+            pair = frozenset(way)
+            if pair not in self.unreachable and not self._is_cut(node, other) and other.is_reachable:
+                rate = self.rates.get(way, 1e6)
+                found.append(m.LinkFigure(other.number, link.is_inbound, rate, self.costs.get(pair, 100)))
         node.machine.probed(effect.probe, found)
         self._peer(node)
+
+    def _find_rings(self, effect: ms.FindRings) -> None:
+        rings = {}
+        for group, problem in effect.problems.items():
+            rings[group] = best_ring(problem)
+            self.checks.ring_found(problem, rings[group])
+        if not self.is_master_dead:
+            self._master(self.master.rings_found(effect.search, rings, self.now))
 
     # Effects.
 
@@ -701,6 +718,9 @@ class World:
         for effect in effects:
             if isinstance(effect, ms.Log):
                 self.log.append(effect.text)
+                continue
+            if isinstance(effect, ms.FindRings):
+                self._later(None, partial(self._find_rings, effect))
                 continue
             if effect.connection >= BEATS_FROM:
                 self._answer_beats(effect)

@@ -1,0 +1,226 @@
+"""The course of one optimize_topology, without the messages: what is measured in which order, and what to make of it.
+
+    measuring   round after round; in each, several links at once
+    searching   somebody with time looks for better rings
+    decided     `decide` has said for each group whether its ring changes, and why
+
+Rounds. No host sends in two links of a round, nor receives in two, and no pair is measured both ways at once; links
+between peers of one host, which share no wire, only must not share a sender or a receiver. A host may well send in one
+and receive in another: so it does in a ring. Links are due that have no fresh figure, those of the present ring first;
+of a large group a part, another one each time.
+
+Time. A round has an end whatever its peers do: whoever has not answered by then is not asked again, and its links of
+the round count as failed. After MEASURING_S_MAX no further round begins; what is left waits for the next call, and the
+search goes by what is known.
+
+Of the two ends of a link the one that dials is asked, as for the link itself: behind some routers it is the only one
+that could.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pccl.protocol.figures import Figures, Pair
+from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.topology import ring_links, updated_ring
+
+ROUNDS_MAX = 64
+ROUND_S_MAX = 8.0
+"""Longer than a peer takes to find out that it cannot measure."""
+MEASURING_S_MAX = 20.0
+ALL_PAIRS_PEERS_MAX = 32
+"""Of larger groups each peer measures so many links, at most, in one call."""
+FASTER = 1.05
+SHORTER = 0.9
+"""A ring replaces another whose links are as reachable and as known if its slowest is faster by this factor, or if it
+is as fast and the sum of latencies is smaller by this factor. Less than that may be the measurements' own spread."""
+MBIT = 1e6 / 8
+
+
+def wanted(ring: Sequence[int], figures: Figures, salt: int, now: float) -> Iterable[Pair]:
+    """The links that should be measured, the most useful first. `salt` says which part of those of a large group."""
+    count = len(ring)
+    steps: Sequence[int] = range(1, count)
+    if count > ALL_PAIRS_PEERS_MAX:
+        # Steps through the ring that differ from call to call; the golden ratio spreads them evenly.
+        spread = (int(count * ((salt * ALL_PAIRS_PEERS_MAX + each) * 0.6180339887 % 1)) for each in range(1, count))
+        steps = [1, *dict.fromkeys(step for step in spread if step > 1)][:ALL_PAIRS_PEERS_MAX]
+    for step in steps:
+        for at, sender in enumerate(ring):
+            pair = sender, ring[(at + step) % count]
+            if figures.is_due(pair, now):
+                yield pair
+
+
+def rounds(pairs: Iterable[Pair], figures: Figures) -> list[list[Pair]]:
+    """Which links are measured at once, each in the first round where it disturbs no other. What does not fit into
+    ROUNDS_MAX rounds is left out."""
+    found: list[list[Pair]] = []
+    taken: list[set[object]] = []
+    known_hosts: set[object] = set()
+    for sender, receiver in pairs:
+        hosts = figures.hosts(sender), figures.hosts(receiver)
+        if hosts in known_hosts:
+            continue  # one pair's figure stands for all between these hosts
+        ends: set[object] = {("from", sender), ("to", receiver), frozenset((sender, receiver))}
+        if hosts[0] != hosts[1]:
+            ends |= {("from", hosts[0]), ("to", hosts[1]), frozenset(hosts)}
+        at = next((at for at, others in enumerate(taken) if ends.isdisjoint(others)), len(found))
+        if at == ROUNDS_MAX:
+            continue
+        if at == len(found):
+            found.append([])
+            taken.append(set())
+        known_hosts.add(hosts)
+        found[at].append((sender, receiver))
+        taken[at] |= ends
+    return found
+
+
+class Optimization:
+    """`number` of each round or search is given by the caller; answers under another are stale."""
+
+    def __init__(self, figures: Figures, rings: Mapping[int, Sequence[int]], salt: int, now: float) -> None:
+        pairs = [pair for ring in rings.values() for pair in wanted(ring, figures, salt, now)]
+        self.begun_at = now
+        self.number = 0
+        self.is_searching = False
+        self.rings: Mapping[int, Sequence[int]] | None = None
+        """What the search has come to, by group."""
+        self.is_decided = False
+        self.measured = self.failed = 0
+        """Links."""
+        self._figures = figures
+        self._rounds = deque(rounds(pairs, figures))
+        self._asked: dict[int, list[Pair]] = {}
+        """Of this round, by who is asked, those without an answer."""
+        self._mute: set[int] = set()
+        self._round_ends_at = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._asked) or self.is_searching
+
+    def deadline(self) -> float | None:
+        """When `expire` should be called."""
+        return self._round_ends_at if self._asked else None
+
+    def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:
+        """Whom to ask for what; nobody when there is nothing more to be measured."""
+        assert not self.is_waiting
+        while self._rounds and now < self.begun_at + MEASURING_S_MAX:
+            for pair in self._rounds.popleft():
+                if max(pair) not in self._mute:
+                    self._asked.setdefault(max(pair), []).append(pair)
+            if self._asked:
+                self.number = number
+                self._round_ends_at = now + ROUND_S_MAX
+                return {peer: list(pairs) for peer, pairs in self._asked.items()}
+        return {}
+
+    def is_asked(self, number: int, peer: int) -> bool:
+        return number == self.number and peer in self._asked
+
+    def answered(self, peer: int, found: Mapping[Pair, tuple[float, float]], now: float) -> list[Pair]:
+        """Bytes per second and round trips in seconds of the links that it could measure. Returns those that failed."""
+        failed = []
+        for pair in self._asked.pop(peer):
+            if pair in found:
+                self._figures.measured(pair, *found[pair], now)
+            if pair not in found or self._figures.is_unreachable(pair):
+                self._figures.failed(pair, now)
+                failed.append(pair)
+            else:
+                self.measured += 1
+        self.failed += len(failed)
+        return failed
+
+    def expire(self, now: float) -> list[Pair]:
+        """Ends a round whose time is over. Returns the links of which nothing was heard."""
+        if not self._asked or now < self._round_ends_at:
+            return []
+        late = [pair for pairs in self._asked.values() for pair in pairs]
+        for pair in late:
+            self._figures.failed(pair, now)
+        self.failed += len(late)
+        self._mute |= set(self._asked)
+        self._asked.clear()
+        return late
+
+    def lost(self, peer: int) -> None:
+        self._asked.pop(peer, None)
+        for links in [*self._asked.values(), *self._rounds]:
+            links[:] = [pair for pair in links if peer not in pair]
+
+    def search(self, number: int, rings: Mapping[int, Sequence[int]]) -> dict[int, RingProblem]:
+        """By group, what to search. `found` ends it."""
+        assert not self.is_waiting
+        self.number = number
+        self.is_searching = True
+        return {group: self._figures.problem(ring) for group, ring in rings.items()}
+
+    def found(self, rings: Mapping[int, Sequence[int]]) -> None:
+        self.is_searching = False
+        self.rings = rings
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a ring."""
+
+    unreachable: int
+    """Links."""
+    unknown: int
+    slowest: Pair | None
+    """Of the known links."""
+    bytes_per_s: float
+    """Of that."""
+    latency_s: float
+    """Once round, over the known links."""
+
+    def is_better(self, other: Outlook) -> bool:
+        """By enough to change the ring for it."""
+        bad, others = (self.unreachable, self.unknown), (other.unreachable, other.unknown)
+        if bad != others:
+            return bad < others
+        if self.bytes_per_s > FASTER * other.bytes_per_s:
+            return True
+        return self.bytes_per_s * FASTER >= other.bytes_per_s and self.latency_s < SHORTER * other.latency_s
+
+    def __str__(self) -> str:
+        if self.slowest is None:
+            return "nothing is known of its links"
+        text = (
+            f"slowest link {self.slowest[0]}->{self.slowest[1]} at {self.bytes_per_s / MBIT:.4g} Mbit/s, "
+            f"{self.latency_s * 1e3:.4g} ms once round"
+        )
+        text += f", {self.unknown} links unknown" if self.unknown else ""
+        return text + (f", {self.unreachable} unreachable" if self.unreachable else "")
+
+
+def outlook(ring: Sequence[int], figures: Figures) -> Outlook:
+    links = ring_links(ring)
+    reachable = [pair for pair in links if not figures.is_unreachable(pair)]
+    known = {pair: figure for pair in reachable if (figure := figures.get(pair)) is not None}
+    slowest = min(known, key=lambda pair: known[pair].bytes_per_s, default=None)
+    return Outlook(
+        len(links) - len(reachable),
+        len(reachable) - len(known),
+        slowest,
+        known[slowest].bytes_per_s if slowest is not None else 0.0,
+        sum(figure.latency_s for figure in known.values()),
+    )
+
+
+def decide(present: Sequence[int], found: Sequence[int], figures: Figures) -> tuple[list[int], str]:
+    """The ring to have from now on, and why, ready to log. `found` may name peers that are gone."""
+    kept = updated_ring(found, present)
+    before, after = outlook(present, figures), outlook(kept, figures)
+    if len(present) < 2:
+        return list(present), "alone"
+    if not after.is_better(before):
+        return list(present), f"ring {list(present)} stays: {before}"
+    return kept, f"ring {list(present)} becomes {kept}: {after}; before: {before}"

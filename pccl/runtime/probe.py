@@ -1,0 +1,186 @@
+"""Measures one direction of a link: how much it carries, and how long a round trip takes.
+
+Theory of operation. The payload goes over connections of the probe's own, as many as the link has, dialled as the
+link's are, and made for one measurement: what lies on the link's own connections is the engine's, and after a pause TCP
+starts both from the same small window anyway. The bytes are random, so that nothing on the way can compress them.
+
+First comes a PING on each connection, twice, answered with a count; the shortest is the round trip. Then one side
+sends as much as the network takes (the dialer, or the acceptor once it has heard START), and the other counts. An
+acceptor that counts says how many bytes have come, every REPORT_S, so that all timing is the dialer's.
+
+The rate is that at which bytes arrive at the other side, over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX],
+without the first of them: TCP starts slowly, the windows double with every round trip, and by the time a fifth of all
+has come the link is as good as full. It is the mean over the rest, for behind a lost packet everything waits and
+then comes at once: what arrives within a few round trips may be far from what the link carries. All connections are
+then reset, so that nothing of this probe is still under way during the next.
+
+Limits. Over a round trip of more than FLOOD_S_MAX / FLOOD_ROUND_TRIPS the windows may not have grown to the full, and
+what is measured is less than the link carries. A measurement moves what the link carries in a second at most.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from pccl.runtime.links import LinkError
+from pccl.runtime.wire import ConnectionLost, receive_exactly
+
+DIAL_S_MAX = 2.0
+FLOOD_S_MIN = 0.05
+FLOOD_S_MAX = 1.0
+FLOOD_ROUND_TRIPS = 16
+SLOW_START_SHARE = 0.2
+SERVE_S_MAX = 10.0
+"""An acceptor lets itself be used for so long."""
+PINGS = 2
+PING, START = b"\x00", b"\x01"
+COUNT_BYTES = 8
+REPORT_S = 0.005
+BLOCK_BYTES = 1 << 18
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class ProbeError(Exception):
+    """The link could not be measured; says why."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    bytes_per_s: float
+    round_trip_s: float
+
+
+def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
+    """Bytes per second, once it was no longer slow at the start: of moments in seconds and how many bytes had come by
+    then. 0 if too little has."""
+    if not arrivals:
+        return 0.0
+    end_s, total = arrivals[-1]
+    begun_s, before = next(each for each in arrivals if each[1] >= SLOW_START_SHARE * total)
+    return (total - before) / (end_s - begun_s) if end_s > begun_s else 0.0
+
+
+Dial = Callable[[], Awaitable[trio.socket.SocketType]]
+
+
+async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
+    """Of a link of so many connections; where it `pulls`, of the direction towards us. ProbeError, at the latest after
+    DIAL_S_MAX and FLOOD_S_MAX."""
+    socks: list[trio.socket.SocketType] = []
+    try:
+        round_trip_s = await _connect(dial, connections, socks)
+        return Measured(await _flood(socks, round_trip_s, pulls), round_trip_s)
+    finally:
+        for sock in socks:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            sock.close()
+
+
+async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Runs all. ProbeError for the first that fails."""
+    failures: list[Exception] = []
+
+    async def run(task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except (LinkError, ConnectionLost, OSError) as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(run, task)
+    if failures:
+        raise ProbeError(str(failures[0]))
+
+
+async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketType]) -> float:
+    """Dials all and returns the shortest round trip."""
+    shortest_s = float("inf")
+
+    async def one() -> None:
+        nonlocal shortest_s
+        sock = await dial()
+        socks.append(sock)
+        for _ in range(PINGS):
+            start_s = trio.current_time()
+            await sock.send(PING)
+            await receive_exactly(sock, bytearray(COUNT_BYTES))
+            shortest_s = min(shortest_s, trio.current_time() - start_s)
+
+    with trio.move_on_after(DIAL_S_MAX) as scope:
+        await _until_one_fails([one] * connections)
+    if scope.cancelled_caught:
+        raise ProbeError(f"no answer within {DIAL_S_MAX:g} s")
+    return shortest_s
+
+
+async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, pulls: bool) -> float:
+    """Bytes per second."""
+    totals = [0] * len(socks)
+    arrivals: list[tuple[float, int]] = []
+
+    def arrived(at: int, total: int) -> None:
+        totals[at] = total
+        arrivals.append((trio.current_time(), sum(totals)))
+
+    async def count(at: int, sock: trio.socket.SocketType) -> None:
+        await sock.send(START)
+        buffer = bytearray(BLOCK_BYTES)
+        while received := await sock.recv_into(buffer):
+            arrived(at, totals[at] + received)
+        raise ConnectionLost("closed by the other side")
+
+    async def hear(at: int, sock: trio.socket.SocketType) -> None:
+        report = bytearray(COUNT_BYTES)
+        while True:
+            await receive_exactly(sock, report)
+            arrived(at, int.from_bytes(report, "big"))
+
+    tasks: list[Callable[[], Awaitable[None]]] = []
+    for at, sock in enumerate(socks):
+        tasks += [partial(count, at, sock)] if pulls else [partial(_send_for_ever, sock), partial(hear, at, sock)]
+    flood_s = min(max(FLOOD_ROUND_TRIPS * round_trip_s, FLOOD_S_MIN), FLOOD_S_MAX)
+    with trio.move_on_after(flood_s):
+        await _until_one_fails(tasks)
+    found = steady_rate(arrivals)
+    if not found:
+        raise ProbeError(f"nothing to speak of got through within {flood_s:.2g} s")
+    return found
+
+
+async def _send_for_ever(sock: trio.socket.SocketType) -> None:
+    block = memoryview(os.urandom(BLOCK_BYTES))
+    while True:
+        await sock.send(block)
+
+
+async def serve(sock: trio.socket.SocketType, pulls: bool) -> None:
+    """The acceptor's side of one connection of a probe: ends when that is closed, or after SERVE_S_MAX."""
+    with trio.move_on_after(SERVE_S_MAX), suppress(ConnectionLost, OSError):
+        for answered in range(PINGS):
+            await receive_exactly(sock, bytearray(len(PING)))
+            await _report(sock, answered + 1)
+        if pulls:
+            await receive_exactly(sock, bytearray(len(START)))
+            await _send_for_ever(sock)
+        buffer = bytearray(BLOCK_BYTES)
+        total = 0
+        reported_s = float("-inf")
+        while received := await sock.recv_into(buffer):
+            total += received
+            if trio.current_time() >= reported_s + REPORT_S:
+                reported_s = trio.current_time()
+                await _report(sock, total)
+
+
+async def _report(sock: trio.socket.SocketType, total: int) -> None:
+    await sock.send(total.to_bytes(COUNT_BYTES, "big"))

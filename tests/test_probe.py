@@ -1,0 +1,153 @@
+"""Measurements of a link."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from pccl.runtime import probe
+from pccl.runtime.links import LinkError
+from pccl.runtime.probe import ProbeError, measure, steady_rate
+
+
+def arrivals(rates: list[float], step_s: float = 0.05) -> list[tuple[float, int]]:
+    """Of bytes per second in each step."""
+    found, total = [], 0.0
+    for at, rate in enumerate(rates):
+        for part in range(1, 11):
+            total += rate * step_s / 10
+            found.append(((at + part / 10) * step_s, round(total)))
+    return found
+
+
+def test_slow_start_is_not_the_rate() -> None:
+    slow_start = [2.5e7 / 2**doublings for doublings in range(8, 0, -1)]
+    assert steady_rate(arrivals(slow_start + [2.5e7] * 8)) == pytest.approx(2.5e7, rel=0.15)
+
+
+def test_what_waits_for_a_lost_packet_and_comes_at_once_does_not_count_as_more() -> None:
+    bursts = [2e5, 1e6, 5e6, 2.5e7, 0, 5e7, 2.5e7, 0, 0, 7.5e7, 2.5e7]
+    assert steady_rate(arrivals(bursts)) == pytest.approx(2.5e7, rel=0.25)
+
+
+@pytest.mark.parametrize("found", [[], [(1.0, 10)], arrivals([0.0, 0.0])])
+def test_too_little_is_no_rate(found: list[tuple[float, int]]) -> None:
+    assert steady_rate(found) == 0
+
+
+@asynccontextmanager
+async def acceptor(
+    serve: Callable[[trio.socket.SocketType], Awaitable[None]],
+) -> AsyncIterator[Callable[[], Awaitable[trio.socket.SocketType]]]:
+    """Gives a function that dials it."""
+    with trio.socket.socket() as listener:
+        await listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        async def accept() -> None:
+            while True:
+                sock, _ = await listener.accept()
+                nursery.start_soon(one, sock)
+
+        async def one(sock: trio.socket.SocketType) -> None:
+            with sock:
+                await serve(sock)
+
+        async def dial() -> trio.socket.SocketType:
+            sock = trio.socket.socket()
+            await sock.connect(listener.getsockname())
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            yield dial
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_measure(pulls: bool) -> None:
+    async def main() -> None:
+        async with acceptor(lambda sock: probe.serve(sock, pulls)) as dial:
+            found = await measure(dial, 3, pulls)
+        assert found.bytes_per_s > 1e6
+        assert 0 < found.round_trip_s < 1
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_one_who_hangs_up_is_an_error(pulls: bool) -> None:
+    async def hang_up(sock: trio.socket.SocketType) -> None:
+        await sock.recv(1)
+
+    async def main() -> None:
+        async with acceptor(hang_up) as dial:
+            with pytest.raises(ProbeError):
+                await measure(dial, 2, pulls)
+
+    trio.run(main)
+
+
+def test_one_who_cannot_be_dialled_is_an_error() -> None:
+    async def dial() -> trio.socket.SocketType:
+        raise LinkError("peer 7 at 10.0.0.7:9: no route to host")
+
+    async def main() -> None:
+        with pytest.raises(ProbeError, match="no route"):
+            await measure(dial, 2, pulls=False)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_one_who_says_nothing_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "DIAL_S_MAX", 0.05)
+
+    async def main() -> None:
+        async def say_nothing(_: trio.socket.SocketType) -> None:
+            await trio.sleep_forever()
+
+        async with acceptor(say_nothing) as dial:
+            with pytest.raises(ProbeError, match="no answer"):
+                await measure(dial, 2, pulls)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_one_who_stops_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers pings and then neither takes nor sends anything."""
+    monkeypatch.setattr(probe, "FLOOD_S_MIN", 0.05)
+
+    async def only_pings(sock: trio.socket.SocketType) -> None:
+        for _ in range(probe.PINGS):
+            await sock.recv(1)
+            await sock.send(bytes(probe.COUNT_BYTES))
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with acceptor(only_pings) as dial:
+            with pytest.raises(ProbeError, match="got through"):
+                await measure(dial, 2, pulls)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_nobody_serves_for_ever(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SERVE_S_MAX", 0.05)
+
+    async def main() -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        far.setblocking(False)
+        with trio.socket.from_stdlib_socket(near) as served, far:
+            with trio.fail_after(10):
+                await probe.serve(served, pulls)
+
+    trio.run(main)
