@@ -62,7 +62,9 @@ def _groups(status: RunStatus) -> Table:
 
 
 def _peers(status: RunStatus) -> Table:
-    table = _table("peer", "name", "group", "address", "state", "sends", "receives", "waits in")
+    table = _table("peer", "name", "group", "address", "state", "waits in")
+    for column in ("sent/s", "received/s"):
+        table.add_column(column, no_wrap=True, justify="right")
     for member in status.members:
         table.add_row(
             str(member.peer),
@@ -70,9 +72,9 @@ def _peers(status: RunStatus) -> Table:
             str(member.group),
             member.address,
             Text(member.state, style=STYLES.get(member.state, "")),
-            f"{size(member.traffic.tx_bytes_per_s)}/s",
-            f"{size(member.traffic.rx_bytes_per_s)}/s",
             Text("; ".join(waits(member)) or "-"),
+            size(member.traffic.tx_bytes_per_s),
+            size(member.traffic.rx_bytes_per_s),
         )
     return table
 
