@@ -128,7 +128,9 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
         return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
 
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
-        raise fail("is a distributed tensor; pass its to_local()")
+        raise fail(
+            "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.site"
+        )
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")
     device = None

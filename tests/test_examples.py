@@ -79,6 +79,15 @@ def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     assert len(set(_digests(lines))) == 1
 
 
+def test_fsdp_diloco_with_torch() -> None:
+    pytest.importorskip("torch")
+    lines = _run("-n", "2", "examples/fsdp_diloco.py", "--steps", "2", "--inner", "2", "--quantize", "8")
+    assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"]]
+    digests = _digests(lines)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+
+
 def test_ddp_gpt_with_torch() -> None:
     pytest.importorskip("torch")
     lines = _run("-n", "2", "examples/ddp_gpt.py", *SHORT)

@@ -18,6 +18,8 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
+from pccl.training import local_shard
+from pccl.training.replica import replica_of
 from tests.crew import Crew, run_of
 
 torch = pytest.importorskip("torch")
@@ -134,3 +136,53 @@ def test_a_distributed_tensor_is_refused() -> None:
 
     with pytest.raises(PCCLError, match=r"distributed tensor; pass its to_local\(\)"):
         TensorInfo.from_torch(torch.zeros(3).as_subclass(Distributed), "x")
+
+
+# Distributed tensors, in a process group of this process alone.
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_dtensor_is_refused_and_its_shard_is_not(pair: Crew, mesh: Any) -> None:
+    from torch.distributed import tensor as tensor_api
+
+    tensor = tensor_api.distribute_tensor(torch.ones(4, 2), mesh, [tensor_api.Shard(0)])
+    with pytest.raises(PCCLError, match="distributed tensor; pass its to_local"):
+        pair[0].all_reduce(tensor, op=ReduceOp.SUM)
+    tensors = [tensor, torch.full((4, 2), 2.0)]
+    pair.each(lambda peer, i: peer.all_reduce(local_shard(tensors[i]), op=ReduceOp.SUM))
+    assert torch.equal(tensor.full_tensor(), torch.full((4, 2), 3.0))
+    partial = tensor_api.DTensor.from_local(torch.ones(2), mesh, [tensor_api.Partial()])
+    with pytest.raises(ValueError, match="partial sums"):
+        local_shard(partial)
+
+
+def test_where_a_shard_is_belongs_to_the_layout(mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    module = torch.nn.Linear(4, 2)
+    plain = replica_of(module).layout
+    fully_shard(module, mesh=mesh)
+    replica = replica_of(module)
+    assert plain.splitlines()[0] == "weight (2, 4) float32"
+    assert replica.layout.splitlines()[0] == "weight (2, 4) float32 shard (0,) of (1,) (Shard(dim=0),)"
+    assert replica.count == 10
+
+
+def test_a_sharded_module_goes_on_with_what_is_written_into_it(mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    module = torch.nn.Linear(4, 2)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    replica = replica_of(module)
+    with torch.no_grad():
+        module(torch.ones(1, 4))  # what was gathered for this stays, by the option
+    replica.write(np.ones(replica.count, replica.dtype))
+    with torch.no_grad():
+        assert module(torch.ones(1, 4)).tolist() == [[5.0, 5.0]]

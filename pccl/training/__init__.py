@@ -13,6 +13,8 @@
         seats          numbers that peers keep, and an exchange of bytes under them
         step_log       the log that leads from the first weights to the last
         in_place       a model as flat arrays that are its own memory
+    site           a model in shards: a grid of sites and ranks
+    shards         this rank's part of a distributed tensor
     report         what a step of any of them returns
 
 All of it uses the public API of pccl alone, and `pccl.signs`. torch is never imported here: a program that hands over
@@ -25,6 +27,8 @@ from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
 from pccl.training.outer import OuterNesterov
+from pccl.training.shards import local_shard
+from pccl.training.site import Site
 from pccl.training.spsa import SPSA, SPSAOptions, SPSAStep
 from pccl.training.step_log import LogError
 
@@ -39,6 +43,8 @@ __all__ = [
     "OuterStep",
     "SPSAOptions",
     "SPSAStep",
+    "Site",
     "Stateful",
     "Step",
+    "local_shard",
 ]

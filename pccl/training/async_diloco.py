@@ -37,6 +37,7 @@ from pccl.training.checkpoint import Stateful
 from pccl.training.loop import OuterLoop, OuterStep
 from pccl.training.membership import NO_UPDATE, Admission, Average, Averaged
 from pccl.training.outer import OuterNesterov
+from pccl.training.site import Site
 
 
 class AsyncDiLoCo(OuterLoop):
@@ -54,8 +55,9 @@ class AsyncDiLoCo(OuterLoop):
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
         tag: int = 0,
+        site: Site | None = None,
     ) -> None:
-        super().__init__(communicator, model, inner, outer=outer, quantization=quantization, tag=tag)
+        super().__init__(communicator, model, inner, outer=outer, quantization=quantization, tag=tag, site=site)
         self._flight: Average | None = None
         self._flying = np.empty_like(self._gradient)
         """The vector of the average in flight, which is to be left alone; `_gradient` is free."""

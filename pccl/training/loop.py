@@ -31,6 +31,7 @@ from pccl.training.membership import Admission, Averaged, Membership, fingerprin
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.replica import replica_of
 from pccl.training.report import StepReport, report_of
+from pccl.training.site import Site
 
 ROLL_CALL = 1
 """Tags, counted from the loop's own: 0 is the average, this the roll call."""
@@ -54,11 +55,13 @@ class OuterLoop:
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
         tag: int = 0,
+        site: Site | None = None,
     ) -> None:
         """`model` is a torch module, or a mapping of names to NumPy arrays; all peers build the same.
 
         `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
         pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` and `tag + 1`.
+        `site` is given where this peer trains one shard of a model; `communicator` must be the site's then.
         TypeError or ValueError for what cannot be trained.
         """
         self._communicator = communicator
@@ -75,7 +78,8 @@ class OuterLoop:
         self._state = SharedState.from_numpy(
             {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
         )
-        self._membership = Membership(communicator, self._state, tag + ROLL_CALL)
+        self._site = site
+        self._membership = Membership(communicator, self._state, tag + ROLL_CALL, site=site)
 
     @property
     def revision(self) -> int:
@@ -114,7 +118,7 @@ class OuterLoop:
         """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
         connected. What this peer had not brought into an outer update is lost."""
         self._communicator = communicator
-        self._membership = Membership(communicator, self._state, self._tag + ROLL_CALL)
+        self._membership = Membership(communicator, self._state, self._tag + ROLL_CALL, site=self._site)
         return self.join(peers_min)
 
     def _begin(self) -> None:

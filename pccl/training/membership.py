@@ -39,6 +39,7 @@ from pccl import (
     Result,
     SharedState,
 )
+from pccl.training.site import Site
 
 POLL_INTERVAL_S = 0.05
 
@@ -125,13 +126,20 @@ class Membership:
     """
 
     def __init__(
-        self, communicator: Communicator, state: SharedState, tag: int, before_sync: Callable[[], None] | None = None
+        self,
+        communicator: Communicator,
+        state: SharedState,
+        tag: int,
+        before_sync: Callable[[], None] | None = None,
+        site: Site | None = None,
     ) -> None:
-        """`before_sync` is called, on all peers, when newcomers are in and about to be brought up."""
+        """`before_sync` is called, on all peers, when newcomers are in and about to be brought up. `site` where this
+        peer is a rank of one."""
         self._communicator = communicator
         self._state = state
         self._tag = tag
         self._before_sync = before_sync
+        self._site = site
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
 
@@ -144,7 +152,9 @@ class Membership:
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
         try:
-            while (world_size := self._call_the_roll(peers_min)) is None:
+            if self._site is not None:
+                self._site.check(self._communicator)
+            while (world_size := self._call_the_roll_of_all(peers_min)) is None:
                 while not self._communicator.are_peers_pending():
                     time.sleep(POLL_INTERVAL_S)
                 self._communicator.update_topology()
@@ -165,6 +175,13 @@ class Membership:
         world_size = self._call_the_roll(1)
         assert world_size is not None, "this peer is under way"
         return self._synchronize(world_size)
+
+    def _call_the_roll_of_all(self, peers_min: int) -> int | None:
+        """As `_call_the_roll`, but too early is what any rank of the site finds too early."""
+        world_size = self._call_the_roll(peers_min)
+        if self._site is not None and not self._site.agree(world_size is not None):
+            return None
+        return world_size
 
     def _call_the_roll(self, peers_min: int) -> int | None:
         """The world's size, or None if it is too early to start."""

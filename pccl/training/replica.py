@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pccl.training.outer import Vector
+from pccl.training.shards import describe, local_shard
 
 
 class Replica(Protocol):
@@ -105,7 +106,7 @@ class ArrayReplica:
 
 
 class TorchReplica:
-    """The parameters of a module that require gradients, on whatever device.
+    """The parameters of a module that require gradients, on whatever device; of distributed ones this rank's shards.
 
     The others, and buffers, stay as they are on each peer: build them alike.
     """
@@ -118,29 +119,38 @@ class TorchReplica:
             if not parameter.is_floating_point():
                 raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
         self._torch = torch
+        self._module = module
         self._parameters = [parameter for _, parameter in named]
-        self.count = sum(parameter.numel() for parameter in self._parameters)
+        self._sizes = [local_shard(parameter).numel() for parameter in self._parameters]
+        self.count = sum(self._sizes)
         self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for p in self._parameters) else np.float32)
-        self.layout = "\n".join(f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}" for name, p in named)
+        self.layout = "\n".join(
+            f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
+        )
 
-    def _parts(self, vector: Vector) -> list[Any]:
-        """`vector` as tensors in the parameters' shapes, sharing its memory."""
-        flat = self._torch.from_numpy(vector)
-        parts = flat.split([parameter.numel() for parameter in self._parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+    def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
+        """Each parameter's values here beside its part of `vector`, in the same shape, sharing their memory."""
+        shards = [local_shard(parameter) for parameter in self._parameters]
+        parts = self._torch.from_numpy(vector).split(self._sizes)
+        return [(shard, part.view(shard.shape)) for shard, part in zip(shards, parts, strict=True)]
 
     def read(self, out: Vector) -> None:
-        for parameter, part in zip(self._parameters, self._parts(out), strict=True):
-            part.copy_(parameter.detach())
+        for shard, part in self._parts(out):
+            part.copy_(shard)
 
     def difference(self, start: Vector, out: Vector) -> None:
-        for parameter, begin, part in zip(self._parameters, self._parts(start), self._parts(out), strict=True):
-            self._torch.sub(begin, parameter.detach().to("cpu"), out=part)
+        for (shard, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
+            self._torch.sub(begin, shard.to("cpu"), out=part)
 
     def write(self, values: Vector) -> None:
+        for module in self._module.modules():
+            # FSDP2 goes on with whole parameters that it has gathered for a forward pass alone.
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()
         with self._torch.no_grad():
-            for parameter, part in zip(self._parameters, self._parts(values), strict=True):
-                parameter.copy_(part)
+            for shard, part in self._parts(values):
+                shard.copy_(part)
 
     def pack(self, state: Any) -> bytes:
         file = io.BytesIO()

@@ -1,0 +1,97 @@
+"""A model in shards over the ranks of a site, trained together with other sites.
+
+Theory of operation. Within a site, where the network is fast, torch.distributed shards one model over some processes,
+the *ranks* (as FSDP2, `torch.distributed.fsdp.fully_shard`, does). Between sites, ranks of one number hold the same
+shard; they are a peer group, and each rank has a communicator of its own:
+
+                rank 0    rank 1    rank 2
+    site A      shard 0   shard 1   shard 2       each row: torch.distributed, gradients at every step
+    site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
+                group 0   group 1   group 2
+
+*Coming and going.* A rank is of no use without the others of its site, and worse: those of other sites would wait for
+it, which waits for its mates. So the ranks of a site name it to the master, which admits all of them in one view and
+drops all when one is lost (`Communicator(site=, site_size=)`). Whatever supervises the ranks should end them together,
+too. A loss reaches the groups one by one: the average of one shard may still have the lost site's part in it and that
+of another not. Each is an average over sites, and each shard is the same on all sites.
+
+*Same decisions.* Ranks of a site must not part ways over what only some of them have seen. Whether newcomers wait
+is the same answer for the whole run; whether enough sites are there to start, each group finds out by itself, and
+the ranks of a site then `agree`, over the network of the site: since every group has one result on all sites, all
+sites come to the same.
+
+*The grid must be complete*: as many ranks at every site, and one peer for each site and rank. A newcomer checks it
+when it has been admitted, and fails with INVALID_USAGE where it is not so. That the mesh, the placements and the shard
+are those of the others' is checked with names, shapes and dtypes when the state is synchronized: INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pccl import Attribute, Communicator, PCCLError, Result
+
+
+class Site:
+    """This rank's place in the grid. Not thread-safe; all ranks of the site make the same calls in the same order."""
+
+    def __init__(self, name: str, rank: int, size: int, agree: Callable[[bool], bool]) -> None:
+        """`name`: the same on all ranks, and of no other start of a site. `agree(flag)` tells all ranks whether all of
+        them gave True."""
+        self.rank = rank
+        self.size = size
+        self.agree = agree
+        self._name = name
+        self._communicators = 0
+
+    @classmethod
+    def of_process_group(cls, group: Any = None) -> Site:
+        """Of the ranks of a torch.distributed process group (None: the default one), all of which call this."""
+        torch = sys.modules["torch"]
+        dist = torch.distributed
+        ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        # Of its own, so that it cannot come between the program's collectives, and on the CPU.
+        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        names = [uuid.uuid4().hex]
+        dist.broadcast_object_list(names, src=ranks[0], group=own)
+
+        def agree(flag: bool) -> bool:
+            vote = torch.tensor([flag], dtype=torch.int32)
+            dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=own)
+            return bool(vote.item())
+
+        return cls(names[0], dist.get_rank(own), len(ranks), agree)
+
+    def communicator(self, address: str, **options: Any) -> Communicator:
+        """This rank's, in the peer group of its shard; `options` as of `Communicator`. Also for going on after the run
+        was lost."""
+        self._communicators += 1
+        name = f"{self._name}.{self._communicators}"
+        return Communicator(address, peer_group=self.rank, site=name, site_size=self.size, **options)
+
+    def check(self, communicator: Communicator) -> None:
+        """PCCLError INVALID_USAGE if the peers of the run are no grid of sites with as many ranks as this one."""
+        groups, largest, peers = _shape(communicator)
+        if groups != self.size or peers != groups * largest:
+            raise PCCLError(
+                Result.INVALID_USAGE,
+                "join",
+                f"this site has {self.size} ranks, but the run has {peers} peers in {groups} peer groups, of at most "
+                f"{largest}: all sites must have as many ranks, each in the peer group of its number",
+            )
+
+
+def _shape(communicator: Communicator) -> tuple[int, int, int]:
+    """Groups, peers of the largest, and all peers, of one view."""
+    attributes = (
+        Attribute.NUM_DISTINCT_PEER_GROUPS,
+        Attribute.LARGEST_PEER_GROUP_WORLD_SIZE,
+        Attribute.GLOBAL_WORLD_SIZE,
+    )
+    while True:
+        groups, largest, peers = map(communicator.get_attribute, attributes)
+        if (groups, largest, peers) == tuple(map(communicator.get_attribute, attributes)):
+            return groups, largest, peers
