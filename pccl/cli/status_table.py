@@ -62,17 +62,17 @@ def _groups(status: RunStatus) -> Table:
 
 
 def _peers(status: RunStatus) -> Table:
-    table = _table("peer", "name", "group", "address", "state", "waits in")
-    for column in ("sent/s", "received/s"):
+    has_groups = len({member.group for member in status.members}) > 1
+    table = _table("peer", "name", *(["group"] if has_groups else []), "address", "state")
+    for column in ("sent/s", "recv/s"):
         table.add_column(column, no_wrap=True, justify="right")
     for member in status.members:
         table.add_row(
             str(member.peer),
             Text(member.name or "-"),
-            str(member.group),
+            *([str(member.group)] if has_groups else []),
             member.address,
-            Text(member.state, style=STYLES.get(member.state, "")),
-            Text("; ".join(waits(member)) or "-"),
+            Text("; ".join([member.state, *waits(member)]), style=STYLES.get(member.state, "")),
             size(member.traffic.tx_bytes_per_s),
             size(member.traffic.rx_bytes_per_s),
         )
