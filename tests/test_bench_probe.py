@@ -64,6 +64,28 @@ def test_ring_sums_exactly_what_numpy_sums(world_size: int, count: int, segment_
         np.testing.assert_array_equal(array, expected)
 
 
+@settings(deadline=None, max_examples=30)
+@given(world_size=st.integers(2, 5), count=st.integers(1, 100), segment_bytes=st.sampled_from([1, 7, 4096]))
+def test_ring_moves_as_the_names_say(world_size: int, count: int, segment_bytes: int) -> None:
+    ranks = range(world_size)
+    gathered = [np.zeros((world_size, count), np.int32) for _ in ranks]
+    for rank, array in enumerate(gathered):
+        array[rank] = np.arange(count) + rank
+    sends = [np.arange(world_size * count, dtype=np.int32) * (rank + 1) for rank in ranks]
+    casts = [np.full(count, rank, np.int32) for rank in ranks]
+    with _rings(world_size, segment_bytes) as rings, ThreadPoolExecutor(world_size) as pool:
+        list(pool.map(lambda rank: rings[rank].all_gather(gathered[rank][rank], gathered[rank])(), ranks))
+        scattered = [ring.reduce_scatter(send, np.empty(0)) for ring, send in zip(rings, sends, strict=True)]
+        list(pool.map(lambda rank: scattered[rank][0](), ranks))
+        list(pool.map(lambda rank: rings[rank].broadcast(casts[rank])(), ranks))
+    for rank in ranks:
+        np.testing.assert_array_equal(gathered[rank], np.arange(count) + np.arange(world_size)[:, None])
+        first = rank * count
+        factor = world_size * (world_size + 1) // 2
+        np.testing.assert_array_equal(scattered[rank][1], np.arange(first, first + count) * factor)
+        assert not casts[rank].any()
+
+
 def test_ring_larger_than_the_socket_buffers() -> None:
     arrays = [np.full(1 << 20, rank + 1.0, np.float32) for rank in range(3)]
     with _rings(3, 1 << 18) as rings:

@@ -21,18 +21,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Attribute, Communicator, ReduceAlgorithm, ReduceOp
+from pccl import Attribute, Communicator, ReduceOp
+from pccl.bench.algorithms import ALGORITHMS
 from pccl.bench.memory import Memory, MemoryWatch
-from pccl.bench.messages import PCCL, Case, Samples
+from pccl.bench.messages import ALL_REDUCE, PCCL, Case, Samples
+from pccl.bench.movement import Mover, work_of
 from pccl.bench.quantization import error_max, parse_quantization
 
 JOIN_POLL_S = 0.01
 WATCHED_ITERATIONS = 3
-ALGORITHMS = {"auto": None, "ring": ReduceAlgorithm.RING, "direct": ReduceAlgorithm.DIRECT}
 
 Reduce = Callable[[], None]
 Timed = Callable[[Reduce], float]
 """Calls it and returns the seconds it took."""
+Turn = Callable[[], float]
+"""Returns the seconds that a contender took."""
 Ruler = Callable[[NDArray[Any], int], Reduce]
 """Prepares the sum, in place, of an array that is cut into so many tensors: only what it returns is timed."""
 
@@ -55,21 +58,21 @@ class Rank:
         world_size: int,
         barrier: Callable[[], None],
         rulers: Mapping[str, Ruler],
+        movers: Mapping[str, Mover],
         *,
         shares_machine: bool,
     ) -> None:
+        """`rulers` reduce, `movers` do the rest."""
         self._number = number
         self._world_size = world_size
         self._barrier = barrier
         self._rulers = rulers
+        self._movers = movers
         self._shares_machine = shares_machine
 
     def run(self, communicator: Communicator, case: Case) -> Samples:
         watch = MemoryWatch(lambda: communicator.stats) if case.memory else None
-        work = _Work(case, self._number, self._world_size)
-        turns = {PCCL: partial(work.turn, self._timed, work.reduce_with(communicator))}
-        for name, ruler in self._rulers.items():
-            turns[name] = partial(work.ruler_turn, self._timed, ruler(work.recv, case.tensors))
+        turns = self._turns(communicator, case) if case.collective == ALL_REDUCE else self._moves(communicator, case)
         names = list(turns)
         seconds: dict[str, list[float]] = {name: [] for name in names}
         with _no_garbage_collection():
@@ -80,6 +83,21 @@ class Rank:
                     if iteration >= case.warmup:
                         seconds[name].append(one_s)
         return Samples(seconds, _watched(watch, turns[PCCL]) if watch else None)
+
+    def _turns(self, communicator: Communicator, case: Case) -> dict[str, Turn]:
+        work = _Work(case, self._number, self._world_size)
+        turns: dict[str, Turn] = {PCCL: partial(work.turn, self._timed, work.reduce_with(communicator))}
+        for name, ruler in self._rulers.items():
+            turns[name] = partial(work.ruler_turn, self._timed, ruler(work.recv, case.tensors))
+        return turns
+
+    def _moves(self, communicator: Communicator, case: Case) -> dict[str, Turn]:
+        numbers = communicator.all_gather(np.array(self._number)).array.tolist()
+        work = work_of(case, self._number, numbers, communicator)
+        turns: dict[str, Turn] = {PCCL: partial(work.turn, self._timed)}
+        for name, mover in self._movers.items():
+            turns[name] = partial(work.ruler_turn, self._timed, mover)
+        return turns
 
     def _timed(self, reduce: Reduce) -> float:
         self._barrier()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pccl.bench.measure import Row
+from pccl.bench.messages import ALL_REDUCE
 
 
 class Dimension(NamedTuple):
@@ -28,6 +29,7 @@ class Dimension(NamedTuple):
 
 
 DIMENSIONS = [
+    Dimension("collective", "collective", str, str, ALL_REDUCE),
     Dimension("peers", "peers", str, "{} peers".format, None),
     Dimension(
         "connections",

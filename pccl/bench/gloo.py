@@ -40,6 +40,23 @@ class Gloo:
 
         return reduce
 
+    def all_gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Reduce:
+        whole, part = torch.from_numpy(recv.reshape(-1)), torch.from_numpy(send)
+        gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        return lambda: gather(whole, part)
+
+    def reduce_scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> tuple[Reduce, NDArray[Any]]:
+        whole, part = torch.from_numpy(send), torch.from_numpy(recv)
+        scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+        return lambda: scatter(part, whole), recv
+
+    def broadcast(self, array: NDArray[Any]) -> Reduce:
+        tensor = torch.from_numpy(array)
+        return lambda: distributed.broadcast(tensor, 0)
+
+    def barrier(self) -> None:
+        distributed.barrier()
+
     def close(self) -> None:
         distributed.destroy_process_group()
 

@@ -22,6 +22,7 @@ from pccl.bench.measure import Row, row
 from pccl.bench.memory import Memory
 from pccl.bench.memory_bound import largest_copy
 from pccl.bench.messages import GLOO, RAW_RING
+from pccl.bench.movement import Mover
 from pccl.bench.plan import Plan, cases
 
 
@@ -29,6 +30,7 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
     (world_size,) = plan.peers
     todo = cases(plan)
     rulers: dict[str, Ruler] = {}
+    movers: dict[str, Mover] = {}
     try:
         with ExitStack() as resources:
             for connections in plan.connections:
@@ -38,8 +40,8 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
                     assembly = Assembly(communicator, world_size)
                     _check_agreement(assembly, plan)
                     if not rulers:
-                        rulers = _join_rulers(plan, assembly, master, resources)
-                    rank = Rank(assembly.rank, world_size, assembly.barrier, rulers, shares_machine=False)
+                        rulers, movers = _join_rulers(plan, assembly, master, resources)
+                    rank = Rank(assembly.rank, world_size, assembly.barrier, rulers, movers, shares_machine=False)
                     for case in todo:
                         samples = rank.run(communicator, case)
                         slowest_s = {name: assembly.most(seconds) for name, seconds in samples.seconds.items()}
@@ -58,17 +60,22 @@ def _check_agreement(assembly: Assembly, plan: Plan) -> None:
                 raise BenchError(f"hosts were asked for different {field}: {own.get(field)} here, {theirs} on another")
 
 
-def _join_rulers(plan: Plan, assembly: Assembly, master: str, resources: ExitStack) -> dict[str, Ruler]:
+def _join_rulers(
+    plan: Plan, assembly: Assembly, master: str, resources: ExitStack
+) -> tuple[dict[str, Ruler], dict[str, Mover]]:
     rulers: dict[str, Ruler] = {}
+    movers: dict[str, Mover] = {}
     if RAW_RING in plan.rulers:
         ring = join_raw_ring(assembly, master)
         resources.callback(ring.close)
         rulers[RAW_RING] = ring.ruler
+        movers[RAW_RING] = ring
     if GLOO in plan.rulers:
         gloo = join_gloo(assembly, plan.peers[0], master)
         resources.callback(gloo.close)
         rulers[GLOO] = gloo.ruler
-    return rulers
+        movers[GLOO] = gloo
+    return rulers, movers
 
 
 def _largest(assembly: Assembly, memory: Memory) -> Memory:

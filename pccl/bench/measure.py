@@ -10,7 +10,17 @@ import msgspec
 from pccl.bench.errors import BenchError
 from pccl.bench.memory import Memory
 from pccl.bench.memory_bound import largest_copy, memory_bound
-from pccl.bench.messages import GLOO, PCCL, RAW_RING, Case, Samples
+from pccl.bench.messages import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    GLOO,
+    PCCL,
+    RAW_RING,
+    REDUCE_SCATTER,
+    Case,
+    Samples,
+)
 from pccl.bench.peers import LocalPeers
 from pccl.bench.plan import Plan, cases
 from pccl.bench.sizes import format_bytes
@@ -39,6 +49,7 @@ class Row(msgspec.Struct, frozen=True):
     """Of the rank that used most."""
     memory_bound: Memory | None
     """What it may be."""
+    collective: str = ALL_REDUCE
 
 
 def measure(plan: Plan) -> Iterator[Row]:
@@ -69,7 +80,7 @@ def row(
     largest_copy_bytes: int,
 ) -> Row:
     """From each contender's seconds by iteration, and what ranks have seen of their memory."""
-    timings = {name: timing(seconds, case.bytes, world_size) for name, seconds in slowest_s.items()}
+    timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
     pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
     known = [memory for memory in memories if memory is not None]
     return Row(
@@ -86,6 +97,7 @@ def row(
         gloo.median_s / pccl.median_s if gloo else None,
         _most(known) if known else None,
         memory_bound(case, world_size, largest_copy_bytes) if known else None,
+        case.collective,
     )
 
 
@@ -111,8 +123,11 @@ def check_memory(rows: Iterable[Row]) -> None:
                 )
 
 
-def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int) -> Timing:
+def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int, collective: str = ALL_REDUCE) -> Timing:
+    """Bus bandwidth as in nccl-tests: what the busiest link carries, where all share the work."""
     median_s = statistics.median(slowest_s)
     p95_s = statistics.quantiles(slowest_s, n=20, method="inclusive")[-1] if len(slowest_s) > 1 else median_s
-    rate = size_bytes / median_s
-    return Timing(median_s, p95_s, rate, rate * 2 * (world_size - 1) / world_size)
+    rate = 0.0 if collective == BARRIER else size_bytes / median_s
+    share = (world_size - 1) / world_size
+    passes = {ALL_REDUCE: 2 * share, ALL_GATHER: share, REDUCE_SCATTER: share}
+    return Timing(median_s, p95_s, rate, rate * passes.get(collective, 1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pccl.bench.memory import Memory
-from pccl.bench.messages import Case
+from pccl.bench.messages import ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, REDUCE_SCATTER, Case
 
 OP_SCRATCH_BYTES_MAX = 16 << 20
 HELD_BYTES_MAX = 64 << 20
@@ -17,18 +17,25 @@ BARRIER_BYTES_MAX = 4 << 10
 def memory_bound(case: Case, world_size: int, largest_copy_bytes: int) -> Memory:
     """`largest_copy_bytes`: what is kept for the largest op in place, also of earlier cases."""
     scratch_bytes = BARRIER_BYTES_MAX + case.tensors * _op_scratch_bytes(case, world_size)
-    if case.in_place:
+    if _keeps_a_copy(case):
         scratch_bytes += case.bytes
     return Memory(scratch_bytes, max(scratch_bytes, HELD_BYTES_MAX + largest_copy_bytes))
 
 
 def largest_copy(cases: Iterable[Case]) -> int:
-    return max((-(-case.bytes // case.tensors) for case in cases if case.in_place), default=0)
+    return max((-(-case.bytes // case.tensors) for case in cases if _keeps_a_copy(case)), default=0)
+
+
+def _keeps_a_copy(case: Case) -> bool:
+    return case.collective == BROADCAST or (case.in_place and case.collective == ALL_REDUCE)
 
 
 def _op_scratch_bytes(case: Case, world_size: int) -> int:
     if case.quantization != "none":
         return max(OP_SCRATCH_BYTES_MAX, (2 * world_size - 1) * SEGMENT_BYTES_MAX)
-    if case.algorithm == "ring" or world_size == 2:
+    if world_size == 2 or case.collective in (ALL_GATHER, BROADCAST, BARRIER):
         return 0
-    return max(OP_SCRATCH_BYTES_MAX, (world_size - 2) * SEGMENT_BYTES_MAX)
+    if case.algorithm == "ring" and case.collective == ALL_REDUCE:
+        return 0
+    segments = (world_size - 2) * (2 if case.collective == REDUCE_SCATTER else 1)
+    return max(OP_SCRATCH_BYTES_MAX, segments * SEGMENT_BYTES_MAX)

@@ -6,6 +6,10 @@ import msgspec
 
 from pccl.bench.memory import Memory
 
+ALL_REDUCE = "all_reduce"
+ALL_GATHER, REDUCE_SCATTER, BROADCAST, BARRIER = "all_gather", "reduce_scatter", "broadcast", "barrier"
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, BARRIER)
+
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
     """To a worker that has said Hello."""
@@ -27,7 +31,7 @@ class Connect(msgspec.Struct, tag=True, frozen=True):
 
 
 class Case(msgspec.Struct, tag=True, frozen=True):
-    """Reduce `bytes`, cut into `tensors` concurrent tensors, `iterations` times."""
+    """Reduce `bytes`, cut into `tensors` concurrent tensors, `iterations` times; or another collective of so many."""
 
     bytes: int
     tensors: int
@@ -38,6 +42,7 @@ class Case(msgspec.Struct, tag=True, frozen=True):
     memory: bool
     warmup: int
     iterations: int
+    collective: str = ALL_REDUCE
 
 
 class Loop(msgspec.Struct, tag=True, frozen=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from pccl import DataType
 from pccl.bench.errors import BenchError
-from pccl.bench.messages import GLOO, Case
+from pccl.bench.messages import ALL_REDUCE, BARRIER, GLOO, Case
 from pccl.bench.quantization import parse_quantization
 
 GLOO_DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
@@ -32,15 +32,12 @@ class Plan(msgspec.Struct, frozen=True):
     iterations: int
     warmup: int
     encrypt: bool = False
+    collectives: list[str] = msgspec.field(default_factory=lambda: [ALL_REDUCE])
 
     @property
     def rows(self) -> int:
         """How many there will be."""
-        lists = (self.peers, self.connections, self.sizes_bytes, self.tensors, self.quantizations, self.algorithms)
-        count = 1
-        for one in lists:
-            count *= len(one)
-        return count
+        return len(self.peers) * len(self.connections) * len(cases(self))
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -56,6 +53,12 @@ def cases(plan: Plan) -> list[Case]:
                 options.check_tensor(DataType.from_numpy_dtype(dtype))
         except ValueError as error:
             raise BenchError(f"--quantize {text}: {error}") from None
+    if plan.collectives != [ALL_REDUCE]:
+        if plan.tensors != [1] or plan.quantizations != ["none"]:
+            raise BenchError("--tensors and --quantize are for all_reduce alone: measure it by itself")
+        smallest = min(plan.sizes_bytes) // dtype.itemsize
+        if smallest < max(plan.peers):
+            raise BenchError(f"{smallest} elements cannot be divided among {max(plan.peers)} peers")
     if GLOO in plan.rulers:
         _check_gloo(plan.dtype)
     return [
@@ -69,11 +72,14 @@ def cases(plan: Plan) -> list[Case]:
             plan.memory,
             plan.warmup,
             plan.iterations,
+            collective,
         )
+        for collective in plan.collectives
         for size_bytes in plan.sizes_bytes
         for tensors in plan.tensors
         for quantization in plan.quantizations
         for algorithm in plan.algorithms
+        if collective != BARRIER or (size_bytes, algorithm) == (plan.sizes_bytes[0], plan.algorithms[0])
     ]
 
 

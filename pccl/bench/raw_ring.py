@@ -1,4 +1,5 @@
-"""The ruler that the benchmark measures with: a ring all-reduce with nothing but sends, receives and NumPy adds.
+"""The ruler that the benchmark measures with: a ring all-reduce with nothing but sends, receives and NumPy adds, and
+the other collectives in the same way.
 
 It moves the bytes that a ring all-reduce must move, over one TCP connection to each neighbour, and does nothing else
 a library has to do: no frames, no checksums, no agreement, no way to survive a lost rank. Its time is what this
@@ -7,7 +8,8 @@ machine's TCP and memory allow; between hosts, what one TCP stream does.
 Theory of operation. The array is cut into one chunk per rank. In step t (of 2(W-1)) a rank sends chunk r-t and receives
 chunk r-t-1, all modulo W; in the first W-1 steps it adds what it receives to its own values, afterwards it replaces
 them. What is sent in a step is what was received in the step before, so the steps are run as one stream: a byte may go
-out as soon as it has come in and been added. One thread serves both sockets, whichever is ready.
+out as soon as it has come in and been added. One thread serves both sockets, whichever is ready. A reduce-scatter is
+the first half of that, an all-gather the second; a broadcast goes once round from rank 0.
 """
 
 from __future__ import annotations
@@ -95,14 +97,41 @@ class RawRing:
 
     def all_reduce_sum(self, values: NDArray[Any]) -> None:
         """Replaces contiguous `values` by their sum over all ranks."""
-        world_size, rank, itemsize = self._world_size, self._rank, values.itemsize
-        steps = range(2 * (world_size - 1))
-        bounds = [bound * itemsize for bound in chunk_bounds(values.size, world_size)]
-        outgoing = _Spans(bounds, [(rank - step) % world_size for step in steps])
-        incoming = _Spans(bounds, [(rank - step - 1) % world_size for step in steps])
-        added_bytes = _Spans(bounds, [(rank - step - 1) % world_size for step in steps[: world_size - 1]]).total_bytes
-        own_bytes = bounds[rank + 1] - bounds[rank]
+        steps = 2 * (self._world_size - 1)
+        self._stream(values, self._rank, steps, added_steps=steps // 2)
 
+    def reduce_scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> tuple[Callable[[], None], NDArray[Any]]:
+        """Leaves the rank's part of the sum where it is in `send`, which has to be divisible."""
+        steps = self._world_size - 1
+        part = send.reshape(self._world_size, -1)[self._rank]
+        return partial(self._stream, send, self._rank - 1, steps, added_steps=steps), part
+
+    def all_gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Callable[[], None]:
+        """`send` is the rank's row of `recv`."""
+        return partial(self._stream, recv, self._rank, self._world_size - 1, added_steps=0)
+
+    def broadcast(self, array: NDArray[Any]) -> Callable[[], None]:
+        return partial(self._pass_on, array)
+
+    def _stream(self, values: NDArray[Any], first: int, step_count: int, added_steps: int) -> None:
+        """Sends chunks `first`, `first - 1`, ... and receives those after it; the first so many are added."""
+        world_size, itemsize = self._world_size, values.itemsize
+        bounds = [bound * itemsize for bound in chunk_bounds(values.size, world_size)]
+        chunks = [(first - step) % world_size for step in range(step_count + 1)]
+        outgoing = _Spans(bounds, chunks[:-1])
+        incoming = _Spans(bounds, chunks[1:])
+        added_bytes = _Spans(bounds, chunks[1 : added_steps + 1]).total_bytes
+        self._run(values, outgoing, incoming, added_bytes, bounds[chunks[0] + 1] - bounds[chunks[0]])
+
+    def _pass_on(self, values: NDArray[Any]) -> None:
+        bounds = [0, values.nbytes]
+        is_last = self._rank == self._world_size - 1
+        outgoing = _Spans(bounds, [] if is_last else [0])
+        incoming = _Spans(bounds, [0] if self._rank else [])
+        self._run(values, outgoing, incoming, 0, 0 if self._rank else values.nbytes)
+
+    def _run(self, values: NDArray[Any], outgoing: _Spans, incoming: _Spans, added_bytes: int, own_bytes: int) -> None:
+        itemsize = values.itemsize
         flat = values.reshape(-1)
         data = flat.view(np.uint8).data
         segment = np.empty(max(self._segment_bytes // itemsize, 1), values.dtype)

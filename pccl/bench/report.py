@@ -18,7 +18,7 @@ from pccl import __version__
 from pccl.bench.dimensions import constants, varying
 from pccl.bench.kill import KillReport
 from pccl.bench.measure import Row, Timing
-from pccl.bench.messages import COMMIT, GLOO, RAW_RING
+from pccl.bench.messages import ALL_REDUCE, BARRIER, COMMIT, GLOO, RAW_RING
 from pccl.bench.plan import Plan
 from pccl.bench.sizes import format_bytes, format_bytes_about, format_megabytes_per_second, format_seconds
 
@@ -89,7 +89,10 @@ def _measured(plan: Plan) -> list[_Column]:
 
 def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
     columns = [_Column(one.heading, one.cell_of) for one in varying(rows)]
-    columns += [_Column("size", lambda row: format_bytes(row.bytes)), *_measured(plan)]
+    columns += [
+        _Column("size", lambda row: "-" if row.collective == BARRIER else format_bytes(row.bytes)),
+        *_measured(plan),
+    ]
     table = Table(title=title(plan, rows), box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in columns:
         table.add_column(column.heading, justify="right", vertical="bottom", no_wrap=True)
@@ -100,7 +103,8 @@ def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 def title(plan: Plan, rows: Sequence[Row]) -> str:
     place = "in place" if plan.in_place else "out of place"
-    parts = [f"all-reduce of {plan.dtype}", *constants(rows), place, f"{plan.iterations} iterations"]
+    what = "all-reduce" if plan.collectives == [ALL_REDUCE] else "collectives"
+    parts = [f"{what} of {plan.dtype}", *constants(rows), place, f"{plan.iterations} iterations"]
     return ", ".join([*parts, "encrypted"] if plan.encrypt else parts)
 
 

@@ -28,6 +28,7 @@ from pccl.bench.messages import (
     Step,
     Steps,
 )
+from pccl.bench.movement import Mover
 from pccl.bench.raw_ring import join_ring
 
 
@@ -41,14 +42,16 @@ def main() -> None:
         resources.callback(ring.close)
         world_size = len(setup.ring_ports)
         rulers: dict[str, Ruler] = {RAW_RING: ring.ruler}
+        movers: dict[str, Mover] = {RAW_RING: ring}
         if setup.gloo_store is not None:
             from pccl.bench.gloo import Gloo, file_store
 
             gloo = Gloo(setup.rank, world_size, file_store(setup.gloo_store, world_size), loopback_interface())
             resources.callback(gloo.close)
             rulers[GLOO] = gloo.ruler
+            movers[GLOO] = gloo
         _reply(Ready())
-        rank = Rank(setup.rank, world_size, ring.barrier, rulers, shares_machine=True)
+        rank = Rank(setup.rank, world_size, ring.barrier, rulers, movers, shares_machine=True)
         in_run = resources.enter_context(ExitStack())
         communicator: Communicator | None = None
         while (request := _request()) is not None:

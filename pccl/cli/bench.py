@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl.bench.messages import ALGORITHMS, DTYPES, GLOO, RAW_RING
+from pccl.bench.messages import ALGORITHMS, ALL_REDUCE, COLLECTIVES, DTYPES, GLOO, RAW_RING
 from pccl.bench.quantization import parse_quantization
 from pccl.bench.sizes import parse_bytes
 from pccl.cli.arguments import natural, positive
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Reduces tensors between processes of this machine and compares with a raw ring, which moves the same bytes with
 nothing but sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
-is bytes / time, bus bandwidth that times 2(W-1)/W, as in nccl-tests. With --master the peers are this host and others:
+is bytes / time, bus bandwidth that times 2(W-1)/W, as in nccl-tests; --collective measures others than all_reduce,
+whose size is that of the larger array. With --master the peers are this host and others:
 start `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
 
 A LIST is separated by commas; all combinations are measured. What does not vary is told in the table's title.
@@ -58,6 +59,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="world sizes (default: 2,4)"
+    )
+    parser.add_argument(
+        "--collective",
+        type=listed(one_of({name: name for name in COLLECTIVES})),
+        default=[ALL_REDUCE],
+        metavar="LIST",
+        help="all_reduce, all_gather, reduce_scatter, broadcast, barrier (default: all_reduce)",
     )
     parser.add_argument(
         "--sizes",
@@ -181,6 +189,7 @@ def _run_cases(arguments: argparse.Namespace) -> None:
         iterations=arguments.iterations,
         warmup=arguments.warmup,
         encrypt=arguments.encrypt,
+        collectives=arguments.collective,
     )
     if arguments.plot is not None:
         check_plot(arguments.plot)

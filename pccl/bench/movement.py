@@ -1,0 +1,178 @@
+"""One case of a benchmark of a collective that is not all_reduce, on one rank: its arrays, its calls, the right answer.
+
+What is given as a size is that of the larger array, as in nccl-tests: the gathered one, the one to be scattered. Every
+contender works on the same arrays, by what its own ranks are: those of pccl need not be the numbers of the benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl import Communicator, ReduceOp
+from pccl.bench.algorithms import ALGORITHMS
+from pccl.bench.messages import ALL_GATHER, BARRIER, BROADCAST, REDUCE_SCATTER, Case
+
+Array = NDArray[Any]
+Call = Callable[[], None]
+Timed = Callable[[Call], float]
+"""Calls it and returns the seconds it took."""
+
+
+class Mover(Protocol):
+    """A ruler. The root of a broadcast is its rank 0."""
+
+    def all_gather(self, send: Array, recv: Array) -> Call: ...
+
+    def reduce_scatter(self, send: Array, recv: Array) -> tuple[Call, Array]:
+        """And where its part of the sum is then; `send` may be overwritten."""
+
+    def broadcast(self, array: Array) -> Call: ...
+
+    def barrier(self) -> None: ...
+
+
+class Work(Protocol):
+    def turn(self, timed: Timed) -> float:
+        """Seconds that pccl took."""
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        """Seconds that a ruler took."""
+
+
+def work_of(case: Case, number: int, numbers: list[int], communicator: Communicator) -> Work:
+    """`numbers`: those of pccl's ranks."""
+    kinds: dict[str, type[_AllGather | _ReduceScatter | _Broadcast | _Barrier]] = {
+        ALL_GATHER: _AllGather,
+        REDUCE_SCATTER: _ReduceScatter,
+        BROADCAST: _Broadcast,
+        BARRIER: _Barrier,
+    }
+    return kinds[case.collective](case, number, numbers, communicator)
+
+
+class _Base:
+    def __init__(self, case: Case, number: int, numbers: list[int], communicator: Communicator) -> None:
+        self._dtype = np.dtype(case.dtype)
+        self._count = case.bytes // self._dtype.itemsize
+        self._number = number
+        self._numbers = numbers
+        self._rank = numbers.index(number)
+        self._communicator = communicator
+        self._algorithm = ALGORITHMS[case.algorithm]
+        self._in_place = case.in_place
+
+    def _pattern(self, count: int) -> Array:
+        return (np.arange(count) % 13).astype(self._dtype)
+
+
+class _AllGather(_Base):
+    def __init__(self, case: Case, number: int, numbers: list[int], communicator: Communicator) -> None:
+        super().__init__(case, number, numbers, communicator)
+        self._row = self._pattern(self._count // len(numbers))
+        self._recv = np.empty((len(numbers), self._row.size), self._dtype)
+        self._send = np.empty_like(self._row)
+
+    def turn(self, timed: Timed) -> float:
+        send = self._recv[self._rank] if self._in_place else self._send
+        self._fill(send)
+        elapsed_s = timed(lambda: self._call(send))
+        self._check(self._numbers)
+        return elapsed_s
+
+    def _call(self, send: Array) -> None:
+        self._communicator.all_gather(send, self._recv, algorithm=self._algorithm)
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        send = self._recv[self._number]
+        self._fill(send)
+        elapsed_s = timed(ruler.all_gather(send, self._recv))
+        self._check(sorted(self._numbers))
+        return elapsed_s
+
+    def _fill(self, send: Array) -> None:
+        self._recv.fill(0)
+        np.add(self._row, self._dtype.type(self._number), out=send)
+
+    def _check(self, numbers: list[int]) -> None:
+        for row, number in zip(self._recv, numbers, strict=True):
+            _require(np.array_equal(row - self._dtype.type(number), self._row))
+
+
+class _ReduceScatter(_Base):
+    def __init__(self, case: Case, number: int, numbers: list[int], communicator: Communicator) -> None:
+        super().__init__(case, number, numbers, communicator)
+        world = len(numbers)
+        self._given = self._pattern(self._count // world * world)
+        self._send = np.empty_like(self._given)
+        self._recv = np.empty(self._given.size // world, self._dtype)
+        self._sum = self._given * self._dtype.type(world) + self._dtype.type(sum(numbers))
+
+    def turn(self, timed: Timed) -> float:
+        self._fill()
+        elapsed_s = timed(self._call)
+        self._check(self._recv, self._rank)
+        return elapsed_s
+
+    def _call(self) -> None:
+        self._communicator.reduce_scatter(self._send, self._recv, op=ReduceOp.SUM, algorithm=self._algorithm)
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        self._fill()
+        call, part = ruler.reduce_scatter(self._send, self._recv)
+        elapsed_s = timed(call)
+        self._check(part, self._number)
+        return elapsed_s
+
+    def _fill(self) -> None:
+        np.add(self._given, self._dtype.type(self._number), out=self._send)
+        self._recv.fill(0)
+
+    def _check(self, part: Array, rank: int) -> None:
+        size = self._recv.size
+        _require(np.array_equal(part, self._sum[rank * size : (rank + 1) * size]))
+
+
+class _Broadcast(_Base):
+    def __init__(self, case: Case, number: int, numbers: list[int], communicator: Communicator) -> None:
+        super().__init__(case, number, numbers, communicator)
+        self._given = self._pattern(self._count)
+        self._array = np.empty_like(self._given)
+
+    def turn(self, timed: Timed) -> float:
+        return self._turn(timed, self._call)
+
+    def _call(self) -> None:
+        self._communicator.broadcast(self._array, root=self._numbers.index(0), algorithm=self._algorithm)
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        return self._turn(timed, ruler.broadcast(self._array))
+
+    def _turn(self, timed: Timed, call: Call) -> float:
+        if self._number == 0:
+            np.copyto(self._array, self._given)
+        else:
+            self._array.fill(0)
+        elapsed_s = timed(call)
+        _require(np.array_equal(self._array, self._given))
+        return elapsed_s
+
+
+class _Barrier(_Base):
+    def turn(self, timed: Timed) -> float:
+        return timed(self._call)
+
+    def _call(self) -> None:
+        self._communicator.barrier()
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        return timed(ruler.barrier)
+
+
+def _require(is_right: bool) -> None:
+    """A benchmark of wrong results is worthless."""
+    if not is_right:
+        raise RuntimeError("wrong result")
