@@ -59,6 +59,22 @@ def test_table_of_a_run(crew: Crew) -> None:
     assert "peer 2" in done.stdout
 
 
+def test_measured_links_are_shown(crew: Crew) -> None:
+    crew.join(3)
+    assert "Links of the rings" not in pccl_status(crew.address).stdout
+    crew.each(lambda peer, _: peer.optimize_topology())
+    table = pccl_status(crew.address).stdout
+    assert "Links of the rings" in table
+    assert "Mbit/s" in table
+    (group,) = json.loads(pccl_status(crew.address, "--json").stdout)["groups"]
+    ring = group["ring"]
+    assert [(link["sender"], link["receiver"]) for link in group["links"]] == [
+        (ring[at - 1], ring[at]) for at in [*range(1, len(ring)), 0]
+    ]
+    assert all(link["bytes_per_s"] > 0 and link["source"] == "probe" for link in group["links"])
+    assert "stays" in group["decision"] or "becomes" in group["decision"]
+
+
 def test_a_check_is_silent_and_says_by_its_exit_code(crew: Crew) -> None:
     crew.join(2)
     host = socket.gethostname()

@@ -44,6 +44,7 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         crew.join(3)
         crew.each(lambda peer, i: peer.all_reduce(np.ones(1_000_000, np.float32), op=ReduceOp.SUM))
         until(lambda: run_status(node.address).totals.tx_bytes >= 16_000_000, "all bytes are reported")
+        crew.each(lambda peer, _: peer.optimize_topology())
         crew.close(crew[1])
         newcomer = crew.new()
         joining = Background(newcomer.connect)
@@ -61,6 +62,7 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         ring = part(dom, "rings")
         assert ring.count("<circle") == 3
         assert ring.count('class="hollow"') == 1
+        assert len(re.findall(r"measured [\d.,]+ .?bit/s [\d.]+ s ago, [\d.]+ ms there and back", ring)) == 2
         assert ring.count('class="waits wait"') == 1
         assert "2 peers, mesh" in ring
         assert "update_topology for peer 3" in part(dom, "peers")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 10
 LOSSES_SHOWN = 5
+LINKS_SHOWN = 8
 STYLES = {"accepted": "green", "joining": "cyan", "pending": "yellow", "connecting": "dim"}
 LEVELS = {"warning": "yellow", "debug": "dim"}
 RATE_OVER_S = 10.0
@@ -22,7 +23,7 @@ RATE_OVER_S = 10.0
 
 def render(status: RunStatus) -> RenderableType:
     # Names and reasons are others' text: as Text they are never taken for markup.
-    return Group(*_head(status), _groups(status), _peers(status), *_losses(status), *_events(status))
+    return Group(*_head(status), _groups(status), *_links(status), _peers(status), *_losses(status), *_events(status))
 
 
 def _head(status: RunStatus) -> list[Text]:
@@ -59,6 +60,22 @@ def _groups(status: RunStatus) -> Table:
         revision = "-" if group.revision is None else str(group.revision)
         table.add_row(str(group.group), state, revision, str(group.epoch), ring + ("(mesh)" if group.is_meshed else ""))
     return table
+
+
+def _links(status: RunStatus) -> Iterable[Table]:
+    known = sorted((link for group in status.groups for link in group.links), key=lambda link: link.bytes_per_s)
+    if known:
+        more = f", the slowest {LINKS_SHOWN} of {len(known)}" if len(known) > LINKS_SHOWN else ""
+        table = _table("from", "to", "measured", "round trip", "ago", title=f"Links of the rings{more}")
+        for link in known[:LINKS_SHOWN]:
+            table.add_row(
+                str(link.sender),
+                str(link.receiver),
+                f"{link.bytes_per_s * 8e-6:,.1f} Mbit/s" + (" (by an op)" if link.source == "op" else ""),
+                f"{link.round_trip_s * 1e3:.2f} ms",
+                span(link.age_s),
+            )
+        yield table
 
 
 def _peers(status: RunStatus) -> Table:

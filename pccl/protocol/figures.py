@@ -47,6 +47,10 @@ class Figure:
     """probe, op, or host: assumed, since both are on one."""
 
     @property
+    def is_assumed(self) -> bool:
+        return self.source == "host"
+
+    @property
     def latency_s(self) -> float:
         """One way, as far as a round trip can tell."""
         return self.round_trip_s / 2

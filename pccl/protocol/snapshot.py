@@ -11,7 +11,8 @@ from itertools import islice
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.master import NAMED_MAX, Master, _Group, _Member
 from pccl.protocol.messages import Kind
-from pccl.protocol.status import GroupStatus, MemberStatus, RunStatus, StalledOp, Waiting
+from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Waiting
+from pccl.protocol.topology import ring_links
 
 STALLED_OPS_MAX = 8
 """Of one peer that are named."""
@@ -38,7 +39,7 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
         peer_timeout_s=master.options.peer_timeout_s,
         view=master.installed_view,
         is_changing=master.is_changing,
-        groups=[_group(group) for group in master._groups.values()],
+        groups=[_group(master, group, now) for group in master._groups.values()],
         members=members,
         totals=history.totals,
         course=history.course(now),
@@ -47,7 +48,7 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
     )
 
 
-def _group(group: _Group) -> GroupStatus:
+def _group(master: Master, group: _Group, now: float) -> GroupStatus:
     return GroupStatus(
         group=group.number,
         ring=list(group.ring),
@@ -57,6 +58,12 @@ def _group(group: _Group) -> GroupStatus:
         revision=group.revision,
         undecided_ops=group.ledger.undecided,
         is_syncing=group.sync is not None,
+        links=[
+            LinkFigures(*link, figure.bytes_per_s, figure.round_trip_s, now - figure.at, figure.source)
+            for link in ring_links(group.ring)
+            if (figure := master.figures.get(link)) is not None and not figure.is_assumed
+        ],
+        decision=group.decision,
     )
 
 

@@ -74,6 +74,19 @@ class MemberStatus(_Facts, frozen=True):
     traffic: PeerTraffic = PeerTraffic()
 
 
+class LinkFigures(_Facts, frozen=True):
+    """What is known of one direction of a link."""
+
+    sender: int
+    receiver: int
+    bytes_per_s: float
+    """What it could carry."""
+    round_trip_s: float
+    age_s: float
+    source: str
+    """probe: measured by an optimize_topology, between these peers or others of their hosts; op: what an op carried."""
+
+
 class GroupStatus(_Facts, frozen=True):
     group: int
     ring: list[int]
@@ -88,6 +101,10 @@ class GroupStatus(_Facts, frozen=True):
     undecided_ops: int
     """Ops that some peers are done with."""
     is_syncing: bool = False
+    links: list[LinkFigures] = []
+    """Those of the ring of which something is known."""
+    decision: str = ""
+    """What the last optimize_topology came to, and why."""
 
 
 class Totals(_Facts, frozen=True):
