@@ -23,7 +23,8 @@ RATE_OVER_S = 10.0
 
 def render(status: RunStatus) -> RenderableType:
     # Names and reasons are others' text: as Text they are never taken for markup.
-    return Group(*_head(status), _groups(status), *_links(status), _peers(status), *_losses(status), *_events(status))
+    rings = [_groups(status), *_decisions(status), *_links(status)]
+    return Group(*_head(status), *rings, _peers(status), *_losses(status), *_events(status))
 
 
 def _head(status: RunStatus) -> list[Text]:
@@ -60,6 +61,12 @@ def _groups(status: RunStatus) -> Table:
         revision = "-" if group.revision is None else str(group.revision)
         table.add_row(str(group.group), state, revision, str(group.epoch), ring + ("(mesh)" if group.is_meshed else ""))
     return table
+
+
+def _decisions(status: RunStatus) -> Iterable[Text]:
+    for group in status.groups:
+        if group.decision:
+            yield Text(f"group {group.group}, last optimize_topology: {group.decision}", style="dim")
 
 
 def _links(status: RunStatus) -> Iterable[Table]:
