@@ -23,7 +23,7 @@ RATE_OVER_S = 10.0
 
 def render(status: RunStatus) -> RenderableType:
     # Names and reasons are others' text: as Text they are never taken for markup.
-    rings = [_groups(status), *_decisions(status), *_links(status)]
+    rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status)]
     return Group(*_head(status), *rings, _peers(status), *_losses(status), *_events(status))
 
 
