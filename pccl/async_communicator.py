@@ -83,6 +83,7 @@ class AsyncCommunicator(AwaitedCollectives):
         segment_bytes: int = 0,
         site: str = "",
         site_size: int = 0,
+        master_timeout: float | None = None,
     ) -> None:
         def check(is_fine: bool, message: str) -> None:
             if not is_fine:
@@ -91,7 +92,7 @@ class AsyncCommunicator(AwaitedCollectives):
         listen = os.environ.get("PCCL_LISTEN") if listen is None else listen
         advertise = os.environ.get("PCCL_ADVERTISE") if advertise is None else advertise
         try:
-            addresses.parse(address)
+            self._masters = addresses.parse_masters(address)
             listen_host, listen_port = addresses.parse(listen, default_port=0) if listen else ("", 0)
             hosts: tuple[str, ...] = ()
             port: int | None = None
@@ -131,8 +132,9 @@ class AsyncCommunicator(AwaitedCollectives):
             encrypt=security.encryption(encrypt, secret, "Communicator"),
             ssl_context=security.client_tls(ssl_context, "Communicator"),
             segment_bytes=segment_bytes,
+            master_timeout_s=timeouts.master_timeout_s(master_timeout, "Communicator"),
         )
-        if not addresses.is_loopback(addresses.parse(address)[0]):
+        if not all(addresses.is_loopback(host) for host, _ in self._masters):
             # Where the master is out of strangers' reach, nobody tells them the run's name, without which peers refuse.
             security.warn_if_exposed(listen_host, self._options.token, stacklevel=3)
         self._session: PeerSession | None = None
@@ -159,7 +161,7 @@ class AsyncCommunicator(AwaitedCollectives):
     async def _connect(self, n_attempts: int) -> None:
         for attempt in range(1, max(1, n_attempts) + 1):
             try:
-                session = await open_session(self.address, self._options)
+                session = await open_session(self._masters, self._options)
                 break
             except SessionError as error:
                 if error.result is not Result.MASTER_CONNECTION_FAILED or attempt >= n_attempts:

@@ -50,6 +50,7 @@ class Communicator(BlockingCollectives):
     """A peer of a run.
 
     `address` is the master's "host:port" (a name, an IPv4 or a bracketed IPv6 address; port 48148 if left out).
+    There may be several, with commas between: those of a master and its standbys.
     Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups.
     `p2p_connection_pool_size` is the number of TCP connections to each neighbour, 0 for a default.
 
@@ -68,6 +69,11 @@ class Communicator(BlockingCollectives):
     `site` and `site_size`: so many peers that give the same name are admitted together, and with one the others are
     lost (they fail with MASTER_CONNECTION_FAILED), as is right for ranks that share the shards of one model; see
     `pccl.training.site`. Every start of a site needs a name of its own. One that calls `close` leaves alone.
+
+    The master may die, and the run goes on: ops that are under way go on, calls wait, and the peer looks for a master
+    at the addresses that it knows, be it one that was started anew or a standby. One that has found none for
+    `master_timeout` seconds fails with MASTER_CONNECTION_FAILED (default: PCCL_MASTER_TIMEOUT in the environment, else
+    60).
 
     Memory beyond the caller's arrays: at most 16 MiB for each op in flight that is quantized or, among more than two
     peers, goes direct (small ones need less than twice their size; in groups of 16 peers and more it may be up to a
@@ -99,6 +105,7 @@ class Communicator(BlockingCollectives):
         segment_bytes: int = 0,
         site: str = "",
         site_size: int = 0,
+        master_timeout: float | None = None,
     ) -> None:
         self._inner = AsyncCommunicator(
             address,
@@ -114,6 +121,7 @@ class Communicator(BlockingCollectives):
             segment_bytes=segment_bytes,
             site=site,
             site_size=site_size,
+            master_timeout=master_timeout,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._inner)
         self._finalizer.atexit = False

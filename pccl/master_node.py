@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 5.0
 DEFAULT_HTTP_PORT = 48149
 HTTP_BACKLOG = 64
+BIRTH_S = 2.0
+"""For so long after its start a master at a port of the user's choice lets nobody found a run: peers that have lost
+another one there come within that time. At a free port there was none."""
 
 
 class MasterNode:
@@ -47,6 +50,10 @@ class MasterNode:
     More help where machines have cores to spare and links that are faster than one core. The results are the same
     bits. Each link has at least so many connections.
 
+    A run outlives its master. One that begins at the same address takes the run over from its peers; so does a standby
+    (`is_standby`), which founds no run by itself and waits, at an address that the peers know too, for those who have
+    lost theirs. A majority of the run's last view has to come, and it goes on.
+
     `http` ("host:port", best of a loopback address: it asks nobody who they are) shows the run to browsers at `/`, as
     JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives.
     """
@@ -60,8 +67,10 @@ class MasterNode:
         peer_timeout: float | None = None,
         engine_threads: int | None = None,
         http: str | None = None,
+        is_standby: bool = False,
     ) -> None:
         """INVALID_ARGUMENT."""
+        self._is_standby = is_standby
         self._options = MasterOptions(
             peer_timeout_s=_peer_timeout_s(peer_timeout), engine_threads=_engine_threads(engine_threads)
         )
@@ -92,7 +101,10 @@ class MasterNode:
         if self._http is not None:
             security.warn_if_shown(self._http[0], stacklevel=2)
         try:
-            service = _Service(listener, self._options, self._token, self._ssl_context, web_listener)
+            birth_s = BIRTH_S if self._port else 0.0
+            service = _Service(
+                listener, self._options, self._token, self._ssl_context, web_listener, birth_s, self._is_standby
+            )
         except OSError as error:
             listener.close()
             if web_listener is not None:
@@ -179,10 +191,12 @@ class _Service:
         token: str,
         ssl_context: ssl.SSLContext | None,
         web_listener: socket.socket | None,
+        birth_s: float,
+        is_standby: bool,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
-        self._server = MasterServer(listener, options, token, ssl_context)
+        self._server = MasterServer(listener, options, token, ssl_context, birth_s, is_standby)
         self._web: WebServer | None = None
         self.http_port = 0
         if web_listener is not None:

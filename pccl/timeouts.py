@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from numbers import Real
 from typing import Any
 
 from pccl.errors import PCCLError
+from pccl.runtime.peer_session import MASTER_TIMEOUT_S
 from pccl.types import Result
 
 TIMEOUT_S_MAX = 1e9
@@ -21,6 +23,21 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
     seconds: Any = min(max(timeout, 0), TIMEOUT_S_MAX)
     return float(seconds)
+
+
+def master_timeout_s(given: Any, func_name: str) -> float:
+    """How long a peer looks for a master; None: PCCL_MASTER_TIMEOUT, else MASTER_TIMEOUT_S. INVALID_ARGUMENT."""
+    if given is None:
+        text = os.environ.get("PCCL_MASTER_TIMEOUT", "")
+        try:
+            given = float(text) if text else MASTER_TIMEOUT_S
+        except ValueError:
+            raise PCCLError(
+                Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is no number of seconds"
+            ) from None
+    seconds = checked_s(given, func_name)
+    assert seconds is not None
+    return seconds
 
 
 class Default:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,9 @@ from tests.crew import Crew
 # Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it.
 settings.register_profile("pccl", deadline=None, print_blob=True)
 settings.load_profile("pccl")
+
+# A test that stops its master as a rule wants to see what becomes of peers that find no other.
+os.environ.setdefault("PCCL_MASTER_TIMEOUT", "1")
 
 
 @pytest.fixture

@@ -18,7 +18,15 @@ WIRE = {
     "TensorOffer": "name dtype shape loose",
     "SyncOffer": "strategy revision root tensors",
     "LinkFigure": "peer is_inbound bytes_per_s round_trip_us",
-    "Hello": "protocol version group hosts port connections name= auth= testimony= site= site_size=",
+    "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found=",
+    "Resume": "protocol run term peer auth= masters=",
+    "Aborted": "tag sequence code reason",
+    "Met": "kind meeting code reason value",
+    "InstalledView": "view rings is_meshed",
+    "PreparedView": "view rings answered",
+    "Testimony": "me installed prepared is_running is_settled commits aborts waits_in met joined_after synced unlinked "
+    "peer_timeout_s engine_threads site= site_size=",
+    "Follow": "term testimony",
     "Leave": "reason=",
     "JointCall": "call kind offer= open_ops=",
     "JointCancel": "call",
@@ -27,20 +35,24 @@ WIRE = {
     "OpsDone": "epoch ops",
     "OpFailed": "epoch tag sequence code reason",
     "OpsStalled": "epoch ops",
-    "FlushReply": "flush ops",
+    "FlushReply": "flush ops commits= aborts=",
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe found",
     "LinkReport": "peer tx_bytes",
     "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links=",
     "BeatHello": "protocol run peer auth=",
     "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads=",
+    "Lead": "term",
+    "Resumed": "term peer_timeout_s",
+    "Elsewhere": "reason",
+    "StartOver": "reason",
     "Goodbye": "code reason",
     "Flush": "flush epoch",
-    "Prepare": "view members rings commits= relink= lost=",
-    "Install": "view is_meshed=",
+    "Prepare": "view members rings commits= relink= lost= aborts=",
+    "Install": "view is_meshed= meeting=",
     "OpsCommit": "epoch ops",
     "OpAbort": "epoch tag sequence code reason counts_as_made=",
-    "JointResult": "call code reason= value=",
+    "JointResult": "call code reason= value= meeting=",
     "SyncPlan": "sync revision root donors fetch_content fetch_loose",
     "Probe": "probe links",
     "Challenge": "auth run",
@@ -67,8 +79,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_6() -> None:
-    assert m.PROTOCOL_VERSION == 6
+def test_layout_is_that_of_version_7() -> None:
+    assert m.PROTOCOL_VERSION == 7
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

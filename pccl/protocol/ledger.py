@@ -48,6 +48,12 @@ class Ledger:
         self._decide(op)
         return True
 
+    def forget(self, ops: Iterable[OpRef]) -> None:
+        """Notes that these have verdicts. Of each tag earlier uses have theirs as well."""
+        for op in ops:
+            if not self._is_decided(op):
+                self._decide(op)
+
     def stall(self, peer: int, ops: Iterable[OpRef]) -> None:
         for op in ops:
             if not self._is_decided(op):

@@ -44,6 +44,13 @@ pending in the eyes of the others before so many are there, one view admits them
 its site are evicted in the same event. So every group sees the same sites come and go, in the same views. A peer that
 leaves on purpose leaves alone.
 
+Meetings. Joint calls that ended for all who were to make them are counted. So when a master has died and some heard
+the end of one and others not, it can be told whose wait is for that one. See `testimony`.
+
+Rivals. Where peers know of several masters, those that this one loses may follow another. It then leads no further once
+it has lost a majority of the view in force: it is `deposed`, and whoever has a majority takes over. A peer that leaves
+does not count. See `succession`, which drives this machine and replaces it.
+
 A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
 
 Cost. What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at
@@ -162,6 +169,10 @@ class _Wait:
     since: float
 
 
+def majority(peers: int) -> int:
+    return peers // 2 + 1
+
+
 def _account(waits: Mapping[int, _Wait]) -> str:
     return ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
 
@@ -212,6 +223,8 @@ class _Group:
     awaiting_flush: set[int] = field(default_factory=set)
     commits: list[OpRef] = field(default_factory=list)
     """Verdicts of the last flush, to be told with the next Prepare."""
+    aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
+    """Of the ops that this flush aborts, those that have a reason of their own."""
     missing: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that have no link and need none: the group is no mesh."""
     unreliable: set[tuple[int, int]] = field(default_factory=set)
@@ -296,6 +309,20 @@ class Master:
         self._updating = False
         """update_topology is complete and waits for Install."""
         self._optimization: Optimization | None = None
+        self.deposed = ""
+        """Why this master must lead no further; empty: it may."""
+        self.has_rivals = False
+        """Peers know of other masters."""
+        self._view_peers = 0
+        """How many peers the view in force had when it was installed."""
+        self._gone = 0
+        """How many of them were lost since."""
+        self._meeting = 0
+        """Joint calls that ended for all who were to make them."""
+        self._unheard: dict[int, m.Met] = {}
+        """Who waits in a joint call that has ended under a master before this one, and how."""
+        self._renewing = False
+        """A new view is due though no group has changed."""
 
     # Events.
 
@@ -412,8 +439,34 @@ class Master:
         return list(self._groups[group].ring) if group in self._groups else []
 
     @property
+    def strangers(self) -> dict[int, str]:
+        """Connections that have said nothing yet, and their hosts."""
+        return {connection: host for connection, (host, _) in self._strangers.items()}
+
+    def connection_of(self, peer: int) -> int | None:
+        return self._members[peer].connection if peer in self._members else None
+
+    def host_of(self, stranger: int) -> str | None:
+        """None if this connection is none, or has said something."""
+        return self._strangers[stranger][0] if stranger in self._strangers else None
+
+    @property
+    def is_vacant(self) -> bool:
+        """It has met no peer yet, or all are gone."""
+        return not self._members
+
+    @property
     def is_changing(self) -> bool:
-        return self._preparing or any(group.awaiting_flush or group.changed for group in self._groups.values())
+        is_regrouping = any(group.awaiting_flush or group.changed for group in self._groups.values())
+        return self._preparing or self._renewing or is_regrouping
+
+    def abdicate(self, reason: str) -> list[Effect]:
+        """Lets go of all peers, who may follow another master. Nothing may happen to this one any more."""
+        for member in self._members.values():
+            self._say(member.connection, m.Elsewhere(reason))
+            self._effects.append(Close(member.connection))
+        self._effects += [Close(connection) for connection in self._beats]
+        return self._drain()
 
     # Arrivals and departures.
 
@@ -456,6 +509,7 @@ class Master:
         self._next_peer += 1
         hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
         self._members[peer] = _Member(peer, connection, message, hosts, self._now)
+        self.has_rivals = self.has_rivals or message.masters > 1
         self._peer_of[connection] = peer
         self.figures.arrived(peer, hosts)
         self._beats_due_at[peer] = self._now + self.options.hello_timeout_s
@@ -523,7 +577,7 @@ class Master:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
-        for by_peer in (self._asked_at, self._beats_due_at, self._unlogged):
+        for by_peer in (self._asked_at, self._beats_due_at, self._unlogged, self._unheard):
             by_peer.pop(peer, None)
         self.traffic.forget(peer)
         if member.hello.site and not is_leaving:
@@ -551,6 +605,7 @@ class Master:
                 self.history.left(self._now)
             else:
                 self.history.lost(self._now, peer, member.hello.name, member.hello.group, reason)
+            self._note_gone(is_leaving)
             self._accepted -= 1
             group.accepted -= 1
             if member.wait is not None:
@@ -563,6 +618,17 @@ class Master:
         group.awaiting_flush.discard(peer)
         group.ring.remove(peer)
         group.unreliable = {pair for pair in group.unreliable if peer not in pair}
+
+    def _note_gone(self, is_leaving: bool) -> None:
+        if is_leaving:
+            self._view_peers -= 1
+            return
+        self._gone += 1
+        if self.has_rivals and self._gone >= majority(self._view_peers):
+            self.deposed = (
+                f"{self._gone} of the {self._view_peers} peers of view {self.installed_view} are lost, and may be "
+                f"following another master"
+            )
 
     def _stop(self, group: _Group) -> None:
         """Starts the flush of a group whose ring must change."""
@@ -580,10 +646,11 @@ class Master:
     def _advance(self) -> None:
         """Takes every step that has become possible. Called after each event."""
         progress = True
-        while progress:
+        while progress and not self.deposed:
             self._dissolve_sites()
             progress = self._settle_flushes() or self._admit_first() or self._step_view() or self._step_joint()
-        self._fail_hopeless_waits()
+        if not self.deposed:
+            self._fail_hopeless_waits()
 
     def _dissolve_sites(self) -> None:
         while self._broken_sites:
@@ -611,7 +678,7 @@ class Master:
     def _step_view(self) -> bool:
         if any(group.awaiting_flush for group in self._groups.values()):
             return False
-        if self._admitting or any(group.changed for group in self._groups.values()):
+        if self._renewing or self._admitting or any(group.changed for group in self._groups.values()):
             self._prepare()
             return True
         if not self._preparing:
@@ -626,6 +693,7 @@ class Master:
 
     def _prepare(self) -> None:
         self.view += 1
+        self._renewing = False
         newcomers: dict[int, list[int]] = {}
         for peer in self._admitting:
             newcomers.setdefault(self._members[peer].hello.group, []).append(peer)
@@ -661,10 +729,10 @@ class Master:
         members = [self._members[peer].as_record() for peer in listed]
         new_members = [member for member in members if member.peer not in self._told]
         for group in self._groups.values():
-            verdicts = list(group.commits)
+            verdicts, reasons = list(group.commits), list(group.aborts.values())
             lost = list(self._lost)
-            to_all = m.Prepare(self.view, new_members, rings, verdicts, relink, lost)
-            to_new = m.Prepare(self.view, members, rings, verdicts, relink, lost)
+            to_all = m.Prepare(self.view, new_members, rings, verdicts, relink, lost, reasons)
+            to_new = m.Prepare(self.view, members, rings, verdicts, relink, lost, reasons)
             for peer in group.ring:
                 message = to_all if peer in self._told else to_new
                 if peer in affected:
@@ -697,12 +765,14 @@ class Master:
     def _install(self) -> None:
         self._preparing = False
         self.installed_view = self.view
+        meeting = self._meeting + 1 if self._updating else self._meeting
         for group in self._groups.values():
             if not group.running:
                 group.running = True
                 group.commits = []
+                group.aborts = {}
                 group.ledger = Ledger(group.ring)
-            install = m.Install(self.view, group.is_meshed)
+            install = m.Install(self.view, group.is_meshed, meeting)
             for peer in group.ring:
                 member = self._members[peer]
                 if not member.accepted:
@@ -712,6 +782,7 @@ class Master:
                     self.history.joined(self._now)
                 self._say(member.connection, install)
         self._lost.clear()
+        self._view_peers, self._gone = self._accepted, 0
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")
         if self._updating:
@@ -730,9 +801,17 @@ class Master:
             return
         group.awaiting_flush.discard(member.peer)
         self._asked_at.pop(member.peer, None)
+        self._heard_verdicts(group, message.commits, message.aborts)
         # All survivors being done is what settle() looks for, so an op that is committed by this very call would
         # have been by it too; it must only not be lost.
-        group.commits += group.ledger.done(member.peer, message.ops)
+        group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
+
+    def _heard_verdicts(self, group: _Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
+        """Verdicts of a master before this one, of a group that is being flushed."""
+        known = set(group.commits)
+        group.commits += [op for op in commits if op not in known]
+        group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})
+        group.ledger.forget([*commits, *group.aborts])
 
     def _on_links_ready(self, member: _Member, message: m.LinksReady) -> None:
         if message.view != self.view or member.peer not in self._awaiting_ready:
@@ -909,6 +988,8 @@ class Master:
         if not self._accepted:
             self._optimization = None
             return False
+        if self._unheard and not self.is_changing and self._tell_unheard():
+            return True
         kind = next((kind for kind, number in self._waiting.items() if number == self._accepted), None)
         if kind == Kind.ARE_PEERS_PENDING:
             self._finish_all(kind, value=len(self.admissible))
@@ -923,6 +1004,18 @@ class Master:
         if kind == Kind.OPTIMIZE_TOPOLOGY and not self.is_changing:
             return self._step_optimize()
         return self._step_syncs()
+
+    def _tell_unheard(self) -> bool:
+        """Ends calls that had ended under a master before this one."""
+        progress = False
+        for peer, end in list(self._unheard.items()):
+            member = self._members[peer]
+            if member.wait is not None:
+                del self._unheard[peer]
+                if member.wait.kind == end.kind:
+                    self._answer(member, Result(end.code), end.reason, end.value, end.meeting)
+                    progress = True
+        return progress
 
     def _step_syncs(self) -> bool:
         progress = False
@@ -1039,13 +1132,15 @@ class Master:
         reason: str = "",
         value: int = 0,
     ) -> None:
+        """Ends a call for all who were to make it."""
+        self._meeting += 1
         for member in members:
             if member.wait is not None and member.wait.kind == kind:
-                self._answer(member, code, reason, value)
+                self._answer(member, code, reason, value, self._meeting)
 
-    def _answer(self, member: _Member, code: Result, reason: str = "", value: int = 0) -> None:
+    def _answer(self, member: _Member, code: Result, reason: str = "", value: int = 0, meeting: int = 0) -> None:
         assert member.wait is not None
-        self._say(member.connection, m.JointResult(member.wait.call, code, reason, value))
+        self._say(member.connection, m.JointResult(member.wait.call, code, reason, value, meeting))
         self._count_wait(member, member.wait.kind, -1)
         self._unlogged.pop(member.peer, None)
         member.wait = None

@@ -6,20 +6,19 @@ is not enough.
 
 `auth` of an opening is the dialer's nonce, empty without a token; `auth` says what follows from it.
 
-Reserved room: `Welcome.auth` and `Accepted.auth`, `Hello.testimony` and `Welcome.term` (a successor of a dead
-master).
+Reserved room: `Welcome.auth` and `Accepted.auth`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -137,11 +136,14 @@ class Hello(Message, frozen=True):
     connections: int
     name: str = ""
     auth: bytes = b""
-    testimony: Any = None
     site: str = ""
     """Whose peers are admitted together and lost together; empty: a peer on its own."""
     site_size: int = 0
     """Peers of the site; 0 without one."""
+    masters: int = 1
+    """How many addresses of masters it knows."""
+    may_found: bool = True
+    """It may be the first of a new run. Who knows several masters asks all of them for a run first."""
 
 
 class BeatHello(Message, frozen=True):
@@ -153,6 +155,91 @@ class BeatHello(Message, frozen=True):
     run: str
     peer: int
     auth: bytes = b""
+
+
+class Resume(Message, frozen=True):
+    """The first message on a control connection of a peer that has lost its master. The answer is Lead, Elsewhere or
+    Goodbye."""
+
+    protocol: int
+    run: str
+    term: int
+    """The highest that it has followed."""
+    peer: int
+    auth: bytes = b""
+    masters: int = 1
+    """As of Hello."""
+
+
+class Aborted(Record, frozen=True):
+    """A verdict that was heard."""
+
+    tag: int
+    sequence: int
+    code: int
+    reason: Reason
+
+
+class Met(Record, frozen=True):
+    """How the last joint call of a kind ended that this peer took part in. `meeting` as of JointResult."""
+
+    kind: str
+    meeting: int
+    code: int
+    reason: Reason
+    value: int
+
+
+class InstalledView(Record, frozen=True):
+    view: int
+    rings: list[Ring]
+    is_meshed: bool
+    """The group of whoever says so is a mesh."""
+
+
+class PreparedView(Record, frozen=True):
+    view: int
+    rings: list[Ring]
+    answered: bool
+    """LinksReady was said, so it may be in force elsewhere."""
+
+
+class Testimony(Record, frozen=True):
+    """What a peer knows of its run. See `testimony`."""
+
+    me: Member
+    installed: InstalledView | None
+    """The last one."""
+    prepared: PreparedView | None
+    """A newer one."""
+    is_running: bool
+    """Its ops go on."""
+    is_settled: bool
+    """`prepared` has decided all ops of its installed epoch."""
+    commits: Ops
+    """Of its installed epoch, those that others might not have heard of."""
+    aborts: list[Aborted]
+    """The same, with a reason of their own."""
+    waits_in: str
+    """The kind of joint call that it is in; empty: none."""
+    met: list[Met]
+    joined_after: int
+    """The last meeting before it was accepted."""
+    synced: tuple[int, int] | None
+    """The meeting and the revision of the last sync that it took part in with success."""
+    unlinked: list[int]
+    """Peers of its ring that it has no link with."""
+    peer_timeout_s: float
+    engine_threads: int
+    site: str = ""
+    site_size: int = 0
+
+
+class Follow(Message, frozen=True):
+    """The answer to Lead: this peer follows no master of a lower term any more."""
+
+    term: int
+    testimony: Testimony
 
 
 class Leave(Message, frozen=True):
@@ -216,10 +303,13 @@ class OpsStalled(Message, frozen=True):
 
 
 class FlushReply(Message, frozen=True):
-    """The group's ops have stopped here; `ops` are those of them that are done and without a verdict."""
+    """The group's ops have stopped here; `ops` are those of them that are done and without a verdict, `commits` and
+    `aborts` verdicts that others might not have heard."""
 
     flush: int
     ops: Ops
+    commits: Ops = []
+    aborts: list[Aborted] = []
 
 
 class SyncReport(Message, frozen=True):
@@ -278,6 +368,35 @@ class Welcome(Message, frozen=True):
     """Lanes of each peer. A link's connection belongs to lane `LinkHello.index` modulo their number on both sides."""
 
 
+class Lead(Message, frozen=True):
+    """This master would lead your run in this term. The answer is Follow, unless you have followed one of this term or
+    a higher one."""
+
+    term: int
+
+
+class Resumed(Message, frozen=True):
+    """This master leads your run, and you are in it. The answer is whatever the last master may not have heard:
+    OpsDone, OpFailed, LinkLost, JointCall. What follows is as ever."""
+
+    term: int
+    peer_timeout_s: float
+    """As of Welcome."""
+
+
+class Elsewhere(Message, frozen=True):
+    """The last message before the master closes: it can do nothing for you, another one may. Try again later."""
+
+    reason: str
+
+
+class StartOver(Message, frozen=True):
+    """The last message before the master closes: the view that you were to be accepted in has never been. Say Hello
+    again."""
+
+    reason: str
+
+
 class Goodbye(Message, frozen=True):
     """The last message before the master closes: refusal or eviction."""
 
@@ -308,6 +427,8 @@ class Prepare(Message, frozen=True):
     relink: list[tuple[int, int]] = []
     lost: list[tuple[int, str]] = []
     """Peers that the installed view has and this one has not, and why."""
+    aborts: list[Aborted] = []
+    """Those of the aborted ops that were so before, for a reason of their own."""
 
 
 class Install(Message, frozen=True):
@@ -315,6 +436,8 @@ class Install(Message, frozen=True):
 
     view: int
     is_meshed: bool = False
+    meeting: int = 0
+    """The last one before whoever is accepted by this."""
 
 
 class OpsCommit(Message, frozen=True):
@@ -340,6 +463,8 @@ class JointResult(Message, frozen=True):
     reason: str = ""
     value: int = 0
     """are_peers_pending: how many wait. sync_shared_state: the elected revision."""
+    meeting: int = 0
+    """Counts the joint calls of the run that ended for all who were to make them. 0: this one ended for some."""
 
 
 class SyncPlan(Message, frozen=True):
@@ -377,6 +502,8 @@ class Status(Message, frozen=True):
 FromPeer = (
     Hello
     | BeatHello
+    | Resume
+    | Follow
     | Leave
     | JointCall
     | JointCancel
@@ -390,7 +517,22 @@ FromPeer = (
     | Probes
     | Report
 )
-FromMaster = Welcome | Goodbye | Flush | Prepare | Install | OpsCommit | OpAbort | JointResult | SyncPlan | Probe
+FromMaster = (
+    Welcome
+    | Lead
+    | Resumed
+    | Elsewhere
+    | StartOver
+    | Goodbye
+    | Flush
+    | Prepare
+    | Install
+    | OpsCommit
+    | OpAbort
+    | JointResult
+    | SyncPlan
+    | Probe
+)
 
 
 # On every connection between its opening and the answer to that, if both sides have a token: see `auth`.
@@ -483,11 +625,11 @@ class BlockRequest(Message, frozen=True):
 
 PeerOpening = LinkHello | StateHello | ProbeHello
 PeerAnswer = Accepted | Rejected
-BeatAnswer = Accepted | Goodbye
+BeatAnswer = Accepted | Goodbye | Elsewhere
 Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
 """Accepted and Status, or Goodbye."""
-Opening = Hello | BeatHello | StatusRequest | PeerOpening
+Opening = Hello | BeatHello | Resume | StatusRequest | PeerOpening
 """All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

@@ -20,6 +20,12 @@ when the next view is installed: a caller that then asks for the world size sees
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
 belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
 
+The master may die. Then nothing here stops: ops go on, calls wait. What would be said to it is not said, but kept as
+state: which ops are done, which failed here, which links are broken, which joint call is waited in. `SeekMaster` asks
+for another one; it hears the peer's testimony (Follow, see `testimony`), and when it leads (Resumed) is told all that
+again. A peer follows no lower term than it has, and says the verdicts that it has heard and that others might not have:
+of each tag the last commit and the aborts since, for whoever is committed with has decided all that came before.
+
 A link that stands may get more connections: its dialer makes a lost one anew, and where the number is left to us,
 either end adds as many as there are while the engine finds that their windows hold them back: what a pair needs is its
 bandwidth times its round trip, which nobody can know before. A link that the network holds back gains nothing by
@@ -42,11 +48,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind, OpRef
 from pccl.protocol.topology import linked_peers, neighbours
-from pccl.types import Result
+from pccl.types import Result, SharedStateSyncStrategy
 
 LINK_SHARE = 0.5
 """Of the peer timeout: how long a link may carry nothing, and how long making it anew may then get nowhere."""
@@ -61,6 +69,8 @@ PROBE_CONNECTIONS_MIN = 4
 """Of a link that may grow by itself: a measurement must not stop at a window that an op would have outgrown."""
 GRACE_S = 0.5
 """How much later the other end may have begun to make a link."""
+ABORTS_KEPT_MAX = 1000
+"""Aborted uses of a tag, one after the other, that are remembered for a master after this one."""
 STALL_AFTER_S = 2.0
 """An op that takes longer is reported to the master once."""
 
@@ -250,15 +260,24 @@ class StartEngine:
 @dataclass(frozen=True)
 class KeepBeats:
     """Exchange signs of life with the master over a connection of their own, made anew when closed. After `timeout_s`
-    of silence: `master_lost`."""
+    of silence: `master_lost`. Ends with the next one and with SeekMaster."""
 
     timeout_s: float
+
+
+@dataclass(frozen=True)
+class SeekMaster:
+    """Close the control connection, and make one to a master, the same or another. Say Hello, or `resume()` if there is
+    one. If none is found for long: `give_up`."""
+
+    reason: str
 
 
 Effect = (
     ToMaster
     | StartEngine
     | KeepBeats
+    | SeekMaster
     | SubmitOp
     | FreezeOps
     | EndOp
@@ -291,6 +310,8 @@ class _Op:
     """Payload bytes sent and received."""
     is_given_back: bool = False
     """By the engine, or never taken by it."""
+    failure: tuple[Result, str] | None = None
+    """Why it cannot or must not complete, as the master is told."""
     stall_reported: bool = False
 
 
@@ -316,6 +337,10 @@ class _Call:
     call: int
     kind: str
     offer: m.SyncOffer | None
+    is_cancelled: bool = False
+    plan: m.SyncPlan | None = None
+    is_fetched: bool = False
+    """All that the plan asks for has come."""
 
 
 @dataclass
@@ -333,8 +358,15 @@ class _Next:
 class Peer:
     """One peer of one run, from Hello to its end."""
 
-    def __init__(self, group: int, connections: int, may_grow: bool = False) -> None:
-        """`connections` is how many each link begins with; it may add more where it `may_grow`."""
+    def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
+        """`connections` is how many each link begins with; it may add more where it `may_grow`. One that does not
+        outlive its master ends with it."""
+        self.site = ""
+        self.site_size = 0
+        """As of Hello."""
+        self.outlives_masters = outlives_masters
+        self.term = 0
+        """The highest that it has followed."""
         self.group = group
         self.connections = connections
         self.may_grow = may_grow
@@ -363,6 +395,23 @@ class Peer:
         """How often each tag was used in this epoch."""
         self._early: dict[OpRef, tuple[Result, str]] = {}
         """Verdicts on ops that were not launched here yet."""
+        self._is_led = True
+        """The master hears what is said."""
+        self._rings: list[m.Ring] = []
+        """Of the installed view."""
+        self._is_frozen = False
+        """All ops of the installed epoch have stopped."""
+        self._settled: set[OpRef] = set()
+        """Commits of the installed epoch that a prepared view has told."""
+        self._verdicts: dict[int, list[tuple[int, tuple[Result, str] | None]]] = {}
+        """By tag the uses in this epoch whose verdicts others might not have heard; no reason: committed."""
+        self._met: dict[str, m.Met] = {}
+        self._joined_after = 0
+        self._admission: int | None = None
+        """The last update_topology that was in force before its end was told."""
+        self._synced: tuple[int, int] | None = None
+        self._broken: dict[int, m.LinkLost] = {}
+        """By peer, links of the installed view that were lost since."""
         self._call: _Call | None = None
         self._waiting_calls: deque[_Call] = deque()
 
@@ -418,8 +467,8 @@ class Peer:
             self._finish_op(entry, code, reason)
         elif self._running and self.view is not None:
             self._flush_batches()
-            failed = m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason)
-            self._effects.append(ToMaster(failed))
+            entry.failure = code, reason
+            self._tell(m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason))
 
     def joint(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
         """Enters a joint call, after those that this peer is in already. Its end is a CallResult."""
@@ -436,33 +485,79 @@ class Peer:
                 self._effects.append(CallResult(call, Result.TIMEOUT, "cancelled by its caller", 0))
                 return
         if self._call is not None and self._call.call == call and not self.is_over:
-            self._effects.append(ToMaster(m.JointCancel(call)))
+            self._call.is_cancelled = True
+            self._tell(m.JointCancel(call))
 
     def report(self, message: m.Report) -> None:
         """Tells the master what was done so far."""
-        if not self.is_over and self.view is not None:
-            self._effects.append(ToMaster(message))
+        if self.view is not None:
+            self._tell(message)
 
     def leave(self, reason: str) -> None:
         if not self.is_over:
-            self._effects.append(ToMaster(m.Leave(reason)))
+            self._tell(m.Leave(reason))
             self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
     def fail(self, reason: str) -> None:
         """What cannot be gone on without is missing on this side."""
         if not self.is_over:
-            self._effects.append(ToMaster(m.Leave(reason)))
+            self._tell(m.Leave(reason))
             self._end(Result.INTERNAL_ERROR, reason)
 
     # What the master says.
 
     def received(self, message: m.FromMaster) -> None:
-        """ProtocolError if the message cannot be: the runtime then ends the session with `master_lost`."""
-        if not self.is_over:
-            self._HANDLERS[type(message)](self, message)
+        """ProtocolError if the message cannot be: the runtime then calls `give_up`."""
+        if self.is_over:
+            return
+        if not self._is_led and type(message) not in self._BEFORE_LEADERSHIP:
+            raise ProtocolError(f"{type(message).__name__} from a master that does not lead")
+        self._HANDLERS[type(message)](self, message)
 
     def master_lost(self, reason: str) -> None:
+        """The control connection is gone, or the master silent."""
+        if self.is_over:
+            return
+        if not self.outlives_masters:
+            self.give_up(reason)
+            return
+        if self._is_led:
+            self._is_led = False
+            self._effects.append(Log("warning", f"{reason}; looking for a master"))
+            self._end_admission()
+        self._start_over_if_unknown()
+        self._effects.append(SeekMaster(reason))
+
+    @property
+    def is_led(self) -> bool:
+        """A master hears what it says. So it is before the first one, too."""
+        return self._is_led
+
+    def give_up(self, reason: str) -> None:
+        """There is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
+
+    def resume(self, masters: int) -> m.Resume | None:
+        """The first message to the next master; None: Hello. `masters` is how many may be asked."""
+        if self.view is None and self._next is None:
+            return None
+        return m.Resume(m.PROTOCOL_VERSION, self.run, self.term, self.peer, masters=masters)
+
+    def _start_over_if_unknown(self, is_unknown: bool = False) -> None:
+        """Whoever was never accepted is a newcomer again, unless it may have been and not heard of it."""
+        if self.view is None and (self._next is None or is_unknown):
+            self._next = None
+            self.peer = 0
+            self._members.clear()
+            for peer in list(self._links):
+                self._drop_link(peer)
+
+    def _end_admission(self) -> None:
+        """A view that has newcomers ends update_topology, though the master has not come to say so."""
+        met = self._met.get(Kind.UPDATE_TOPOLOGY)
+        if self._call is not None and self._call.kind == Kind.UPDATE_TOPOLOGY and self._admission == self._call.call:
+            assert met is not None
+            self._on_joint_result(m.JointResult(self._call.call, Result.SUCCESS, meeting=met.meeting))
 
     def _on_welcome(self, message: m.Welcome) -> None:
         if self.peer:
@@ -471,23 +566,126 @@ class Peer:
             raise ProtocolError(f"a peer timeout of {message.peer_timeout_s} s")
         if not 1 <= message.engine_threads <= ENGINE_THREADS_MAX:
             raise ProtocolError(f"{message.engine_threads} engine threads")
+        if self.run and message.engine_threads != self.engine_threads:
+            raise ProtocolError(f"{message.engine_threads} engine threads after {self.engine_threads}")
+        if not self.run:
+            self._effects.append(StartEngine(message.engine_threads))
         self.peer = message.peer
         self.run = message.run
+        self.term = message.term
         self.peer_timeout_s = message.peer_timeout_s
         self.engine_threads = message.engine_threads
-        self._effects.append(StartEngine(self.engine_threads))
+        self._is_led = True
         self._effects.append(KeepBeats(self.peer_timeout_s))
+
+    def _on_elsewhere(self, message: m.Elsewhere) -> None:
+        self.master_lost(message.reason)
+
+    def _on_start_over(self, message: m.StartOver) -> None:
+        if self.view is not None:
+            raise ProtocolError("StartOver to a peer that was accepted")
+        self._start_over_if_unknown(is_unknown=True)
+        self.master_lost(message.reason)
+
+    def _on_lead(self, message: m.Lead) -> None:
+        if self._is_led or message.term <= self.term:
+            raise ProtocolError(f"it would lead in term {message.term}; this peer follows one in term {self.term}")
+        self.term = message.term
+        self._effects.append(ToMaster(m.Follow(self.term, self._testimony())))
+
+    def _testimony(self) -> m.Testimony:
+        view, prepared = self.view, self._next
+        is_settled = prepared is not None and view is not None and not self._keeps_ring(prepared.ring)
+        commits, aborts = self._heard_verdicts()
+        return m.Testimony(
+            me=self._members[self.peer],
+            installed=None if view is None else m.InstalledView(view.view, self._rings, view.is_meshed),
+            prepared=None
+            if prepared is None
+            else m.PreparedView(prepared.view, prepared.rings, prepared.answered or self._keeps_ring(prepared.ring)),
+            is_running=self._running,
+            is_settled=is_settled,
+            commits=sorted(self._settled.union(commits)),
+            aborts=aborts,
+            waits_in=self._call.kind if self._call is not None else "",
+            met=list(self._met.values()),
+            joined_after=self._joined_after,
+            synced=self._synced,
+            unlinked=[peer for peer in linked_peers(view.ring, self.peer) if not self._stands(peer)] if view else [],
+            peer_timeout_s=self.peer_timeout_s,
+            engine_threads=self.engine_threads,
+            site=self.site,
+            site_size=self.site_size,
+        )
+
+    def _stands(self, peer: int) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.is_up
+
+    def _heard_verdicts(self) -> tuple[list[OpRef], list[m.Aborted]]:
+        """Those that others might not have heard, of this epoch."""
+        commits, aborts = [], []
+        for tag, verdicts in self._verdicts.items():
+            for sequence, reason in verdicts:
+                if reason is None:
+                    commits.append(OpRef(tag, sequence))
+                else:
+                    aborts.append(m.Aborted(tag, sequence, *reason))
+        return commits, aborts
+
+    def _note_verdict(self, op: OpRef, reason: tuple[Result, str] | None) -> None:
+        heard = self._verdicts.setdefault(op.tag, [])
+        if reason is None:
+            heard.clear()
+        elif len(heard) >= ABORTS_KEPT_MAX:
+            del heard[0]
+        heard.append((op.sequence, reason))
+
+    def _on_resumed(self, message: m.Resumed) -> None:
+        if self._is_led or message.term != self.term:
+            raise ProtocolError(f"it leads in term {message.term}; this peer follows one in term {self.term}")
+        if not PEER_TIMEOUT_S_MIN <= message.peer_timeout_s <= PEER_TIMEOUT_S_MAX:
+            raise ProtocolError(f"a peer timeout of {message.peer_timeout_s} s")
+        self._is_led = True
+        self.peer_timeout_s = message.peer_timeout_s
+        self._effects.append(Log("info", f"a master leads in term {self.term}"))
+        self._effects.append(KeepBeats(self.peer_timeout_s))
+        self._restate()
+
+    def _restate(self) -> None:
+        """All that the last master may not have heard."""
+        view = self.view
+        self._done_batch.clear()
+        self._stall_batch.clear()
+        if view is not None and self._running:
+            done = [ref for ref, op in self._by_ref.items() if op.done]
+            if done:
+                self._tell(m.OpsDone(view.epoch, done))
+            for ref, op in self._by_ref.items():
+                op.stall_reported = False
+                if op.failure is not None:
+                    self._tell(m.OpFailed(view.epoch, ref.tag, ref.sequence, *op.failure))
+            for lost in self._broken.values():
+                if view.is_meshed or lost.peer in neighbours(view.ring, self.peer):
+                    self._tell(lost)
+        if self._call is not None:
+            self._state_call(self._call)
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
         code = Result(message.code) if message.code in m.FAILURES else Result.MASTER_CONNECTION_FAILED
         self._end(code, message.reason)
 
     def _on_flush(self, message: m.Flush) -> None:
-        if self.view is None or message.epoch != self.view.epoch or not self._running:
+        is_settled = self._next is not None and not self._keeps_ring(self._next.ring)
+        is_stopped = not self._running and not is_settled and self.term > 1
+        if self.view is None or message.epoch != self.view.epoch or not (self._running or is_stopped):
             raise ProtocolError(f"Flush of epoch {message.epoch}, which is not running")
-        self._running = False
         self._flush = message
-        self._effects.append(FreezeOps(message.epoch))
+        if self._is_frozen:
+            self.frozen(message.epoch)  # for a master that has died
+        elif self._running:
+            self._effects.append(FreezeOps(message.epoch))
+        self._running = False
 
     def _on_prepare(self, message: m.Prepare) -> None:
         if message.view <= self._known_view:
@@ -498,13 +696,16 @@ class Peer:
         self._members = {peer: member for peer, member in self._members.items() if peer in listed}
         if ring is None or any(peer not in self._members for peer in ring.peers):
             raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
+        self._broken = {peer: lost for peer, lost in self._broken.items() if peer in listed}
         self._next = _Next(message.view, ring, message.rings, message.lost)
         if self._keeps_ring(ring):
             return
         self._running = False
         self._flush = None
         lost = "; ".join(f"peer {peer} was lost ({reason})" for peer, reason in message.lost)
-        self._settle(set(message.commits), lost or "the ring was changed")
+        self._settled.update(message.commits)
+        reasons = {OpRef(op.tag, op.sequence): self._failure(op.code, op.reason) for op in message.aborts}
+        self._settle(set(message.commits), reasons, lost or "the ring was changed")
         relinked = {b if a == self.peer else a for a, b in message.relink if self.peer in (a, b)}
         for peer in relinked:
             self._drop_link(peer)
@@ -529,7 +730,12 @@ class Peer:
     def _keeps_ring(self, ring: m.Ring) -> bool:
         return self.view is not None and ring.epoch == self.view.epoch
 
-    def _settle(self, commits: set[OpRef], reason: str) -> None:
+    def _failure(self, code: int, reason: str) -> tuple[Result, str]:
+        if code not in m.FAILURES:
+            raise ProtocolError(f"a failure with code {code}")
+        return Result(code), reason
+
+    def _settle(self, commits: set[OpRef], reasons: Mapping[OpRef, tuple[Result, str]], reason: str) -> None:
         for ref, op in list(self._by_ref.items()):
             op.until_install = True
             if ref in commits:
@@ -537,7 +743,7 @@ class Peer:
                     raise ProtocolError(f"commit of an op that is not done: {ref}")
                 self._decide(op, Result.SUCCESS, "")
             else:
-                self._decide(op, Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")
+                self._decide(op, *reasons.get(ref, (Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")))
 
     def _on_install(self, message: m.Install) -> None:
         prepared = self._next
@@ -545,6 +751,8 @@ class Peer:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")
         self._next = None
         keeps = self._keeps_ring(prepared.ring)
+        self._note_admission(prepared.rings, message.meeting)
+        self._rings = prepared.rings
         self.view = View(
             view=prepared.view,
             epoch=prepared.ring.epoch,
@@ -560,19 +768,33 @@ class Peer:
         assert not self._by_ref
         self._uses.clear()
         self._early.clear()
+        self._verdicts.clear()
+        self._settled.clear()
+        self._is_frozen = False
         self._running = True
         for op in [op for op in self._ops.values() if op.until_install]:
             op.until_install = False
             self._release(op)
         self._start_queued()
 
+    def _note_admission(self, rings: list[m.Ring], meeting: int) -> None:
+        if self.view is None:
+            self._joined_after = meeting
+        elif {peer for ring in rings for peer in ring.peers} - {peer for ring in self._rings for peer in ring.peers}:
+            self._met[Kind.UPDATE_TOPOLOGY] = m.Met(Kind.UPDATE_TOPOLOGY, meeting, Result.SUCCESS, "", 0)
+            if self._call is not None and self._call.kind == Kind.UPDATE_TOPOLOGY:
+                self._admission = self._call.call
+
     def _on_ops_commit(self, message: m.OpsCommit) -> None:
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._by_ref.get(ref)
+            if op is None and self.term > 1 and ref.sequence < self._uses.get(ref.tag, 0):
+                continue  # a master before this one has told us
             if op is None or not op.done:
                 raise ProtocolError(f"commit of an op that is not done: {ref}")
             del self._by_ref[ref]
+            self._note_verdict(ref, None)
             self._finish_op(op, Result.SUCCESS, "")
             self._effects.append(ForgetOp(op.op))
 
@@ -583,6 +805,8 @@ class Peer:
             raise ProtocolError(f"an abort with code {message.code}")
         verdict = Result(message.code), message.reason
         op = self._by_ref.get(ref)
+        if op is not None or ref.sequence >= self._uses.get(ref.tag, 0):
+            self._note_verdict(ref, verdict)
         if op is not None:
             self._decide(op, *verdict)
         elif ref.sequence >= self._uses.get(ref.tag, 0):
@@ -603,12 +827,20 @@ class Peer:
         if message.code != Result.SUCCESS and message.code not in m.FAILURES:
             raise ProtocolError(f"the result of a joint call with code {message.code}")
         self._call = None
+        if message.meeting:
+            ended = m.Met(call.kind, message.meeting, message.code, message.reason, message.value)
+            self._met[call.kind] = ended
+            if call.kind == Kind.SYNC and message.code == Result.SUCCESS:
+                self._synced = message.meeting, message.value
         self._effects.append(CallResult(call.call, Result(message.code), message.reason, message.value))
         self._next_call()
         self._start_queued()
 
     def _on_sync_plan(self, message: m.SyncPlan) -> None:
         donors = [self._members[peer] for peer in message.donors if peer in self._members and peer != self.peer]
+        if self._call is not None:
+            self._call.plan = message
+            self._call.is_fetched = False
         self._effects.append(RunSync(message, donors))
 
     def _on_probe(self, message: m.Probe) -> None:
@@ -638,8 +870,8 @@ class Peer:
         if entry.verdict is not None:
             self._release(entry)
         elif self.view is not None and not self.is_over:
-            failed = m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason)
-            self._effects.append(ToMaster(failed))
+            entry.failure = code, reason
+            self._tell(m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason))
 
     def op_mismatch(self, op: int, reason: str, is_other_call: bool = False) -> None:
         """`is_other_call`: not the arguments differ, but what was called."""
@@ -654,11 +886,15 @@ class Peer:
 
     def frozen(self, epoch: int) -> None:
         """All ops of the epoch have stopped; everything that was done has been reported."""
-        if self._flush is None or self._flush.epoch != epoch:
+        if self.view is None or self.view.epoch != epoch or self.is_over:
+            return
+        self._is_frozen = True
+        if self._flush is None or not self._is_led:
             return
         done = [ref for ref, op in self._by_ref.items() if op.done]
         self._done_batch.clear()
-        self._effects.append(ToMaster(m.FlushReply(self._flush.flush, done)))
+        heard = self._heard_verdicts() if self.term > 1 else ()
+        self._tell(m.FlushReply(self._flush.flush, done, *heard))
         self._flush = None
 
     def link_lost(self, link: int, reason: str) -> None:
@@ -668,7 +904,9 @@ class Peer:
             return
         self._drop_link(found.peer)
         if found.peer in self._members and self._is_linked(found.peer) and not self.is_over:
-            self._effects.append(ToMaster(m.LinkLost(found.made_in, found.peer, reason)))
+            lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX])
+            self._broken[found.peer] = lost
+            self._tell(lost)
             # The master answers with another Prepare, unless the group may go on without this link.
             self._link_failed(found.peer, reason)
 
@@ -742,12 +980,13 @@ class Peer:
         return link.link
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
-        if not self.is_over:
-            self._effects.append(ToMaster(m.SyncReport(sync, success, reason, suspects)))
+        call = self._call
+        if call is not None and call.plan is not None and call.plan.sync == sync:
+            call.is_fetched = success
+        self._tell(m.SyncReport(sync, success, reason, suspects))
 
     def probed(self, probe: int, found: list[m.LinkFigure]) -> None:
-        if not self.is_over:
-            self._effects.append(ToMaster(m.Probes(probe, found)))
+        self._tell(m.Probes(probe, found))
 
     # Ops.
 
@@ -832,8 +1071,25 @@ class Peer:
                 self._effects.append(CallResult(call.call, Result.PENDING_ASYNC_OPS, reason, 0))
                 continue
             self._call = call
-            open_ops = list(self._by_ref) if call.kind == Kind.ARE_PEERS_PENDING else []
-            self._effects.append(ToMaster(m.JointCall(call.call, call.kind, call.offer, open_ops)))
+            self._state_call(call)
+
+    def _state_call(self, call: _Call) -> None:
+        """Tells the master, or another one after it, what this peer waits in."""
+        open_ops = list(self._by_ref) if call.kind == Kind.ARE_PEERS_PENDING else []
+        self._tell(m.JointCall(call.call, call.kind, self._offer(call), open_ops))
+        if call.is_cancelled:
+            self._tell(m.JointCancel(call.call))
+
+    def _offer(self, call: _Call) -> m.SyncOffer | None:
+        """What it brings: not what it came with, once that has been overwritten under a master before this one."""
+        offer, plan = call.offer, call.plan
+        if offer is None or plan is None or not (plan.fetch_content or plan.fetch_loose):
+            return offer
+        if call.is_fetched:
+            return msgspec.structs.replace(offer, revision=plan.revision, root=plan.root)
+        if plan.fetch_content:
+            return msgspec.structs.replace(offer, root=b"", strategy=SharedStateSyncStrategy.RECEIVE_ONLY.value)
+        return offer
 
     # Links.
 
@@ -854,6 +1110,8 @@ class Peer:
         if is_urgent and not is_needed and not dial:
             timeout_s = min(timeout_s, reach_s + GRACE_S)
         connections = max(self.connections, member.connections, self.engine_threads)
+        if peer in self._broken and self._broken[peer].made_in < made_in:
+            del self._broken[peer]
         link = _Link(self._next_link, peer, made_in, connections, dial)
         self._next_link += 1
         self._links[peer] = link
@@ -905,11 +1163,18 @@ class Peer:
             link = self._links.get(peer)
             if peer not in prepared.failed and (link is None or not link.is_up):
                 return
+        if not self._is_led:
+            return  # another view follows
         prepared.answered = True
         needed = neighbours(prepared.ring.peers, self.peer)
         failed = [(peer, reason) for peer, reason in sorted(prepared.failed.items()) if peer in needed]
         missing = [(peer, reason) for peer, reason in sorted(prepared.failed.items()) if peer not in needed]
-        self._effects.append(ToMaster(m.LinksReady(prepared.view, failed, missing)))
+        self._tell(m.LinksReady(prepared.view, failed, missing))
+
+    def _tell(self, message: m.FromPeer) -> None:
+        """What another master would have to know is kept as state: see `_restate`."""
+        if self._is_led and not self.is_over:
+            self._effects.append(ToMaster(message))
 
     # The end.
 
@@ -937,7 +1202,7 @@ class Peer:
         self._effects.append(Ended(code, reason))
 
     def _flush_batches(self) -> None:
-        if self.view is not None and not self.is_over:
+        if self.view is not None and not self.is_over and self._is_led:
             if self._done_batch and self._running:
                 self._effects.append(ToMaster(m.OpsDone(self.view.epoch, self._done_batch)))
             if self._stall_batch and self._running:
@@ -946,6 +1211,10 @@ class Peer:
 
     _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
         m.Welcome: _on_welcome,
+        m.Lead: _on_lead,
+        m.Resumed: _on_resumed,
+        m.Elsewhere: _on_elsewhere,
+        m.StartOver: _on_start_over,
         m.Goodbye: _on_goodbye,
         m.Flush: _on_flush,
         m.Prepare: _on_prepare,
@@ -956,3 +1225,4 @@ class Peer:
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,
     }
+    _BEFORE_LEADERSHIP: ClassVar = frozenset({m.Welcome, m.Lead, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye})

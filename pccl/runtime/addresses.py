@@ -36,6 +36,14 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
     return host, int(port)
 
 
+def parse_masters(addresses: str) -> list[tuple[str, int]]:
+    """Splits "host:port,host:port" into addresses, each once. ValueError."""
+    found = [parse(address) for address in addresses.split(",") if address.strip()]
+    if not found:
+        raise ValueError(f"address {addresses!r}: the host is missing; write host:port")
+    return list(dict.fromkeys(found))
+
+
 def join(host: str, port: int) -> str:
     """The inverse of `parse`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

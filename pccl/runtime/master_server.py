@@ -18,7 +18,8 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
-from pccl.protocol.master import Close, Effect, FindRings, Log, Master, MasterOptions, Send, TakeBeats
+from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, Send, TakeBeats
+from pccl.protocol.succession import Succession
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.refusals import Refusals
@@ -35,6 +36,8 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
 """How long a closed connection may take to receive our last words."""
+LIFE_SHARE = 0.1
+"""Of the peer timeout: how often this process notes that it lives."""
 STATUS_READERS_MAX = 16
 """Who is being told how the run stands, at a time. What they have not read yet lies in this process."""
 
@@ -56,15 +59,21 @@ class MasterServer:
         options: MasterOptions | None = None,
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
+        birth_s: float = 0.0,
+        is_standby: bool = False,
     ) -> None:
+        """For `birth_s` nobody may found a run here: peers of one may be on their way."""
         self._listener = listener
         self._token = token
         self._ssl_context = ssl_context
         self._options = options or MasterOptions()
-        self._machine = Master(secrets.token_hex(8), self._options)
+        self._birth_s = birth_s
+        self._machine = Succession(secrets.token_hex(8), self._options, is_standby=is_standby)
+        self._lived_at = 0.0
+        """When this process last did something."""
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
-        self.board = StatusBoard(self._machine, trio.current_time)
+        self.board = StatusBoard(lambda: self._machine.master, trio.current_time)
         self._status_readers = 0
         self._strangers = Strangers()
         self._refusals = Refusals(logger, trio.current_time)
@@ -89,10 +98,13 @@ class MasterServer:
 
     async def serve(self) -> None:
         self.board.begin()
+        self._lived_at = trio.current_time()
+        self._machine.birth_at = self._lived_at + self._birth_s
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._watch_clock)
+                nursery.start_soon(self._live)
                 nursery.start_soon(self._watch_beats)
                 starved = False
                 while True:
@@ -129,7 +141,7 @@ class MasterServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.run_sender)
-                self._carry_out(self._machine.connected(number, host, trio.current_time()))
+                self._carry_out(self._machine.connected(number, host, self._alive_now()))
                 reason: str | None = "closed by the master"
                 with client.reading:
                     reason = await self._read(number, client, host, sockaddr[1])
@@ -138,7 +150,7 @@ class MasterServer:
                     nursery.cancel_scope.cancel()
                 elif self._clients.pop(number, None) is not None:
                     logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
-                    self._carry_out(self._machine.disconnected(number, reason, trio.current_time()))
+                    self._carry_out(self._machine.disconnected(number, reason, self._alive_now()))
                 connection.finish()
                 nursery.cancel_scope.deadline = trio.current_time() + FAREWELL_S
         finally:
@@ -171,7 +183,7 @@ class MasterServer:
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error))])
                 return str(error)
             for message in messages:
-                self._carry_out(self._machine.received(number, message, trio.current_time()))
+                self._carry_out(self._machine.received(number, message, self._alive_now()))
             if client.is_for_beats:
                 try:
                     self._beacon.add(number, connection.detach())
@@ -207,7 +219,7 @@ class MasterServer:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
                 opening: m.FromPeer | m.StatusRequest = decode_body(body, m.FromPeer | m.StatusRequest)
-                if isinstance(opening, m.Hello | m.BeatHello | m.StatusRequest):
+                if isinstance(opening, m.Hello | m.Resume | m.BeatHello | m.StatusRequest):
                     self._check_tls(opening, is_private)
                     await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
                     connection.trust()
@@ -225,7 +237,7 @@ class MasterServer:
         await connection.start_tls(TlsEnd(self._ssl_context))
         return True
 
-    def _check_tls(self, opening: m.Hello | m.BeatHello | m.StatusRequest, is_private: bool) -> None:
+    def _check_tls(self, opening: m.Hello | m.Resume | m.BeatHello | m.StatusRequest, is_private: bool) -> None:
         if not isinstance(opening, m.BeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.BeatHello) and is_private:
@@ -270,17 +282,32 @@ class MasterServer:
             return {group: best_ring(problem) for group, problem in effect.problems.items()}
 
         rings = await trio.to_thread.run_sync(search, abandon_on_cancel=True)
-        self._carry_out(self._machine.rings_found(effect.search, rings, trio.current_time()))
+        self._carry_out(self._machine.rings_found(effect.search, rings, self._alive_now()))
 
     async def _watch_beats(self) -> None:
         while True:
             for event in await self._beacon.events():
                 self._beating.discard(event.connection)
-                now = trio.current_time()
+                now = self._alive_now()
                 if isinstance(event, Silent):
                     self._carry_out(self._machine.silent(event.connection, event.silent_s, now))
                 else:
                     self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
+
+    async def _live(self) -> None:
+        """Notes that this process is not stopped, so that one that was can be told from its peers' silence."""
+        while True:
+            self._alive_now()
+            await trio.sleep(LIFE_SHARE * self._options.peer_timeout_s)
+
+    def _alive_now(self) -> float:
+        """The time, for an event. Whoever was stopped for long hears of that first."""
+        now = trio.current_time()
+        still_s = now - self._lived_at - LIFE_SHARE * self._options.peer_timeout_s
+        self._lived_at = now
+        if still_s > 0:
+            self._carry_out(self._machine.stood_still(still_s, now))
+        return now
 
     async def _watch_clock(self) -> None:
         while True:
@@ -289,4 +316,4 @@ class MasterServer:
             with trio.CancelScope(deadline=deadline if deadline is not None else float("inf")):
                 await self._timer_changed.wait()
             if deadline is not None and trio.current_time() >= deadline:
-                self._carry_out(self._machine.tick(trio.current_time()))
+                self._carry_out(self._machine.tick(self._alive_now()))

@@ -8,14 +8,18 @@ The rule that keeps this simple: every event handler feeds the machine and then 
 effects in order. Effects never wait; those that need time (making a link, moving state) become tasks that report back
 as events.
 
-The session ends when the machine says so (`Ended`) or the master is lost. It then lets the engine give back the
-buffers of open ops, so that no caller regains a buffer that is still in use.
+A master that is lost is looked for, at all its addresses in turn (`candidates`), while the engine goes on; who finds
+none for `master_timeout_s` gives up.
+
+The session ends when the machine says so (`Ended`). It then lets the engine give back the buffers of open ops, so that
+no caller regains a buffer that is still in use.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import random
 import socket
 import ssl
 from collections import deque
@@ -34,6 +38,7 @@ from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, e
 from pccl.runtime import addresses, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
+from pccl.runtime.candidates import DIAL_S, Address, Candidates
 from pccl.runtime.inherited import close_in_child
 from pccl.runtime.lanes import Lanes
 from pccl.runtime.latch import Latch, wait_any
@@ -59,6 +64,9 @@ REDIAL_S_MAX = 30.0
 WITHDRAW_S = 5.0
 """How long a cancelled joint call waits for the master to say whether it has taken effect."""
 WELCOME_TIMEOUT_S = 10.0
+LEAD_TIMEOUTS = 2.0
+"""For so many peer timeouts one of several masters may have this peer's testimony and not lead."""
+MASTER_TIMEOUT_S = 60.0
 
 
 class SessionError(Exception):
@@ -186,6 +194,8 @@ class SessionOptions:
     """What peers send to each other is encrypted. Needs a token."""
     ssl_context: ssl.SSLContext | None = None
     """For the control connection; None: no TLS."""
+    master_timeout_s: float = MASTER_TIMEOUT_S
+    """How long a lost master, or one after it, may take to be found."""
     segment_bytes: int = 0
     force_poll: bool = False
 
@@ -199,9 +209,10 @@ class PeerSession:
         listener: socket.socket,
         engine: Lanes,
         options: SessionOptions,
-        master_name: str,
+        candidates: Candidates,
+        address: Address,
     ) -> None:
-        """`master_name` is the host that the user gave, for which the master's certificate must be."""
+        """`connection` leads to `address`, one of the `candidates`, for whose host its certificate must be."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.failure: SessionError | None = None
@@ -214,12 +225,12 @@ class PeerSession:
         """Nothing of this session runs any more."""
         self._options = options
         self._connection = connection
-        self._master_name = master_name
-        self._master_host = addresses.plain_host(connection.remote_address)
-        self._master_port: int = connection.remote_address[1]
+        self._master_port: int
+        self._met_at(address)
         self._listener = listener
         self._engine = engine
-        self._machine = ps.Peer(options.group, options.connections, options.may_grow)
+        self._machine = ps.Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
+        self._machine.site, self._machine.site_size = options.site, options.site_size
         self._token = trio.lowlevel.current_trio_token()
         self._launches: deque[PendingOp] = deque()
         self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
@@ -232,6 +243,12 @@ class PeerSession:
         self._syncing: _Syncing | None = None
         self._making: dict[int, list[trio.CancelScope]] = {}
         """Tasks that dial or await connections, by link."""
+        self._candidates = candidates
+        self._attending = trio.CancelScope()
+        """Around what concerns the present control connection."""
+        self._patience: trio.CancelScope | None = None
+        """Ends when a master takes this peer in; its deadline is when the search ends."""
+        self._beating = trio.CancelScope()
         self._beacon: Beacon | None = None
         self._heard_master = trio.Event()
         self._timer_changed = trio.Event()
@@ -375,21 +392,9 @@ class PeerSession:
             self._release()
 
     async def _run(self) -> None:
-        hello = m.Hello(
-            m.PROTOCOL_VERSION,
-            __version__,
-            self._options.group,
-            list(self._options.hosts),
-            self._options.port or self._listener.getsockname()[1],
-            self._options.connections,
-            self._options.name,
-            site=self._options.site,
-            site_size=self._options.site_size,
-        )
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._connection.run_sender)
-            nursery.start_soon(self._read_master, hello)
+            nursery.start_soon(self._follow_masters)
             nursery.start_soon(self._accept)
             nursery.start_soon(self._watch_clock)
             nursery.start_soon(self._keep_reporting)
@@ -429,43 +434,128 @@ class PeerSession:
 
     # Sources of events.
 
-    async def _read_master(self, hello: m.Hello) -> None:
-        with trio.move_on_after(WELCOME_TIMEOUT_S) as scope:
-            messages: list[m.FromMaster] | None = None
-            while not self._machine.is_over:
-                try:
+    async def _follow_masters(self) -> None:
+        while True:
+            self._attending = trio.CancelScope()
+            self._spawn(self._connection.run_sender)
+            with self._attending:
+                await self._read_master()
+            if self._machine.is_over:
+                return
+            self._connection.shutdown()
+            await self._connection.flush()
+            self._connection.close()
+            await self._find_master()
+
+    async def _read_master(self) -> None:
+        """Until the connection ends, or the machine has done with it."""
+        machine = self._machine
+        opening = machine.resume(len(self._candidates.masters)) or self._hello()
+        patience_s = WELCOME_TIMEOUT_S
+        messages: list[m.FromMaster] | None = None
+        while not machine.is_over:
+            reason = ""
+            try:
+                with trio.move_on_after(patience_s) as scope:
                     if messages is None:
-                        messages = [await self._open_control(hello)]
+                        messages = [await self._open_control(opening)]
                     else:
                         messages = await self._connection.receive()
-                    for message in messages:
-                        self._machine.received(message)
-                except ConnectionLost as error:
-                    self._machine.master_lost(f"lost the master: {error}")
-                except TlsError as error:
-                    self._machine.master_lost(f"no TLS with the master: {error}")
-                except AuthError as error:
-                    self._machine.master_lost(f"the master was not accepted: {error}")
-                except ProtocolError as error:
-                    self._machine.master_lost(f"the master does not speak as a pccl master does: {error}")
-                scope.deadline = float("inf")
-                self._heard_master.set()
-                self._heard_master = trio.Event()
-                self._pump()
-        if scope.cancelled_caught:
-            self._machine.master_lost(
-                f"no answer within {WELCOME_TIMEOUT_S:g} s; is there a pccl master at this address?"
-            )
+                if scope.cancelled_caught:
+                    reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
+                for message in messages if messages is not None and not reason else ():
+                    machine.received(message)
+                    if isinstance(message, m.Elsewhere | m.StartOver):
+                        self._candidates.failed(self._address, message.reason)
+                        break
+            except ConnectionLost as error:
+                reason = f"lost the master: {error}"
+            except TlsError as error:
+                reason = f"no TLS with the master: {error}"
+            except AuthError as error:
+                reason = f"the master was not accepted: {error}"
+            except ProtocolError as error:
+                reason = f"the master does not speak as a pccl master does: {error}"
+                if machine.is_led and machine.run:
+                    machine.give_up(reason)
+            if reason:
+                self._candidates.failed(self._address, reason)
+                if not machine.run and self._candidates.are_all_asked and self._patience is None:
+                    machine.give_up(reason)
+                else:
+                    machine.master_lost(reason)
+            patience_s = float("inf")
+            if not machine.is_led and len(self._candidates.masters) > 1:
+                patience_s = LEAD_TIMEOUTS * machine.peer_timeout_s
+            self._heard_master.set()
+            self._heard_master = trio.Event()
             self._pump()
 
-    async def _open_control(self, hello: m.Hello) -> m.FromMaster:
-        """The answer to Hello."""
+    def _hello(self) -> m.Hello:
+        options = self._options
+        return m.Hello(
+            m.PROTOCOL_VERSION,
+            __version__,
+            options.group,
+            list(options.hosts),
+            options.port or self._listener.getsockname()[1],
+            options.connections,
+            options.name,
+            site=options.site,
+            site_size=options.site_size,
+            masters=len(self._candidates.masters),
+            may_found=self._candidates.are_all_asked,
+        )
+
+    async def _open_control(self, opening: m.Hello | m.Resume) -> m.FromMaster:
+        """The answer to the first message."""
         options = self._options
         if options.ssl_context is not None:
             await self._connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
-        answer: m.FromMaster = await handshake.dial(self._connection, options.token, None, hello, m.FromMaster)
+        answer: m.FromMaster = await handshake.dial(self._connection, options.token, None, opening, m.FromMaster)
         self._connection.trust()
         return answer
+
+    def _seek_master(self, effect: ps.SeekMaster) -> None:
+        self._attending.cancel()
+        self._beating.cancel()
+        if self._patience is None:
+            limit_s = self._options.master_timeout_s
+            self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
+            self._candidates = Candidates(self._candidates.masters)
+            self._spawn(self._be_patient, self._patience, effect.reason)
+
+    async def _be_patient(self, patience: trio.CancelScope, reason: str) -> None:
+        with patience:
+            await trio.sleep_forever()
+        if trio.current_time() >= patience.deadline:
+            limit_s = self._options.master_timeout_s
+            self._machine.give_up(
+                f"{reason}; no master has taken over within {limit_s:g} s. Tried {self._candidates.account()}"
+            )
+            self._attending.cancel()
+            self._pump()
+
+    async def _find_master(self) -> None:
+        """Replaces the connection."""
+        while True:
+            attempt = self._candidates.next(random.random())
+            await trio.sleep(attempt.pause_s)
+            try:
+                with trio.fail_after(DIAL_S):
+                    self._connection = await dial_master(attempt.address)
+                    break
+            except (ConnectionLost, trio.TooSlowError) as error:
+                reason = str(error) or f"no answer within {DIAL_S:g} s"
+                self._candidates.failed(attempt.address, reason)
+                self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
+        self._met_at(attempt.address)
+
+    def _met_at(self, address: Address) -> None:
+        self._address = address
+        self._master_name = address[0]
+        self._master_host = addresses.plain_host(self._connection.remote_address)
+        self._master_port = self._connection.remote_address[1]
 
     def _start_engine(self, effect: ps.StartEngine) -> None:
         try:
@@ -639,11 +729,17 @@ class PeerSession:
         self._fail(effect.code, effect.reason)
 
     def _keep_beats(self, effect: ps.KeepBeats) -> None:
+        """A master has taken this peer in."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         self._connection.bound_silence(effect.timeout_s)
         self._engine.set_link_timeout(self._machine.link_timeout_s)
-        self._spawn(self._beat, effect.timeout_s)
+        self._beating.cancel()
+        self._beating = trio.CancelScope()
+        self._spawn(self._beat, effect.timeout_s, self._beating)
 
-    async def _beat(self, timeout_s: float) -> None:
+    async def _beat(self, timeout_s: float, scope: trio.CancelScope) -> None:
         master = (self._master_host, self._master_port)
         hello = m.BeatHello(m.PROTOCOL_VERSION, self._machine.run, self._machine.peer)
         token = self._options.token
@@ -653,13 +749,18 @@ class PeerSession:
                 await trio.sleep_forever()  # the master has let us go
             return await dial_beats(master, hello, token)
 
-        try:
-            self._beacon = Beacon(timeout_s)
-            reason = await keep_beats(self._beacon, connect, timeout_s)
-        except OSError as error:
-            reason = f"cannot be given signs of life: {error}"
-        self._machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
-        self._pump()
+        beacon: Beacon | None = None
+        with scope:
+            try:
+                beacon = self._beacon = Beacon(timeout_s)
+                reason = await keep_beats(beacon, connect, timeout_s)
+            except OSError as error:
+                reason = f"cannot be given signs of life: {error}"
+            finally:
+                if beacon is not None:
+                    beacon.close()
+            self._machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
+            self._pump()
 
     def _log(self, effect: ps.Log) -> None:
         self._logger.log(LEVELS[effect.level], "%s", effect.text, extra=effect.about)
@@ -974,24 +1075,41 @@ class PeerSession:
         ps.Ended: _session_ended,
         ps.StartEngine: _start_engine,
         ps.KeepBeats: _keep_beats,
+        ps.SeekMaster: _seek_master,
         ps.Log: _log,
     }
 
 
-async def open_session(address: str, options: SessionOptions) -> PeerSession:
-    """Connects to the master and creates a session; the caller spawns its `run`. SessionError names the address."""
-    host, port = addresses.parse(address)
+async def dial_master(address: Address) -> ControlConnection[m.FromMaster]:
+    """ConnectionLost says why there is none."""
     try:
-        stream = await trio.open_tcp_stream(host, port)
+        stream = await trio.open_tcp_stream(*address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
-        raise SessionError(
-            Result.MASTER_CONNECTION_FAILED,
-            f"cannot reach a master at {addresses.join(host, port)}: {links.innermost(error)}; is `pccl master` "
-            f"running there, and is the port open?",
-        ) from None
+        raise ConnectionLost(str(links.innermost(error))) from None
+    raw = socket.socket(fileno=stream.socket.detach())
+    return ControlConnection(raw, m.FromMaster, OPENING_BYTES_MAX)
+
+
+async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
+    """Connects to a master and creates a session; the caller spawns its `run`. SessionError names the addresses."""
+    candidates = Candidates(masters)
+    connection: ControlConnection[m.FromMaster] | None = None
+    while connection is None:
+        address = candidates.next(0.0).address
+        try:
+            connection = await dial_master(address)
+        except ConnectionLost as error:
+            candidates.failed(address, str(error))
+            if not candidates.are_all_asked:
+                continue
+            where = ", ".join(addresses.join(*each) for each in masters)
+            why = str(error) if len(masters) == 1 else candidates.account()
+            raise SessionError(
+                Result.MASTER_CONNECTION_FAILED,
+                f"cannot reach a master at {where}: {why}; is `pccl master` running there, and is the port open?",
+            ) from None
     with ExitStack() as undo:
-        raw = socket.socket(fileno=stream.socket.detach())
-        undo.callback(raw.close)
+        undo.callback(connection.close)
         try:
             listener = addresses.listen(options.listen_host, options.listen_port)
         except OSError as error:
@@ -1002,7 +1120,6 @@ async def open_session(address: str, options: SessionOptions) -> PeerSession:
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(engine.close)
-        connection: ControlConnection[m.FromMaster] = ControlConnection(raw, m.FromMaster, OPENING_BYTES_MAX)
-        session = PeerSession(connection, listener, engine, options, host)
+        session = PeerSession(connection, listener, engine, options, candidates, address)
         undo.pop_all()
     return session

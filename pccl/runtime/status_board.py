@@ -17,8 +17,9 @@ REFRESH_S = 0.5
 
 
 class StatusBoard:
-    def __init__(self, machine: Master, now: Callable[[], float]) -> None:
-        self._machine = machine
+    def __init__(self, master: Callable[[], Master], now: Callable[[], float]) -> None:
+        """`master` is asked for the machine that leads, which another may follow."""
+        self._master = master
         self._now = now
         self._started_at: float | None = None
         self._made_at = float("-inf")
@@ -35,7 +36,7 @@ class StatusBoard:
         assert self._started_at is not None
         now = self._now()
         if self._status is None or now >= self._made_at + REFRESH_S:
-            self._status = snapshot(self._machine, now, now - self._started_at, __version__)
+            self._status = snapshot(self._master(), now, now - self._started_at, __version__)
             self._made_at = now
             self._frame = self._json = None
         return self._status

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
 from itertools import count, islice
 
 from tests.simulation.schedule import Plan, play
@@ -33,6 +34,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
+    parser.add_argument(
+        "--masters",
+        type=int,
+        choices=(0, 1, 2),
+        help="0: one, and its peers end with it; 1: killed, it begins anew; 2: and has a standby (default: any)",
+    )
     parser.add_argument("--plan", help="play this plan only")
     options = parser.parse_args()
     if options.plan is not None:
@@ -40,11 +47,13 @@ def main() -> int:
     schedules = options.schedules or (1000 if options.minutes is None else None)
     begun_at = reported_at = time.monotonic()
     played = 0
-    for number, failed in _play_blocks(_blocks(options.seed, schedules, options.minutes), options.jobs):
+    for number, failed in _play_blocks(
+        _blocks(options.seed, schedules, options.minutes), options.jobs, options.masters
+    ):
         played += number
         if failed is not None:
             print(f"{played} schedules, then seed {failed} failed", flush=True)
-            return _explain(Plan.of_seed(failed), failed)
+            return _explain(Plan.of_seed(failed, options.masters), failed)
         if time.monotonic() >= reported_at + REPORT_EVERY_S:
             reported_at = time.monotonic()
             print(_account(played, reported_at - begun_at), flush=True)
@@ -52,15 +61,16 @@ def main() -> int:
     return 0
 
 
-def _play_blocks(blocks: Iterator[range], jobs: int) -> Iterator[tuple[int, int | None]]:
+def _play_blocks(blocks: Iterator[range], jobs: int, masters: int | None) -> Iterator[tuple[int, int | None]]:
+    play_block = partial(_play_block, masters=masters)
     if jobs == 1:
-        yield from map(_play_block, blocks)
+        yield from map(play_block, blocks)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        under_way = {pool.submit(_play_block, block) for block in islice(blocks, jobs)}
+        under_way = {pool.submit(play_block, block) for block in islice(blocks, jobs)}
         while under_way:
             ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-            under_way |= {pool.submit(_play_block, block) for block in islice(blocks, len(ended))}
+            under_way |= {pool.submit(play_block, block) for block in islice(blocks, len(ended))}
             for future in ended:
                 yield future.result()
 
@@ -73,11 +83,11 @@ def _blocks(first: int, schedules: int | None, minutes: float | None) -> Iterato
         yield range(start, start + BLOCK if schedules is None else min(start + BLOCK, first + schedules))
 
 
-def _play_block(seeds: range) -> tuple[int, int | None]:
+def _play_block(seeds: range, masters: int | None) -> tuple[int, int | None]:
     """How many were played, and the seed of the last one if it failed."""
     for at, seed in enumerate(seeds):
         try:
-            play(Plan.of_seed(seed))
+            play(Plan.of_seed(seed, masters))
         except Exception:
             return at + 1, seed
     return len(seeds), None
@@ -102,5 +112,5 @@ def _explain(plan: Plan, seed: int | None) -> int:
         print(f"    {step.action}, then up to {step.deliveries} deliveries")
     print(f"\nthe small one again:  python -m tests.simulation --plan '{small.dumps()}'")
     if seed is not None:
-        print(f"the whole one again:  python -m tests.simulation --schedules 1 --seed {seed}")
+        print(f"the whole one again:  python -m tests.simulation --schedules 1 --seed {seed} --masters {plan.masters}")
     return 1

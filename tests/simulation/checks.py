@@ -9,6 +9,8 @@
     an epoch with two rings, or one that is a mesh to some peers only
     a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
+    two masters that lead a run in one term
+    a joint call that ends for some under one master and in another way for the rest under the next
     a sync after which contents differ, or whose revision went back while somebody of the last one was there, or that
     overwrote who only sends, took from who only receives, or let a newcomer outvote those who were there before
 
@@ -52,8 +54,15 @@ class Checks:
         """What peers have got from committed ops."""
         self._offers: dict[Node, m.SyncOffer] = {}
         """What peers came with to their last sync."""
-        self._synced: dict[int, tuple[int, list[Node]]] = {}
-        """Per group the last elected revision and who took part."""
+        self._synced: dict[tuple[str, int], tuple[int, list[Node]]] = {}
+        """Per run and group the last elected revision and who took part."""
+        self._leaders: dict[tuple[str, int], str] = {}
+        """By run and term."""
+        self._inherited: set[tuple[int, int]] = set()
+        """Epochs, by group, of which a master was found dead when some had heard all verdicts and some not."""
+        self._meetings: dict[tuple[str, int, str, int], tuple[int, int]] = {}
+        """By run, number, kind and group, how joint calls ended."""
+        self.has_succession = False
 
     # What the master hears and says.
 
@@ -64,6 +73,23 @@ class Checks:
         elif isinstance(message, m.JointCall) and message.offer is not None:
             self._offers[node] = message.offer
 
+    def succeeded(self, name: str, master: Master, nodes: list[Node]) -> None:
+        """A master has taken a run over."""
+        assert (master.run, master.term) not in self._leaders, f"two masters lead {master.run} in term {master.term}"
+        self._leaders[master.run, master.term] = name
+        self.has_succession = True
+        for node in nodes:
+            if node.machine.run == master.run and node.machine.view is not None:
+                prepared = node.machine._next
+                if prepared is not None and prepared.ring.epoch != node.view.epoch:
+                    self._inherited.add((node.group, node.view.epoch))
+        for node in nodes:
+            node.is_known = node.number in master._members
+        self._note_survivors()
+        unheard = [key for key in self._meetings if key[0] == master.run and key[1] > master._meeting]
+        for key in unheard:
+            del self._meetings[key]
+
     def gone(self, node: Node) -> None:
         """The master has lost it, evicted it or let it go."""
         node.is_known = False
@@ -72,6 +98,8 @@ class Checks:
     def told(self, node: Node, message: m.Message) -> None:
         if isinstance(message, m.Welcome):
             node.number = message.peer
+            node.is_known = True
+            node.is_accepted = False
         elif isinstance(message, m.Install):
             node.is_accepted = True
         elif isinstance(message, m.Prepare):
@@ -104,8 +132,16 @@ class Checks:
         """The peers of a ring that the master knows."""
         return [node for node in self._nodes if node.is_known and node.number in self._rings[epoch]]
 
-    def joint_results(self, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
+    def joint_results(self, run: str, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
         """The results that one event has led to. `accepted` are those who were so before it."""
+        repeated = [each for each in results if self._meeting(run, *each) in self._meetings]
+        for node, result in repeated:
+            outcome = result.code, result.value
+            assert self._meetings[self._meeting(run, node, result)] == outcome, f"{node}: {result} instead of {outcome}"
+        results = [each for each in results if each not in repeated]
+        for node, result in results:
+            if result.meeting:
+                self._meetings[self._meeting(run, node, result)] = result.code, result.value
         for kind in m.Kind.ALL:
             of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
             for group in {node.group for node, _ in of_kind}:
@@ -116,13 +152,17 @@ class Checks:
                 for group in {node.group for node in succeeded}:
                     members = [node for node in succeeded if node.group == group]
                     assert set(members) == {node for node in accepted if node.group == group}
-                    self._synced_to(group, members, succeeded[members[0]].value)
+                    self._synced_to((run, group), members, succeeded[members[0]].value)
             elif kind == m.Kind.ARE_PEERS_PENDING and not any(result.value for result in succeeded.values()):
                 pass  # 'no' is also the answer to some when the others wait for what excludes this call
             else:
                 assert not succeeded or set(succeeded) == set(accepted), f"{kind} succeeded without all"
 
-    def _synced_to(self, group: int, members: list[Node], revision: int) -> None:
+    def _meeting(self, run: str, node: Node, result: m.JointResult) -> tuple[str, int, str, int]:
+        kind = node.kinds[result.call]
+        return run, result.meeting, kind, node.group if kind == m.Kind.SYNC else 0
+
+    def _synced_to(self, group: tuple[str, int], members: list[Node], revision: int) -> None:
         assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
         for node in members:
             offer = self._offers[node]
@@ -182,10 +222,15 @@ class Checks:
         key = node.keys[effect.op] if effect.op in node.keys else node.next_use(effect.op)
         heard = self.verdicts.setdefault(key, {})
         heard[node.name] = effect.code
-        assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
-        if effect.code is Result.RANK_CONNECTION_LOST:
+        if not self.has_succession:
+            assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
+        if effect.code is Result.RANK_CONNECTION_LOST and key[:2] not in self._inherited:
             assert end is not None or node.view.epoch > key[1], f"{node} heard of {key} before Install"
-            survivors = self._survivors[key[:2]]
+            survivors = self._survivors.get(key[:2])
+            if survivors is None:
+                # Under a succession not all may have had the epoch in force, and so have nothing to answer.
+                assert self.has_succession
+                survivors = set(self._known(key[:2]))
             assert not all(key in survivor.held for survivor in survivors), (
                 f"{key} was aborted though {survivors} hold it"
             )
@@ -197,6 +242,19 @@ class Checks:
             assert (node.name, effect.op) in value
             assert sorted(name for name, _ in value) == sorted(each.name for each in self._nodes if each.number in ring)
             assert self._values.setdefault(key, value) == value, f"{node} has another result of {key}"
+
+    def agreement(self) -> None:
+        """In the end: of every op, all who lived into the next view of their group, or go on in the one that it was in,
+        have heard the same."""
+        for key, heard in self.verdicts.items():
+            group, epoch = key[:2]
+            alive = {
+                node.name
+                for node in self._nodes
+                if node.group == group and node.views and (node.is_reachable or node.view.epoch > epoch)
+            }
+            codes = {name: code for name, code in heard.items() if name in alive or not self.has_succession}
+            assert len(set(codes.values())) <= 1, f"different verdicts on {key}: {heard}"
 
     # What hangs.
 

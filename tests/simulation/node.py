@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import Decoder
 from pccl.types import Result
 
 if TYPE_CHECKING:
     from tests.simulation.engine import Frame
+    from tests.simulation.seat import Control, Seat
 
 Key = tuple[int, int, int, int]
 """An op by (group, epoch, tag, sequence)."""
@@ -64,11 +64,15 @@ class Node:
     """A peer with its side of the control connection and its pretended engine."""
 
     name: str
-    connection: int
+    port: int
     machine: ps.Peer
-    inbox: deque[bytes] = field(default_factory=deque)
-    outbox: deque[bytes] = field(default_factory=deque)
-    decoder: Decoder[m.FromMaster] = field(default_factory=lambda: Decoder(m.FromMaster))
+    control: Control | None = None
+    """Its connection to a master; None while it looks for one."""
+    home: Seat | None = None
+    """The last master that has taken it in."""
+    tried: set[str] = field(default_factory=set)
+    """Masters that it has asked in vain, at this moment."""
+    masterless_since: float | None = None
     is_alive: bool = True
     is_frozen: bool = False
     """Stopped, as by SIGSTOP: what it has sent still travels."""
@@ -78,12 +82,12 @@ class Node:
     """The connection that carries its signs of life, 0 if there is none."""
     beats_timeout_s: float | None = None
     """Since its Welcome."""
+    beats_seat: Seat | None = None
+    """Where these go, or shall go."""
     heard_at: float = 0.0
     """When a sign of life of it last got to the master."""
     master_heard_at: float = 0.0
     """When it was last reached by one of the master."""
-    is_hung_up_on: bool = False
-    """The master's end of the control connection is closed; so says the last thing in its inbox."""
     is_known: bool = True
     """The master has not lost it, closed on it or let it go."""
     number: int = 0

@@ -18,7 +18,8 @@ from typing import ClassVar, NamedTuple
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
-from tests.simulation.world import MASTER, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 PEERS_MAX = 5
 LARGE_PEERS_MAX = 9
@@ -51,9 +52,11 @@ class Plan(NamedTuple):
     is_admitted: bool
     """The first peers are accepted before the steps begin."""
     steps: tuple[Step, ...]
+    masters: int = 0
+    """0: there is one, and the peers end with it. Otherwise there are so many, and others after them."""
 
     @classmethod
-    def of_seed(cls, seed: int) -> Plan:
+    def of_seed(cls, seed: int, masters: int | None = None) -> Plan:
         """Each does more of this and nothing of that: together they reach more than an even mixture."""
         rng = random.Random(seed)
         peers = rng.randint(2, PEERS_MAX) if rng.random() < 0.3 else PEERS_MAX
@@ -65,27 +68,35 @@ class Plan(NamedTuple):
             return list(actions), [weight * rng.choice((0.01, 1, 1, 5)) for weight in actions.values()]
 
         uses, faults = some_of(Schedule.USES), some_of(Schedule.FAULTS)
+        drawn = rng.choice((0, 1, 1, 2))
+        masters = drawn if masters is None else masters
+        if masters:
+            names, weights = some_of(Schedule.SUCCESSIONS)
+            faults[0].extend(names)
+            faults[1].extend(weights)
+            uses[0].append("restart_master")
+            uses[1].append(2)
         steps = []
         for _ in range(rng.randint(10, 140)):
             names, weights = faults if rng.random() > calm else uses
             steps.append(Step(rng.choices(names, weights)[0], rng.randrange(SEEDS), rng.choice(DELIVERIES)))
         groups = rng.choice((1, 1, 1, 2, 2, GROUPS_MAX))
-        return cls(rng.randrange(SEEDS), groups, peers, rng.random() < 0.9, tuple(steps))
+        return cls(rng.randrange(SEEDS), groups, peers, rng.random() < 0.9, tuple(steps), masters)
 
     def dumps(self) -> str:
         return json.dumps(self, separators=(",", ":"))
 
     @classmethod
     def loads(cls, text: str) -> Plan:
-        seed, groups, peers, is_admitted, steps = json.loads(text)
-        return cls(seed, groups, peers, is_admitted, tuple(Step(*step) for step in steps))
+        seed, groups, peers, is_admitted, steps, *masters = json.loads(text)
+        return cls(seed, groups, peers, is_admitted, tuple(Step(*step) for step in steps), *masters)
 
 
 class Schedule:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = random.Random(plan.seed)
-        self.world = World(self.rng)
+        self.world = World(self.rng, masters=plan.masters)
         self.weak: tuple[Node, Node] | None = None
         """A pair whose link breaks again and again."""
 
@@ -112,7 +123,7 @@ class Schedule:
     # What users do.
 
     def add(self) -> None:
-        while len(self.world.alive) < self.plan.peers and not self.world.is_master_dead:
+        while len(self.world.alive) < self.plan.peers and not all(seat.is_dead for seat in self.world.seats):
             self.world.add(self.rng.randrange(self.plan.groups), self.rng.randint(1, 3))
 
     def leave(self) -> None:
@@ -206,6 +217,10 @@ class Schedule:
     def rest(self) -> None:
         world = self.world
         world.run()
+        if self.plan.masters and (
+            self.plan.masters > 1 or any(node.masterless_since is not None for node in world.alive)
+        ):
+            return
         if not (any(node.is_frozen for node in world.alive) or world.blocked or world.is_master_away):
             world.check_rest()
 
@@ -272,11 +287,12 @@ class Schedule:
 
     def block_master(self) -> None:
         if node := self._some():
-            self.world.block(*((node, MASTER) if self.chance(0.5) else (MASTER, node)))
+            master = self._seat().name
+            self.world.block(*((node, master) if self.chance(0.5) else (master, node)))
 
     def cut_master(self) -> None:
         if node := self._some():
-            self.world.cut(node, MASTER)
+            self.world.cut(node, self._seat().name)
 
     def isolate(self) -> None:
         if node := self._some():
@@ -287,23 +303,38 @@ class Schedule:
 
     def slow(self) -> None:
         if pair := self._pair():
-            a, b = pair[0].name, self.rng.choice((pair[1].name, MASTER))
+            a, b = pair[0].name, self.rng.choice((pair[1].name, self._seat().name))
             self.world.slow |= {(a, b), (b, a)}
 
     def quicken(self) -> None:
         self.world.slow.clear()
 
+    def _seat(self) -> Seat:
+        return self.rng.choice(self.world.seats)
+
     def freeze_master(self) -> None:
-        if not self.world.is_master_away:
-            self.world.freeze_master()
+        if not (seat := self._seat()).is_away:
+            self.world.freeze_master(seat)
 
     def thaw_master(self) -> None:
-        if self.world.is_master_frozen:
-            self.world.thaw_master()
+        for seat in self.world.seats:
+            if seat.is_frozen:
+                self.world.thaw_master(seat)
 
     def kill_master(self) -> None:
-        if not self.world.is_master_away and self.chance(0.2):
-            self.world.kill_master()
+        seat = self._seat()
+        if not seat.is_dead and (self.plan.masters or (not seat.is_frozen and self.chance(0.2))):
+            self.world.kill_master(seat, self.rng.choice((0, 0, 1, 5)) if self.plan.masters else 0)
+
+    def restart_master(self) -> None:
+        for seat in self.world.seats:
+            if self.plan.masters and seat.is_dead and self.chance(0.7):
+                self.world.restart_master(seat)
+
+    def replace_master(self) -> None:
+        """Kills it and lets another begin at once."""
+        self.kill_master()
+        self.restart_master()
 
     def long_wait(self) -> None:
         self.world.wait(self.rng.choice((6.0, 11.0, 95.0)))
@@ -352,6 +383,14 @@ class Schedule:
         "long_wait": 1.5,
     }
 
+    SUCCESSIONS: ClassVar[dict[str, float]] = {
+        "kill_master": 3,
+        "restart_master": 5,
+        "replace_master": 3,
+        "freeze_master": 1,
+        "thaw_master": 2,
+    }
+
     # The end.
 
     def close(self) -> None:
@@ -362,9 +401,16 @@ class Schedule:
         self.heal()
         self.thaw()
         self.thaw_master()
+        if self.plan.masters and self.chance(0.8):
+            for seat in world.seats:
+                if seat.is_dead and (len(world.seats) == 1 or self.chance(0.7)):
+                    world.restart_master(seat)
         self._settle()
-        if world.is_master_dead:
-            assert not world.alive, "they have not noticed that the master is gone"
+        world.checks.agreement()
+        if self.plan.masters:
+            self._give_up()
+        if all(seat.is_dead for seat in world.seats) or (self.plan.masters and not world.accepted):
+            assert not world.alive or self.plan.masters, "they have not noticed that the master is gone"
             self._nobody_waits()
             return
         world.check_rest()
@@ -393,11 +439,31 @@ class Schedule:
         self._all_succeed(lambda node: world.joint(node, Kind.OPTIMIZE_TOPOLOGY))
         self._all_succeed(lambda node: world.joint(node, Kind.ARE_PEERS_PENDING))
         world.check_rest()
+        world.checks.agreement()
         for node in world.alive:
             world.leave(node)
         world.run()
-        assert not world.master.accepted
-        assert world.master.deadline() is None
+        assert not any(seat.is_leading for seat in world.seats)
+        assert world.master.deadline() is None or self.plan.masters
+
+    def _give_up(self) -> None:
+        """Of several masters one leads, and whoever has found none has given up; so have all that have no majority."""
+        world = self.world
+        self._pass(MASTER_TIMEOUT_S + 2.5)
+        leading = [seat.machine.run for seat in world.seats if seat.is_leading]
+        assert len(leading) == len(set(leading)), f"two masters lead: {leading}"
+        for node in world.accepted:
+            assert node.masterless_since is None, f"{node} has waited for a master for too long"
+        for node in world.accepted:
+            if node.machine.run != world.master.run:
+                world.leave(node)  # of another run, founded when this one could not be found
+        world.run()
+
+    def _pass(self, seconds: float) -> None:
+        end_at = self.world.now + seconds
+        while self.world.now < end_at:
+            self.world.wait(2.5)
+            self.world.run()
 
     def _settle(self) -> None:
         """Everything comes to rest, and what time alone can end has ended."""
@@ -435,7 +501,7 @@ class Schedule:
             assert result.code is Result.SUCCESS, f"{node}: {result}"
 
 
-ACTIONS = (*Schedule.USES, *(name for name in Schedule.FAULTS if name not in Schedule.USES))
+ACTIONS = tuple(dict.fromkeys((*Schedule.USES, *Schedule.FAULTS, *Schedule.SUCCESSIONS)))
 
 
 def play(plan: Plan) -> World:

@@ -14,6 +14,9 @@ What is pretended:
 Nodes and the master may freeze, and nothing may get from one of them to another for a while (`block`, `cut`, `heal`;
 the master is called "master" there). What was sent before waits, as TCP would have it.
 
+There may be several masters, and one that is killed may begin anew. Then nodes outlive them: one that has lost its
+master asks all of them in turn, once, and again when time has passed.
+
 What the machines do is watched by `checks` at every step. `World.check_rest` looks for what hangs.
 """
 
@@ -23,16 +26,19 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import Decoder, FrameCache, ProtocolError, encode
+from pccl.protocol.codec import FrameCache, ProtocolError, encode
+from pccl.protocol.succession import Succession
 from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines
 from tests.simulation.node import Link, Node, Wire
+from tests.simulation.seat import Control, Seat
 
 TAG = 5
 BATCH_MAX = 4
@@ -40,7 +46,10 @@ FETCHED_BLOCKS = 3
 MASTER = "master"
 SLOWNESS = 0.95
 """How often something else goes first where a link is slow."""
-_Choice = tuple[Callable[[Node], None], Node]
+MASTERS = (MASTER, "standby")
+MASTER_TIMEOUT_S = 60.0
+BIRTH_S = 2.0
+_Choice = tuple[Callable[[Any], None], Node | Control]
 _Event = tuple[Node | None, Callable[[], None], tuple[tuple[str, str], ...]]
 BEATS_FROM = 1_000_000
 """Connections for signs of life are numbered from here."""
@@ -48,24 +57,29 @@ BEATS_FROM = 1_000_000
 
 class World:
     def __init__(
-        self, rng: random.Random | None = None, cut_bytes: bool = False, options: ms.MasterOptions | None = None
+        self,
+        rng: random.Random | None = None,
+        cut_bytes: bool = False,
+        options: ms.MasterOptions | None = None,
+        masters: int = 0,
     ) -> None:
+        """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it."""
         self.rng = rng
         self.cut_bytes = cut_bytes
         self.now = 0.0
-        self.master = ms.Master("run-1", options)
+        self.masters = masters
+        self.options = options
+        self.seats = [Seat(name, Succession("run-1", options)) for name in MASTERS[: max(1, masters)]]
+        self._runs = 0
+        for seat in self.seats:
+            self._begin(seat, birth_at=0.0)
         self.nodes: list[Node] = []
-        self.by_connection: dict[int, Node] = {}
+        self.controls: dict[int, Control] = {}
         self.blocked: set[tuple[str, str]] = set()
         """From whom nothing gets to whom."""
         self.slow: set[tuple[str, str]] = set()
         """From whom things get to whom only when little else is under way, mostly."""
-        self.is_master_frozen = False
-        self.is_master_dead = False
-        self._beats: dict[int, Node] = {}
-        """Connections for signs of life that the master knows."""
         self._next_beats = BEATS_FROM
-        self.decoders: dict[int, Decoder[m.FromPeer]] = {}
         self.log: list[str] = []
         self.unreachable: set[frozenset[str]] = set()
         self.costs: dict[frozenset[str], int] = {}
@@ -91,12 +105,25 @@ class World:
     def stranger(self, group: int = 0, connections: int = 2) -> Node:
         """A connected peer that has not said Hello yet."""
         number = len(self.nodes) + 1
-        node = Node(f"n{number}", number, ps.Peer(group, connections))
+        node = Node(f"n{number}", 1000 + number, ps.Peer(group, connections, outlives_masters=self.masters > 0))
         self.nodes.append(node)
-        self.by_connection[number] = node
-        self.decoders[number] = Decoder(m.FromPeer)
-        self._master(self.master.connected(number, f"10.0.0.{number}", self.now))
+        self._connect(node, next((seat for seat in self.seats if not seat.is_dead), self.seats[0]))
         return node
+
+    def _connect(self, node: Node, seat: Seat) -> Control:
+        number = len(self.controls) + 1
+        control = node.control = self.controls[number] = Control(number, node, seat, self.now)
+        if not seat.is_away:
+            self._accept(control)
+        return control
+
+    def _accept(self, control: Control) -> None:
+        control.is_known = True
+        self._act(control.seat, control.seat.machine.connected(control.number, f"10.0.0.{control.number}", self.now))
+
+    def _begin(self, seat: Seat, birth_at: float) -> None:
+        self._runs += 1
+        seat.begin(self._runs, self.options, birth_at, is_standby=seat.name != MASTER)
 
     def hello(self, node: Node) -> m.Hello:
         return m.Hello(
@@ -104,9 +131,11 @@ class World:
             "test",
             node.group,
             [],
-            1000 + node.connection,
+            node.port,
             node.machine.connections,
             node.name,
+            masters=len(self.seats),
+            may_found=not any(other.machine.view for other in self.alive),
         )
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
@@ -125,9 +154,14 @@ class World:
     def sever(self, node: Node, lost_bytes: int = 0) -> None:
         """Breaks a living peer's control connection."""
         self._hang_up(node, lost_bytes)
-        if not node.is_hung_up_on:
-            node.is_hung_up_on = True
-            node.inbox.append(b"")
+        if node.control is not None:
+            self._close(node.control)
+
+    def _close(self, control: Control) -> None:
+        """At the master's end."""
+        if not control.is_hung_up_on:
+            control.is_hung_up_on = True
+            control.inbox.append(b"")
 
     def freeze(self, node: Node) -> None:
         self._note_heard()
@@ -143,25 +177,53 @@ class World:
         node.master_heard_at = self.now  # one who was away blames nobody
         self._answer_knocks(node)
 
-    def freeze_master(self) -> None:
-        self._note_heard()
-        self.is_master_frozen = True
+    @property
+    def master(self) -> ms.Master:
+        """The one that leads, in the highest term."""
+        leading = [seat for seat in self.seats if seat.is_leading]
+        seat = max(leading, key=lambda seat: seat.machine.master.term, default=self.seats[0])
+        return seat.machine.master
 
-    def thaw_master(self) -> None:
-        self.is_master_frozen = False
-        for node in self._beats.values():
+    def freeze_master(self, seat: Seat | None = None) -> None:
+        self._note_heard()
+        seat = seat or self.seats[0]
+        seat.is_frozen = True
+        seat.frozen_at = self.now
+
+    def thaw_master(self, seat: Seat | None = None) -> None:
+        seat = seat or self.seats[0]
+        seat.is_frozen = False
+        if self.masters and not seat.is_dead:
+            self._act(seat, seat.machine.stood_still(self.now - seat.frozen_at, self.now))
+        for node in seat.beats.values():
             node.heard_at = self.now
+        for control in self.controls.values():
+            if control.seat is seat and not control.is_known and not control.is_over:
+                self._accept(control)
 
-    def kill_master(self) -> None:
-        """As by SIGKILL, on a machine that goes on."""
+    def kill_master(self, seat: Seat | None = None, lost: int = 0) -> None:
+        """As by SIGKILL, on a machine that goes on. The last `lost` pieces of what it had sent to each are lost."""
         self._note_heard()
-        self.is_master_dead = True
+        seat = seat or self.seats[0]
+        seat.is_dead = True
+        for control in self.controls.values():
+            if control.seat is seat:
+                for _ in range(min(lost, len(control.inbox) - control.is_hung_up_on)):
+                    if not control.is_hung_up_on:
+                        control.inbox.pop()
+                self._close(control)
+                control.outbox.clear()
+                control.is_over = True
+        for connection in list(seat.beats):
+            self._lose_beats(seat, connection)
+
+    def restart_master(self, seat: Seat | None = None) -> None:
+        """A new one begins where one was killed."""
+        seat = seat or self.seats[0]
+        assert seat.is_dead
+        self._begin(seat, self.now + BIRTH_S)
         for node in self.nodes:
-            if not node.is_hung_up_on:
-                node.is_hung_up_on = True
-                node.inbox.append(b"")
-        for connection in list(self._beats):
-            self._lose_beats(connection)
+            node.tried.discard(seat.name)
 
     def block(self, a: Node | str, b: Node | str) -> None:
         """Nothing gets from `a` to `b` any more."""
@@ -174,7 +236,8 @@ class World:
 
     def isolate(self, node: Node) -> None:
         """As by pulling its cable."""
-        self.cut(node, MASTER)
+        for seat in self.seats:
+            self.cut(node, seat.name)
         for other in self.nodes:
             if other is not node:
                 self.cut(node, other)
@@ -236,7 +299,8 @@ class World:
 
     def say(self, node: Node, message: m.Message | bytes) -> None:
         """Puts words into a peer's mouth."""
-        node.outbox.append(message if isinstance(message, bytes) else encode(message))
+        if node.control is not None:
+            node.control.outbox.append(message if isinstance(message, bytes) else encode(message))
 
     def run(self, steps_max: int = 200_000) -> None:
         """Delivers until nothing is left to deliver, and lets time pass where somebody waits for a link."""
@@ -266,12 +330,15 @@ class World:
         self.now += seconds
         self._pass_silence()
         self._pass_stillness()
-        if not self.is_master_away:
-            deadline = self.master.deadline()
+        for seat in self.seats:
+            if seat.is_away:
+                continue
+            deadline = seat.machine.deadline()
             if deadline is not None and deadline <= self.now:
-                self._master(self.master.tick(self.now))
-                deadline = self.master.deadline()
+                self._act(seat, seat.machine.tick(self.now))
+                deadline = seat.machine.deadline()
             assert deadline is None or deadline > self.now
+        self._pass_seeking()
         for node in self.alive:
             if node.is_frozen:
                 continue
@@ -311,6 +378,14 @@ class World:
         return [node.result(op) for node, op in zip(nodes, ops, strict=True)]
 
     @property
+    def is_master_frozen(self) -> bool:
+        return self.seats[0].is_frozen
+
+    @property
+    def is_master_dead(self) -> bool:
+        return self.seats[0].is_dead
+
+    @property
     def is_master_away(self) -> bool:
         return self.is_master_frozen or self.is_master_dead
 
@@ -341,10 +416,20 @@ class World:
     def step(self) -> bool:
         """Delivers one pending thing; False if there is none."""
         choices: list[_Choice] = []
+        for control in self._open_controls():
+            if control.outbox and self._gets_through(control.node, control.seat.name):
+                choices.append((self._deliver_to_master, control))
         for node in self.nodes:
-            if node.outbox and self._gets_through(node, MASTER):
-                choices.append((self._deliver_to_master, node))
-            if node.inbox and node.is_reachable and not node.is_frozen and self._gets_through(MASTER, node):
+            control_of = node.control
+            if control_of is None:
+                if node.is_reachable and not node.is_frozen and len(node.tried) < len(self.seats):
+                    choices.append((self._dial_master, node))
+            elif (
+                control_of.inbox
+                and node.is_reachable
+                and not node.is_frozen
+                and self._gets_through(control_of.seat.name, node)
+            ):
                 choices.append((self._deliver_to_peer, node))
             if node.reports and node.is_alive and not node.is_frozen:
                 choices.append((self._deliver_reports, node))
@@ -355,8 +440,8 @@ class World:
             return False
         chosen = self._choose(choices, ready) if self.rng else 0
         if chosen < len(choices):
-            deliver, node = choices[chosen]
-            deliver(node)
+            deliver, what = choices[chosen]
+            deliver(what)
         else:
             self._events.pop(ready[chosen - len(choices)])[1]()
         return True
@@ -374,10 +459,13 @@ class World:
     def _is_slow(self, choices: list[_Choice], ready: list[int], at: int) -> bool:
         if at >= len(choices):
             return not self.slow.isdisjoint(self._events[ready[at - len(choices)]][2])
-        deliver, node = choices[at]
-        if deliver == self._deliver_to_master:
-            return (node.name, MASTER) in self.slow
-        return deliver == self._deliver_to_peer and (MASTER, node.name) in self.slow
+        deliver, what = choices[at]
+        if isinstance(what, Control):
+            return (what.name, what.seat.name) in self.slow
+        if deliver != self._deliver_to_peer:
+            return False
+        assert what.control is not None
+        return (what.control.seat.name, what.name) in self.slow
 
     def _is_ready(self, event: _Event) -> bool:
         node, _, ways = event
@@ -412,41 +500,104 @@ class World:
         return self.rng.randint(1, min(waiting, BATCH_MAX)) if self.rng else 1
 
     def _hang_up(self, node: Node, lost_bytes: int) -> None:
-        while lost_bytes and node.outbox:
-            data = node.outbox.pop()
+        if node.control is None or node.control.is_over:
+            return
+        outbox = node.control.outbox
+        while lost_bytes and outbox:
+            data = outbox.pop()
             if len(data) > lost_bytes:
-                node.outbox.append(data[: len(data) - lost_bytes])
+                outbox.append(data[: len(data) - lost_bytes])
             lost_bytes -= min(lost_bytes, len(data))
-        node.outbox.append(b"")
+        outbox.append(b"")
 
-    def _deliver_to_master(self, node: Node) -> None:
-        data = self._take(node.outbox)
+    def _open_controls(self) -> list[Control]:
+        """Those over which something may still get to a master, oldest first."""
+        return [control for control in self.controls.values() if control.outbox]
+
+    def _deliver_to_master(self, control: Control) -> None:
+        data = self._take(control.outbox)
+        seat, node = control.seat, control.node
+        if not control.is_known:
+            self._accept(control)
         if not data:
-            node.outbox.clear()
-            self.checks.gone(node)
-            self._master(self.master.disconnected(node.connection, "connection reset", self.now))
+            control.outbox.clear()
+            self._end_control(control, "connection reset")
             return
         try:
-            for message in self.decoders[node.connection].feed(data):
+            for message in control.opening_decoder.feed(data):
                 self.said.append((node.name, message))
-                self.checks.said(node, message)
-                self._master(self.master.received(node.connection, message, self.now))
+                if node.home in (seat, None):
+                    self.checks.said(node, message)
+                self._act(seat, seat.machine.received(control.number, message, self.now))
         except ProtocolError as error:
             # As the server does.
-            goodbye = ms.Send(node.connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error)))
-            self._master([goodbye, ms.Close(node.connection)] if node.is_known else [])
-            self._master(self.master.disconnected(node.connection, str(error), self.now))
-            node.outbox.clear()
+            goodbye = ms.Send(control.number, m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error)))
+            self._act(seat, [] if control.is_over else [goodbye, ms.Close(control.number)])
+            self._end_control(control, str(error))
+            control.outbox.clear()
+
+    def _end_control(self, control: Control, reason: str) -> None:
+        control.is_over = True
+        if control is control.node.control or control.seat.machine.run == control.node.machine.run:
+            self._gone(control)
+        self._act(control.seat, control.seat.machine.disconnected(control.number, reason, self.now))
+
+    def _gone(self, control: Control) -> None:
+        """A master has lost a node, evicted it or let it go."""
+        current = control.node.control
+        if current is None or current is control or not self._is_member(current):
+            self.checks.gone(control.node)
+
+    def _is_member(self, control: Control) -> bool:
+        return control.number in control.seat.machine.master._peer_of
+
+    # Looking for a master.
+
+    def _dial_master(self, node: Node) -> None:
+        seat = next(seat for seat in self.seats if seat.name not in node.tried)
+        node.tried.add(seat.name)
+        if seat.is_dead or not (self._passes(node.name, seat.name) and self._passes(seat.name, node.name)):
+            return
+        self._connect(node, seat)
+        self.say(node, node.machine.resume(len(self.seats)) or self.hello(node))
+
+    def _pass_seeking(self) -> None:
+        """Those without a master try all again, and give up in the end."""
+        for node in self.nodes:
+            node.tried.clear()
+        for node in self.alive:
+            since, control = node.masterless_since, node.control
+            if since is None or node.is_frozen:
+                continue
+            if self.now >= since + MASTER_TIMEOUT_S:
+                node.machine.give_up("no master")
+                self._peer(node)
+            elif control is not None and len(self.seats) > 1 and self.now >= control.opened_at + 2 * self._timeout_s:
+                node.machine.master_lost("no answer")
+                self._peer(node)
+
+    @property
+    def _timeout_s(self) -> float:
+        return (self.options or ms.MasterOptions()).peer_timeout_s
 
     def _deliver_to_peer(self, node: Node) -> None:
-        for _ in range(self._batch(len(node.inbox))):
-            data = self._take(node.inbox)
+        control = node.control
+        assert control is not None
+        is_sent_away = False
+        for _ in range(self._batch(len(control.inbox))):
+            data = self._take(control.inbox)
             if not data:
                 node.machine.master_lost("the master closed the connection")
                 break
-            for message in node.decoder.feed(data):
+            for message in control.decoder.feed(data):
                 node.heard(message)
                 node.machine.received(message)
+                if isinstance(message, m.Welcome | m.Resumed):
+                    node.masterless_since = None
+                    node.tried.clear()
+                is_sent_away = is_sent_away or isinstance(message, m.Elsewhere | m.StartOver)
+            if is_sent_away:
+                break
         self._peer(node)
         self._answer_knocks(node)
 
@@ -500,9 +651,11 @@ class World:
     # Signs of life.
 
     def _gets_through(self, a: Node | str, b: Node | str) -> bool:
-        return (not self.blocked or (str(a), str(b)) not in self.blocked) and not (
-            b == MASTER and (self.is_master_frozen or self.is_master_dead)
-        )
+        return self._passes(a, b) and not any(seat.is_away for seat in self.seats if seat.name == b)
+
+    def _passes(self, a: Node | str, b: Node | str) -> bool:
+        """The network is not in the way."""
+        return not self.blocked or (str(a), str(b)) not in self.blocked
 
     def _note_heard(self) -> None:
         """To be called before anything changes that has to do with who hears whom."""
@@ -514,17 +667,20 @@ class World:
 
     def _is_heard(self, node: Node) -> bool:
         is_beating = node.is_reachable and (node.is_hung or not node.is_frozen)
-        return node.beats != 0 and is_beating and self._gets_through(node, MASTER)
+        seat = node.beats_seat
+        return node.beats != 0 and seat is not None and is_beating and self._gets_through(node, seat.name)
 
     def _hears(self, node: Node) -> bool:
-        return node.beats != 0 and not self.is_master_frozen and self._gets_through(MASTER, node)
+        seat = node.beats_seat
+        return node.beats != 0 and seat is not None and not seat.is_frozen and self._gets_through(seat.name, node)
 
     def _silence_due(self) -> list[float]:
         """When somebody will have been silent for too long, as things are."""
         self._note_heard()
         due = []
         for node in self.alive:
-            if node.beats_timeout_s is not None and not self._is_heard(node) and not self.is_master_frozen:
+            seat = node.beats_seat
+            if node.beats_timeout_s is not None and not self._is_heard(node) and seat and not seat.is_frozen:
                 due.append(node.heard_at + node.beats_timeout_s)
             if node.beats_timeout_s is not None and not self._hears(node) and not node.is_frozen:
                 due.append(node.master_heard_at + node.beats_timeout_s)
@@ -532,12 +688,17 @@ class World:
 
     def _pass_silence(self) -> None:
         self._note_heard()
-        for connection, node in list(self._beats.items()):
-            timeout_s = node.beats_timeout_s
-            silent_s = self.now - node.heard_at
-            if timeout_s is not None and silent_s >= timeout_s and not self.is_master_frozen:
-                self._lose_beats(connection)
-                self._master(self.master.silent(connection, silent_s, self.now))
+        for seat in self.seats:
+            for connection, node in list(seat.beats.items()):
+                silent_s = self.now - node.heard_at
+                if seat.is_away or connection not in seat.beats:
+                    continue
+                if node.beats != connection and self._passes(node, seat.name):
+                    self._lose_beats(seat, connection)
+                    self._act(seat, seat.machine.disconnected(connection, "closed by the other side", self.now))
+                elif silent_s >= self._timeout_s:
+                    self._lose_beats(seat, connection)
+                    self._act(seat, seat.machine.silent(connection, silent_s, self.now))
         for node in self.alive:
             if node.beats_timeout_s is None or node.is_frozen:
                 continue
@@ -548,27 +709,30 @@ class World:
                 self._later(node, lambda node=node: self._dial_beats(node))  # type: ignore[misc]
 
     def _dial_beats(self, node: Node) -> None:
-        through = self._gets_through(node, MASTER) and self._gets_through(MASTER, node)
-        if node.beats or not node.is_reachable or not through:
+        seat = node.beats_seat
+        if node.beats or not node.is_reachable or seat is None:
+            return
+        if not (self._gets_through(node, seat.name) and self._gets_through(seat.name, node)):
             return
         connection = self._next_beats
         self._next_beats += 1
-        self._beats[connection] = node
-        self._master(self.master.connected(connection, f"10.0.0.{node.connection}", self.now))
+        seat.beats[connection] = node
+        self._act(seat, seat.machine.connected(connection, f"10.0.0.{node.port}", self.now))
         hello = m.BeatHello(m.PROTOCOL_VERSION, node.machine.run, node.machine.peer)
-        self._master(self.master.received(connection, hello, self.now))
+        self._act(seat, seat.machine.received(connection, hello, self.now))
 
-    def _lose_beats(self, connection: int) -> None:
-        node = self._beats.pop(connection)
+    def _lose_beats(self, seat: Seat, connection: int) -> None:
+        node = seat.beats.pop(connection)
         if node.beats == connection:
             node.beats = 0
 
     def break_beats(self, node: Node) -> None:
         """Resets its connection for signs of life. It makes another when time passes."""
-        if node.beats:
+        seat = node.beats_seat
+        if node.beats and seat is not None:
             connection = node.beats
-            self._lose_beats(connection)
-            self._master(self.master.disconnected(connection, "connection reset", self.now))
+            self._lose_beats(seat, connection)
+            self._act(seat, seat.machine.disconnected(connection, "connection reset", self.now))
 
     # Links.
 
@@ -655,7 +819,7 @@ class World:
     def _fetch(self, node: Node, effect: ps.RunSync, call: int, blocks: int, suspects: list[tuple[int, str]]) -> None:
         """One more block comes from a donor; the last one ends the transfer."""
         plan = effect.plan
-        if not node.is_reachable or call in node.calls:
+        if not node.is_reachable or call in node.calls or node.serving != plan.sync:
             return
         giver = None
         for donor in (self.node_of(member.peer) for member in effect.donors):
@@ -701,18 +865,19 @@ class World:
         node.machine.probed(effect.probe, found)
         self._peer(node)
 
-    def _find_rings(self, effect: ms.FindRings) -> None:
+    def _find_rings(self, seat: Seat, effect: ms.FindRings) -> None:
         rings = {}
         for group, problem in effect.problems.items():
             rings[group] = best_ring(problem)
             self.checks.ring_found(problem, rings[group])
-        if not self.is_master_dead:
-            self._master(self.master.rings_found(effect.search, rings, self.now))
+        if not seat.is_dead:
+            self._act(seat, seat.machine.rings_found(effect.search, rings, self.now))
 
     # Effects.
 
-    def _master(self, effects: list[ms.Effect]) -> None:
-        accepted = [node for node in self.nodes if node.is_accepted]
+    def _act(self, seat: Seat, effects: list[ms.Effect]) -> None:
+        self._note_succession(seat)
+        accepted = [node for node in self.nodes if node.is_accepted and self._is_in(node, seat)]
         results: list[tuple[Node, m.JointResult]] = []
         cache = FrameCache()
         for effect in effects:
@@ -720,35 +885,52 @@ class World:
                 self.log.append(effect.text)
                 continue
             if isinstance(effect, ms.FindRings):
-                self._later(None, partial(self._find_rings, effect))
+                self._later(None, partial(self._find_rings, seat, effect))
                 continue
             if effect.connection >= BEATS_FROM:
-                self._answer_beats(effect)
+                self._answer_beats(seat, effect)
                 continue
             assert not isinstance(effect, ms.TakeBeats)
-            node = self.by_connection[effect.connection]
-            assert node.is_known, f"{effect} to {node}, which is gone"
+            control = self.controls[effect.connection]
+            node = control.node
+            assert not control.is_over, f"{effect} to {node}, which is gone"
             if isinstance(effect, ms.Close):
-                self.checks.gone(node)
-                if not node.is_hung_up_on:
-                    node.is_hung_up_on = True
-                    node.inbox.append(b"")
+                control.is_over = True
+                self._gone(control)
+                self._close(control)
                 continue
             self.told.append((node.name, effect.message))
+            if isinstance(effect.message, m.Welcome | m.Resumed):
+                node.home = seat
             self.checks.told(node, effect.message)
             if isinstance(effect.message, m.JointResult):
                 results.append((node, effect.message))
-            if not node.is_hung_up_on:
-                node.inbox.append(cache.frame(effect.message))
-        self.checks.joint_results(results, [node for node in accepted if node.is_known])
+            if not control.is_hung_up_on:
+                control.inbox.append(cache.frame(effect.message))
+        self.checks.joint_results(seat.machine.run, results, [node for node in accepted if node.is_known])
 
-    def _answer_beats(self, effect: ms.Send | ms.Close | ms.TakeBeats) -> None:
-        node = self._beats[effect.connection]
+    def _is_in(self, node: Node, seat: Seat) -> bool:
+        return node.home is seat and node.machine.run == seat.machine.run
+
+    def _note_succession(self, seat: Seat) -> None:
+        """Somebody leads, or leads no further."""
+        master = seat.machine.master
+        if seat.seen is master:
+            return
+        seat.seen = master
+        if master.term > 1:
+            self.checks.succeeded(seat.name, master, self.nodes)
+        else:
+            self._runs += 1
+            seat.number(self._runs)
+
+    def _answer_beats(self, seat: Seat, effect: ms.Send | ms.Close | ms.TakeBeats) -> None:
+        node = seat.beats[effect.connection]
         if isinstance(effect, ms.TakeBeats):
             node.beats = effect.connection
             node.heard_at = node.master_heard_at = self.now
         elif isinstance(effect, ms.Close):
-            self._lose_beats(effect.connection)
+            self._lose_beats(seat, effect.connection)
 
     def _peer(self, node: Node) -> None:
         if not node.is_alive:
@@ -760,19 +942,29 @@ class World:
 
     def _carry_out(self, node: Node, effect: ps.Effect, end: ps.Ended | None) -> None:
         if isinstance(effect, ps.ToMaster):
-            node.outbox.append(encode(effect.message))
+            self.say(node, effect.message)
             if isinstance(effect.message, m.JointCall):
-                assert node.in_call is None
+                assert node.in_call is None or node.machine.term > 1
                 node.in_call = effect.message.kind
-                assert node.in_call not in m.Kind.EXCLUSIVE or not node.machine.open_ops
+                # Where a call is stated again, ops may have been launched since, which wait for its end.
+                queued = len(node.machine._queued) if node.machine.term > 1 else 0
+                assert node.in_call not in m.Kind.EXCLUSIVE or node.machine.open_ops == queued
             elif isinstance(effect.message, m.LinksReady):
                 node.ready = effect.message.view
         elif isinstance(effect, ps.StartEngine):
             assert not node.links
         elif isinstance(effect, ps.KeepBeats):
+            assert node.control is not None
+            node.beats, node.beats_seat = 0, node.control.seat
             node.beats_timeout_s = effect.timeout_s
             node.master_heard_at = self.now
             self._later(node, lambda: self._dial_beats(node))
+        elif isinstance(effect, ps.SeekMaster):
+            self._hang_up(node, 0)
+            node.control = node.beats_seat = node.beats_timeout_s = None
+            node.beats = 0
+            if node.masterless_since is None:
+                node.masterless_since = self.now
         elif isinstance(effect, ps.SubmitOp):
             assert node.in_call not in m.Kind.EXCLUSIVE
             self.engines.submit(node, effect)

@@ -1,0 +1,340 @@
+"""The machine of a master process: it leads a run, or waits for peers that have lost the master of theirs.
+
+Events and effects are those of `master`, which does all the leading; this one replaces it when leadership begins or
+ends. It is
+
+    vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
+    leading     all is passed on to the `Master`
+
+Gathering. A peer that has lost its master says Resume. It is asked at once to follow in a term higher than any that
+has been heard of (Lead), and answers with its testimony (Follow); from then on it follows no lower term. When a
+majority of the run's last view does, and all of it or `peer_timeout_s` has passed, the run is rebuilt (`testimony`,
+`successor`) and led. Until then nobody is evicted: there is nobody to do it.
+
+Birth. A run is founded by peers that have none. A fresh master at an address where another may have been lets nobody
+found one until `birth_at`, when peers of a run would have come, nor as long as such peers are here. A standby founds
+none, and tells newcomers to ask elsewhere; who knows several masters founds none before all of them have said so. A
+peer of a run never joins another: it waits for its own until its patience ends.
+
+Deposition. A master that loses a majority at once while its peers know of others (`Master.deposed`), that hears of a
+higher term of its run, or that stood still for so long that its peers may have given it up (`stood_still`), lets go of
+all of them: they, and it, begin to gather again.
+
+At most one leads in a term, for a peer follows one in a term, and at most one leads at a time: see `testimony`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
+from pccl.protocol.successor import Witness, successor
+from pccl.protocol.testimony import Standing, rebuild, stand
+from pccl.types import Result
+
+STANDSTILL_SHARE = 0.5
+"""Of the peer timeout: a master that stood still for less is not missed by its peers."""
+DEPOSED_TIMEOUTS = 2.0
+"""For so many peer timeouts one that was deposed lets nobody found a run."""
+
+
+@dataclass
+class _Claim:
+    """A peer of a run that has lost its master."""
+
+    connection: int
+    peer: int
+    run: str
+    masters: int
+    since: float
+    testimony: m.Testimony | None = None
+    """Since it follows."""
+
+
+class Succession:
+    def __init__(
+        self, run: str, options: MasterOptions | None = None, birth_at: float = 0.0, is_standby: bool = False
+    ) -> None:
+        """`run` is the name of one that may be founded here."""
+        self.options = options or MasterOptions()
+        self.master = Master(run, self.options)
+        self.is_standby = is_standby
+        self.birth_at = birth_at
+        self._names = run
+        self._held: dict[int, tuple[str, m.Hello]] = {}
+        """Newcomers who wait for a run, and their hosts."""
+        self._claims: dict[int, _Claim] = {}
+        self._terms: dict[str, int] = {}
+        """By run the term in which this master would lead it."""
+        self._now = 0.0
+        self._effects: list[Effect] = []
+        self._depositions = 0
+
+    # Events.
+
+    def connected(self, connection: int, host: str, now: float) -> list[Effect]:
+        self._begin(now)
+        if len(self._claims) + len(self._held) >= self.options.connections_max:
+            self._dismiss(connection, m.Elsewhere("this master has too many connections"))
+        else:
+            self._effects += self.master.connected(connection, host, now)
+        return self._drain()
+
+    def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
+        self._begin(now)
+        host = self.master.host_of(connection)
+        if connection in self._claims:
+            self._claimant_said(self._claims[connection], message)
+        elif connection in self._held:
+            self._release(connection)
+            self._dismiss(connection, m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__}"))
+        elif host is not None and isinstance(message, m.Resume):
+            # The master has known it as a stranger.
+            self._effects += self.master.disconnected(connection, "it has a run", now)
+            self._resume(connection, host, message)
+        elif host is not None and isinstance(message, m.Hello) and not self.is_leading:
+            self._hello(connection, host, message)
+        else:
+            self._effects += self.master.received(connection, message, now)
+            self._check_deposition()
+        return self._drain()
+
+    def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
+        self._begin(now)
+        if not self._release(connection):
+            self._effects += self.master.disconnected(connection, reason, now)
+            self._check_deposition()
+        return self._drain()
+
+    def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
+        self._begin(now)
+        self._effects += self.master.silent(connection, silent_s, now)
+        self._check_deposition()
+        return self._drain()
+
+    def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
+        self._begin(now)
+        self._effects += self.master.rings_found(search, rings, now)
+        self._check_deposition()
+        return self._drain()
+
+    def stood_still(self, seconds: float, now: float) -> list[Effect]:
+        """This process could do nothing for so long. To be called before any other event after that."""
+        self._begin(now)
+        if self.is_leading and seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s:
+            self._depose(f"it stood still for {seconds:.1f} s")
+        return self._drain()
+
+    def tick(self, now: float) -> list[Effect]:
+        self._begin(now)
+        self._effects += self.master.tick(now)
+        self._check_deposition()
+        self._consider_all()
+        self._found()
+        return self._drain()
+
+    def deadline(self) -> float | None:
+        times = [self.birth_at] if self._held and not self._claims else []
+        for run in self._terms:
+            standing = self._standing(run)
+            if standing.heard and (standing.has_majority or not standing.peers):
+                times.append(self._since(run) + self.options.peer_timeout_s)
+        deadline = self.master.deadline()
+        return min([*times, deadline] if deadline is not None else times, default=None)
+
+    @property
+    def is_leading(self) -> bool:
+        return not self.master.is_vacant
+
+    @property
+    def run(self) -> str:
+        return self.master.run
+
+    # Peers without a master.
+
+    def _resume(self, connection: int, host: str, message: m.Resume) -> None:
+        who = f"peer {message.peer} of run {message.run!r}"
+        if message.protocol != m.PROTOCOL_VERSION:
+            text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            return
+        if self.is_leading and message.run != self.run:
+            self._dismiss(connection, m.Elsewhere(f"it leads run {self.run!r} and not {message.run!r}"))
+            return
+        if self.is_leading and message.term > self.master.term:
+            self._depose(f"{who} has followed another master, in term {message.term}")
+        old = self.master.connection_of(message.peer)
+        if self.is_leading and old is not None:
+            self._effects.append(Close(old))
+            self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
+            self._check_deposition()
+        if self.is_leading:
+            text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            return
+        for claim in [each for each in self._claims.values() if (each.run, each.peer) == (message.run, message.peer)]:
+            self._release(claim.connection)
+            self._dismiss(claim.connection, m.Elsewhere("this peer has come again"))
+        self._log("info", f"{who} ({host}) has lost its master")
+        self._claims[connection] = _Claim(connection, message.peer, message.run, message.masters, self._now)
+        term = self._terms.setdefault(message.run, message.term + 1)
+        if term > message.term:
+            self._say(connection, m.Lead(term))
+            return
+        self._terms[message.run] = message.term + 1
+        for each in self._of(message.run):
+            each.testimony = None
+            self._say(each.connection, m.Lead(message.term + 1))
+
+    def _claimant_said(self, claim: _Claim, message: m.FromPeer) -> None:
+        if isinstance(message, m.Leave):
+            self._release(claim.connection)
+            self._effects.append(Close(claim.connection))
+        elif isinstance(message, m.Follow):
+            if message.term != self._terms[claim.run]:
+                return  # it has been asked for a higher one since
+            if message.testimony.me.peer != claim.peer:
+                self._release(claim.connection)
+                text = f"peer {claim.peer} testifies as peer {message.testimony.me.peer}"
+                self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
+                return
+            claim.testimony = message.testimony
+            self._consider(claim.run)
+        # else: said before it heard that its master was lost
+
+    def _of(self, run: str) -> list[_Claim]:
+        return [claim for claim in self._claims.values() if claim.run == run]
+
+    def _testimonies(self, run: str) -> dict[int, m.Testimony]:
+        return {claim.peer: claim.testimony for claim in self._of(run) if claim.testimony is not None}
+
+    def _standing(self, run: str) -> Standing:
+        return stand(self._testimonies(run))
+
+    def _since(self, run: str) -> float:
+        return min(claim.since for claim in self._of(run))
+
+    def _consider_all(self) -> None:
+        for run in list(self._terms):
+            if run in self._terms:
+                self._consider(run)
+
+    def _consider(self, run: str) -> None:
+        """Leads the run if it may."""
+        standing = self._standing(run)
+        is_late = self._now >= self._since(run) + self.options.peer_timeout_s
+        if standing.is_complete or (standing.has_majority and is_late):
+            self._lead(run)
+        elif is_late and not standing.peers:
+            # Nobody here was ever accepted, so there is nothing to go on with.
+            for claim in self._of(run):
+                if claim.testimony is not None:
+                    self._release(claim.connection)
+                    self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
+
+    def _lead(self, run: str) -> None:
+        claims = {claim.peer: claim for claim in self._of(run)}
+        recovered = rebuild(self._testimonies(run))
+        witnesses = {peer: Witness(claims[peer].connection, claims[peer].masters) for peer in recovered.members}
+        strangers = self.master.strangers
+        self.master = successor(run, self._terms[run], self.options, recovered, witnesses, self._now)
+        for claim in list(self._claims.values()):
+            self._release(claim.connection)
+            if claim.run == run and claim.peer in recovered.members:
+                continue
+            if claim.run != run:
+                self._dismiss(claim.connection, m.Elsewhere(f"it leads run {run!r} and not {claim.run!r}"))
+            elif claim.peer in recovered.newcomers:
+                self._dismiss(claim.connection, m.StartOver("the view that was to accept it has never been"))
+            else:
+                text = f"evicted: lost before view {recovered.view_heard}, or too late to testify after the loss of "
+                self._dismiss(
+                    claim.connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"{text}the master; connect again")
+                )
+        self._terms.clear()
+        for connection, host in strangers.items():
+            self._effects += self.master.connected(connection, host, self._now)
+        self._effects += self.master.tick(self._now)
+        self._release_held()
+
+    def _check_deposition(self) -> None:
+        if self.master.deposed:
+            self._depose(self.master.deposed)
+
+    def _depose(self, reason: str) -> None:
+        """Leads no further."""
+        old = self.master
+        self._log("warning", f"run {old.run} is led no further by this master: {reason}")
+        self._effects += old.abdicate(f"it leads no further: {reason}")
+        self._depositions += 1
+        self.birth_at = self._now + DEPOSED_TIMEOUTS * self.options.peer_timeout_s
+        self.master = Master(f"{self._names}-{self._depositions}", self.options)
+        for connection, host in old.strangers.items():
+            self._effects += self.master.connected(connection, host, self._now)
+
+    # Newcomers.
+
+    def _hello(self, connection: int, host: str, message: m.Hello) -> None:
+        if self._claims or (self._now < self.birth_at and message.may_found and not self.is_standby):
+            self._held[connection] = host, message
+            self._effects += self.master.disconnected(connection, "it is held", self._now)
+        elif self.is_standby:
+            self._effects += self.master.disconnected(connection, "it is sent away", self._now)
+            self._dismiss(connection, m.Elsewhere("a standby, which leads no run"))
+        elif not message.may_found:
+            self._effects += self.master.disconnected(connection, "it is sent away", self._now)
+            self._dismiss(connection, m.Elsewhere("it leads no run yet"))
+        else:
+            self._effects += self.master.received(connection, message, self._now)
+            self._check_deposition()
+
+    def _found(self) -> None:
+        """Lets those who wait found a run, unless peers of one are here."""
+        if self._held and not self._claims and self._now >= self.birth_at:
+            self._release_held()
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, {}
+        for connection, (host, hello) in held.items():
+            self._effects += self.master.connected(connection, host, self._now)
+            if self.is_leading:
+                self._effects += self.master.received(connection, hello, self._now)
+            else:
+                self._hello(connection, host, hello)
+
+    def _release(self, connection: int) -> bool:
+        """Lets go of who waits here. False if it does not."""
+        if connection in self._held:
+            del self._held[connection]
+            return True
+        claim = self._claims.pop(connection, None)
+        if claim is None:
+            return False
+        if not self._of(claim.run):
+            self._terms.pop(claim.run, None)
+        if not self._claims:
+            # They may be back in a moment.
+            self.birth_at = max(self.birth_at, self._now + self.options.peer_timeout_s)
+        return True
+
+    # Small helpers.
+
+    def _begin(self, now: float) -> None:
+        self._now = now
+
+    def _say(self, connection: int, message: m.FromMaster) -> None:
+        self._effects.append(Send(connection, message))
+
+    def _dismiss(self, connection: int, message: m.FromMaster) -> None:
+        self._say(connection, message)
+        self._effects.append(Close(connection))
+
+    def _log(self, level: str, text: str) -> None:
+        self._effects.append(Log(level, text))
+        self.master.history.logged(self._now, level, text)
+
+    def _drain(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,154 @@
+"""Makes the master that goes on where a dead one has stopped, out of what `testimony` has found.
+
+It writes the new machine's own fields, so that the machine need not know how it may begin.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.ledger import Ledger
+from pccl.protocol.master import Master, MasterOptions, _Group, _Member
+from pccl.protocol.testimony import Group, Recovered, unheard
+from pccl.version import __version__
+
+UNHEARD_VIEWS_MAX = 1000
+"""That the dead master may have prepared without any witness knowing."""
+PEERS_PER_TERM = 10_000
+"""That it, and others before it, may have welcomed without any witness knowing."""
+NUMBERS_PER_TERM = 2**40
+"""So that what was asked by a dead master is never taken for an answer to this one."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """How a peer that goes on can be reached."""
+
+    connection: int
+    masters: int
+
+
+def successor(
+    run: str,
+    term: int,
+    options: MasterOptions,
+    recovered: Recovered,
+    witnesses: Mapping[int, Witness],
+    now: float,
+) -> Master:
+    """A master that leads this run. The first effects are what `Master.received` would return; they begin with Resumed
+    to all who go on."""
+    threads = max(each.engine_threads for each in recovered.members.values())
+    master = Master(run, replace(options, engine_threads=threads), term)
+    master._now = now
+    master._next_number = term * NUMBERS_PER_TERM + 1
+    master._next_peer = _highest_peer(recovered) + PEERS_PER_TERM * (term - 1)
+    master.view = recovered.view_heard + UNHEARD_VIEWS_MAX
+    master.installed_view = recovered.view
+    master._meeting = recovered.meeting
+    master._view_peers = len(recovered.peers)
+    master._gone = len(recovered.missing)
+    master.has_rivals = any(witness.masters > 1 for witness in witnesses.values())
+    for peer, testimony in sorted(recovered.members.items()):
+        _add_member(master, peer, testimony, witnesses[peer].connection)
+    for group in recovered.groups:
+        _add_group(master, group)
+    if recovered.is_unchanged:
+        master._told = set(recovered.members)
+    else:
+        master._renewing = True
+    gone = "did not come back after the loss of the master"
+    master._lost = [(peer, gone) for peer in recovered.missing]
+    for peer in recovered.missing:
+        number = next((group.number for group in recovered.groups if peer in group.former), 0)
+        master.history.lost(now, peer, "", number, gone)
+    if recovered.missing:
+        _break_sites(master)
+    for peer, testimony in recovered.members.items():
+        end = unheard(testimony, recovered)
+        if end is not None:
+            master._unheard[peer] = end
+    for witness in witnesses.values():
+        master._say(witness.connection, m.Resumed(term, options.peer_timeout_s))
+    for group in recovered.groups:
+        if group.is_steady:
+            _tell_verdicts(master, group)
+        else:
+            _flush(master, group)
+    how = "as it stands" if recovered.is_unchanged else "in a new view"
+    without = f", without peers {recovered.missing}" if recovered.missing else ""
+    master._log("warning", f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
+    return master
+
+
+def _highest_peer(recovered: Recovered) -> int:
+    return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.strangers})
+
+
+def _add_member(master: Master, peer: int, testimony: m.Testimony, connection: int) -> None:
+    me = testimony.me
+    hello = m.Hello(
+        m.PROTOCOL_VERSION,
+        __version__,
+        me.group,
+        list(me.hosts),
+        me.port,
+        me.connections,
+        me.name,
+        site=testimony.site,
+        site_size=testimony.site_size,
+    )
+    member = master._members[peer] = _Member(peer, connection, hello, list(me.hosts), master._now)
+    member.accepted = testimony.installed is not None
+    member.has_beaten = True
+    master._accepted += member.accepted
+    master._peer_of[connection] = peer
+    master.figures.arrived(peer, member.hosts)
+    master._beats_due_at[peer] = master._now + master.options.peer_timeout_s
+
+
+def _break_sites(master: Master) -> None:
+    """Those of whose peers one may be missing. One may also have left on purpose, which nobody here knows."""
+    here = Counter(member.hello.site for member in master._members.values())
+    for member in master._members.values():
+        site = member.hello.site
+        if site and here[site] < member.hello.site_size:
+            master._broken_sites[site] = "a peer of its site did not come back after the loss of the master"
+
+
+def _add_group(master: Master, recovered: Group) -> None:
+    group = master._groups[recovered.number] = _Group(recovered.number, list(recovered.ring), recovered.epoch)
+    group.accepted = sum(master._members[peer].accepted for peer in recovered.ring)
+    group.ledger = Ledger(()) if recovered.is_decided else Ledger(recovered.former)
+    group.running = recovered.is_steady
+    group.missing = {pair for pair in recovered.missing if pair in topology.linked_pairs(recovered.former)}
+    group.revision = recovered.revision
+    group.synced = recovered.synced & set(recovered.ring)
+    group.ledger.forget([*recovered.commits, *recovered.aborts])
+    if not recovered.is_steady:
+        group.commits = sorted(recovered.commits)
+        group.aborts = dict(recovered.aborts)
+
+
+def _tell_verdicts(master: Master, recovered: Group) -> None:
+    """Whoever knows them ignores them."""
+    said: list[m.FromMaster] = []
+    if recovered.commits:
+        said.append(m.OpsCommit(recovered.epoch, sorted(recovered.commits)))
+    said += [m.OpAbort(recovered.epoch, op.tag, op.sequence, op.code, op.reason) for op in recovered.aborts.values()]
+    for peer in recovered.ring:
+        for verdict in said:
+            master._say(master._members[peer].connection, verdict)
+
+
+def _flush(master: Master, recovered: Group) -> None:
+    group = master._groups[recovered.number]
+    group.changed = True
+    group.flush = master._number()
+    group.awaiting_flush = set(recovered.unsettled)
+    for peer, epoch in recovered.unsettled.items():
+        master._ask(peer, m.Flush(group.flush, epoch))

@@ -1,0 +1,245 @@
+"""What follows from the testimony of peers that have lost their master: a pure function, for whoever would succeed it.
+
+The last view is the highest that any witness has installed. A newer one may have been prepared: it counts as the last
+one too if it may be in force somewhere: at somebody who has not come, and that takes that everybody in it had answered;
+one witness who had not shows that it never was.
+
+A majority of the last view decides: of both where two count. Every master that leads had a majority of the same view,
+or of one that a majority of it had to answer before it came into force, and a witness follows the highest term only. So
+two masters can never both lead.
+
+Who goes on: all witnesses of the last view. Whoever is missing is lost to the others, as if it had died. Where a
+witness has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of that view: nobody
+else goes on. Whoever was to be accepted by a view that never was says Hello again.
+
+Ops. If all peers of a group are there, and their ops run, these go on and nobody notices. Otherwise the group is
+flushed as after a loss. A verdict that a witness has heard stands, be it by a message or by a prepared view. For all
+others what holds at every flush holds: committed if all survivors are done. A commit that was heard by somebody who
+does not go on was made since all were done, so it is made again. An abort that only such a one heard may become a
+commit for the others: they do not meet again.
+
+Joint calls. Peers state again what they wait in. Who waits in a call of which another has heard the end, while both
+were accepted, is told that end: whoever waits in a call has heard of all that ended before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import majority
+from pccl.protocol.messages import Kind, OpRef
+from pccl.types import Result
+
+Testimonies = Mapping[int, m.Testimony]
+"""By peer."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far testimony has come."""
+
+    view: int
+    """The last one; 0 if no witness has ever been accepted."""
+    peers: frozenset[int]
+    """Of whom a majority decides."""
+    expected: frozenset[int]
+    """Who can go on."""
+    heard: frozenset[int]
+    has_majority: bool
+
+    @property
+    def is_complete(self) -> bool:
+        return self.has_majority and self.expected <= self.heard
+
+    def __str__(self) -> str:
+        return f"{len(self.peers & self.heard)} of the {len(self.peers)} peers of view {self.view} have come"
+
+
+@dataclass
+class Group:
+    number: int
+    epoch: int
+    ring: list[int]
+    """Of those who go on, in their order."""
+    former: list[int]
+    """Of the last view."""
+    is_steady: bool
+    """All are there and their ops run."""
+    is_decided: bool = False
+    """A prepared view has settled all ops."""
+    unsettled: dict[int, int] = field(default_factory=dict)
+    """Whose ops have to be flushed, and in which epoch they are."""
+    commits: set[OpRef] = field(default_factory=set)
+    """Verdicts that some have heard and others might not have."""
+    aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
+    missing: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that have no link and need none."""
+    revision: int | None = None
+    synced: set[int] = field(default_factory=set)
+    """Who took part in the last sync."""
+    results: dict[str, m.Met] = field(default_factory=dict)
+    """The last end of each kind of joint call that any of them has heard of."""
+
+
+@dataclass
+class Recovered:
+    """A run as it stands without its master."""
+
+    view: int
+    """The last one in force."""
+    view_heard: int
+    """The highest number of one."""
+    peers: frozenset[int]
+    """Of the last view in force."""
+    members: dict[int, m.Testimony]
+    """Who goes on."""
+    newcomers: set[int]
+    """Witnesses who say Hello again."""
+    strangers: set[int]
+    """Witnesses who were lost before."""
+    missing: list[int]
+    """Who has not come."""
+    groups: list[Group]
+    is_unchanged: bool
+    """All that was goes on as it stands."""
+    meeting: int
+
+
+def _last_installed(testimonies: Testimonies) -> m.InstalledView | None:
+    views = [each.installed for each in testimonies.values() if each.installed is not None]
+    return max(views, key=lambda view: view.view, default=None)
+
+
+def _last_prepared(testimonies: Testimonies, after: int) -> m.PreparedView | None:
+    views = [each.prepared for each in testimonies.values() if each.prepared is not None]
+    return max((view for view in views if view.view > after), key=lambda view: view.view, default=None)
+
+
+def _peers(rings: list[m.Ring]) -> frozenset[int]:
+    return frozenset(peer for ring in rings for peer in ring.peers)
+
+
+def stand(testimonies: Testimonies) -> Standing:
+    heard = frozenset(testimonies)
+    installed = _last_installed(testimonies)
+    if installed is None:
+        return Standing(0, frozenset(), frozenset(), heard, False)
+    peers = expected = _peers(installed.rings)
+    has_majority = len(peers & heard) >= majority(len(peers))
+    prepared = _last_prepared(testimonies, installed.view)
+    if prepared is not None:
+        listed = _peers(prepared.rings)
+        witnesses = [
+            each.prepared.answered if each.prepared is not None and each.prepared.view == prepared.view else False
+            for peer, each in testimonies.items()
+            if peer in listed
+        ]
+        may_be_in_force = all(witnesses) and not listed <= heard
+        if may_be_in_force:
+            has_majority = has_majority and len(listed & heard) >= majority(len(listed))
+        if may_be_in_force or any(each.is_settled for peer, each in testimonies.items() if peer in peers):
+            expected = peers & listed
+    return Standing(installed.view, peers, expected, heard, has_majority and not expected.isdisjoint(heard))
+
+
+def rebuild(testimonies: Testimonies) -> Recovered:
+    """The testimony must have a majority."""
+    standing = stand(testimonies)
+    installed = _last_installed(testimonies)
+    assert installed is not None
+    assert standing.has_majority
+    prepared = _last_prepared(testimonies, installed.view)
+    members = {peer: each for peer, each in testimonies.items() if peer in standing.expected}
+    others = {peer: each for peer, each in testimonies.items() if peer not in standing.expected}
+    groups = [_group(ring, members) for ring in installed.rings]
+    witnesses = testimonies.values()
+    views = [installed.view, *(each.prepared.view for each in witnesses if each.prepared is not None)]
+    is_unchanged = prepared is None and all(
+        each.installed is not None and each.installed.view == installed.view for each in members.values()
+    )
+    return Recovered(
+        view=installed.view,
+        view_heard=max(views),
+        peers=standing.peers,
+        members=members,
+        newcomers={peer for peer, each in others.items() if each.installed is None},
+        strangers={peer for peer, each in others.items() if each.installed is not None},
+        missing=sorted(standing.peers - set(members)),
+        groups=[group for group in groups if group.ring],
+        is_unchanged=is_unchanged and all(group.is_steady for group in groups),
+        meeting=max((number for each in members.values() for number in _meetings(each)), default=0),
+    )
+
+
+def _meetings(testimony: m.Testimony) -> list[int]:
+    return [testimony.joined_after, *(met.meeting for met in testimony.met)]
+
+
+def _own_epoch(testimony: m.Testimony) -> int:
+    """Of its group, as it is in force there; 0 before its first."""
+    installed = testimony.installed
+    rings = installed.rings if installed is not None else []
+    return next((ring.epoch for ring in rings if ring.group == testimony.me.group), 0)
+
+
+def _group(ring: m.Ring, members: Mapping[int, m.Testimony]) -> Group:
+    ours = {peer: members[peer] for peer in ring.peers if peer in members}
+    is_steady = len(ours) == len(ring.peers) and all(
+        each.is_running and _own_epoch(each) == ring.epoch for each in ours.values()
+    )
+    group = Group(ring.group, ring.epoch, list(ours), list(ring.peers), is_steady)
+    for peer, each in ours.items():
+        if not each.is_settled and each.installed is not None:
+            group.unsettled[peer] = _own_epoch(each)
+        if _own_epoch(each) == ring.epoch:
+            group.is_decided = group.is_decided or each.is_settled
+            group.commits.update(each.commits)
+            group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
+        # else: what it has heard was settled by the last view itself, as everybody's was.
+    _note_links(group, ring, ours)
+    _note_meetings(group, ours)
+    return group
+
+
+def _note_links(group: Group, ring: m.Ring, ours: Mapping[int, m.Testimony]) -> None:
+    is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
+    if is_mesh:
+        return  # a link that was lost since is told anew
+    group.missing = {(min(peer, other), max(peer, other)) for peer, each in ours.items() for other in each.unlinked}
+    if not group.missing and len(ring.peers) > 1:
+        # It stands by now, but the others were told that the group is no mesh.
+        low, high, *_ = sorted(ring.peers)
+        group.missing = {(low, high)}
+
+
+def _note_meetings(group: Group, ours: Mapping[int, m.Testimony]) -> None:
+    for each in ours.values():
+        for met in each.met:
+            if met.kind not in group.results or group.results[met.kind].meeting < met.meeting:
+                group.results[met.kind] = met
+    synced = {peer: each.synced for peer, each in ours.items() if each.synced is not None}
+    last = max(synced.values(), default=None)
+    sync = group.results.get(Kind.SYNC)
+    if last is not None:
+        group.revision = last[1]
+        group.synced = {peer for peer, each in synced.items() if each == last}
+        if sync is not None and sync.meeting == last[0] and sync.code == Result.SUCCESS:
+            # Whoever has not heard of it yet took part in it, unless it joined later.
+            group.synced |= {peer for peer, each in ours.items() if each.joined_after < last[0]}
+
+
+def unheard(testimony: m.Testimony, recovered: Recovered) -> m.Met | None:
+    """The end of the joint call that this peer waits in, if somebody has heard of it."""
+    kind = testimony.waits_in
+    heard = [met.meeting for met in testimony.met if met.kind == kind]
+    known = [
+        group.results[kind]
+        for group in recovered.groups
+        if kind in group.results and (kind in Kind.GLOBAL or group.number == testimony.me.group)
+    ]
+    last = max(known, key=lambda met: met.meeting, default=None)
+    if last is None or testimony.installed is None or last.meeting <= max([*heard, testimony.joined_after]):
+        return None
+    return last
