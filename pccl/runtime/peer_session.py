@@ -453,7 +453,7 @@ class PeerSession:
         opening = machine.resume(len(self._candidates.masters)) or self._hello()
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
-        while not machine.is_over:
+        while not machine.is_over and not self._attending.cancel_called:
             reason = ""
             try:
                 with trio.move_on_after(patience_s) as scope:

@@ -97,6 +97,7 @@ class Checks:
 
     def told(self, node: Node, message: m.Message) -> None:
         if isinstance(message, m.Welcome):
+            node.former_numbers.append(node.number)
             node.number = message.peer
             node.is_known = True
             node.is_accepted = False

@@ -92,6 +92,7 @@ class Node:
     """The master has not lost it, closed on it or let it go."""
     number: int = 0
     """Its peer number, as the master has told it; 0 before."""
+    former_numbers: list[int] = field(default_factory=list)
     is_accepted: bool = False
     """The master has sent it an Install."""
     reports: deque[tuple[str, int]] = field(default_factory=deque)

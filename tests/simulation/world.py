@@ -406,7 +406,9 @@ class World:
             assert all(node.call(call) is Result.SUCCESS for node, call in calls if node.is_reachable)
 
     def node_of(self, peer: int) -> Node:
-        return next(node for node in self.nodes if node.number == peer)
+        """Who has this number, or had it last."""
+        found = [node for node in self.nodes if node.number == peer]
+        return found[0] if found else next(node for node in self.nodes if peer in node.former_numbers)
 
     def ring_nodes(self, node: Node) -> list[Node]:
         return [self.node_of(peer) for peer in node.view.ring]
@@ -743,7 +745,8 @@ class World:
         if link is None or not node.is_reachable:
             return
         link.expires_at = link.ends_at
-        if not other.is_reachable or frozenset((node.name, other.name)) in self.unreachable:
+        is_another = other.number != link.effect.member.peer  # it has begun anew
+        if is_another or not other.is_reachable or frozenset((node.name, other.name)) in self.unreachable:
             self._later(node, lambda: self._refused(node, number, "connection refused"))
             return
         offered = None if other.is_frozen else other.machine.link_offered(node.number, link.effect.made_in)
