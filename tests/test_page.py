@@ -53,7 +53,7 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
 
         # A name that an attacker chose must stay text.
         server = node._service._server  # type: ignore[union-attr]
-        member = next(iter(server._machine._members.values()))
+        member = next(iter(server._machine.master._members.values()))
         member.hello = msgspec.structs.replace(member.hello, name="<img src=x onerror=document.title='owned'>")
 
         dom = browse(node, tmp_path / "profile", "--window-size=1200,1200", "--dump-dom")
