@@ -53,7 +53,7 @@ class SPSAPeer:
     def values(self) -> Model:
         return dict(self.model.named_parameters()) if hasattr(self.model, "named_parameters") else self.model
 
-    def loss(self) -> float:
+    def loss(self, direction: int = 0) -> float:
         return distance(self.values, self.target)
 
     def enter(self, peers_min: int = 1) -> SPSAPeer:

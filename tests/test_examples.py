@@ -110,6 +110,35 @@ def test_compare_diloco_with_torch() -> None:
     assert done.stdout.splitlines()[-1].endswith("| 0, 0 | 4 of 4 |")
 
 
+def test_spsa_with_torch_and_its_log(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    arguments = ["examples/spsa.py", "--pretrain", "1"]
+    lines = _run("-n", "2", *arguments, "--steps", "4", "--show-every", "2", "--log", str(tmp_path))
+    assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"]]
+    digests = _digests(lines)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+    assert sum("sent 4 bytes of payload in 4 steps" in line for line in lines) == 2
+    replayed = _run("-n", "1", *arguments, "--replay", str(tmp_path / "peer-1.log"))
+    assert "[0] 4 steps replayed" in replayed
+    assert _digests(replayed) == digests[:1]
+
+
+def test_compare_spsa_with_torch() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "examples/compare_spsa.py", "--steps", "10", "--pretrain", "1", "--peers", "2"]
+    done = subprocess.run(
+        [*command, "--only", "one", "peers"],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith("| 10 | 0, 0 | the same bits |")
+
+
 def test_ddp_digits_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

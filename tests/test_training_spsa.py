@@ -14,7 +14,7 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions
 from tests.crew import Background, together, until
-from tests.spsa_peers import OPTIONS, SPSAPeer, close, each_runs, spsa_crew
+from tests.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
 from tests.training_peers import assert_parity, new_model
 
 
@@ -22,15 +22,23 @@ def weights(peer: SPSAPeer) -> bytes:
     return b"".join(np.asarray(array).tobytes() for array in peer.model.values())
 
 
+class Dealt(SPSAPeer):
+    """Deals targets to directions, in place of peers."""
+
+    def loss(self, direction: int = 0) -> float:
+        return distance(self.values, 2.0 + direction / 10)
+
+
 def test_peers_with_one_direction_move_as_one_peer_with_as_many() -> None:
     with MasterNode("127.0.0.1:0") as master:
-        peers = spsa_crew(master, 3, target=2.0)
+        peers = [Dealt(master.address, number) for number in range(3)]
+        together([partial(peer.enter, 3) for peer in peers])
         first_loss = peers[0].loss()
         each_runs(peers, 60)
         close(peers)
     assert peers[0].worlds == [3] * 60
     with MasterNode("127.0.0.1:0") as master:
-        alone = SPSAPeer(master.address, 0, replace(OPTIONS, directions=3), target=2.0).enter().run(60)
+        alone = Dealt(master.address, 0, replace(OPTIONS, directions=3)).enter().run(60)
         alone.close()
     assert alone.worlds == [1] * 60
     assert weights(alone) == weights(peers[0])
@@ -191,6 +199,13 @@ def test_a_log_leads_from_the_first_weights_to_the_last(master: MasterNode, tmp_
         SPSAPeer(master.address, 0, log=path)
 
 
+def test_a_log_is_of_one_peer(master: MasterNode, tmp_path: Path) -> None:
+    peer = SPSAPeer(master.address, 0, log=tmp_path / "log").enter()
+    with pytest.raises(LogError, match="a log of its own"):
+        SPSAPeer(master.address, 1, log=tmp_path / "log")
+    peer.close()
+
+
 def test_a_log_goes_on_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with MasterNode("127.0.0.1:0") as master:
@@ -266,15 +281,15 @@ def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master:
     peer = SPSAPeer(master.address, 0).enter().run(3)
     other = SPSAPeer(master.address, 0)  # not connected; for its loss
 
-    def broken(at: int, value: float | None) -> Callable[[], float]:
+    def broken(at: int, value: float | None) -> Callable[[int], float]:
         calls = iter(range(10))
 
-        def loss() -> float:
+        def loss(direction: int) -> float:
             if next(calls) == at:
                 if value is None:
                     raise KeyboardInterrupt
                 return value
-            return other.loss()
+            return other.loss(direction)
 
         return loss
 

@@ -19,11 +19,11 @@ logarithm that no two libraries compute alike.)
         spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
         spsa.join(peers_min=4)
         while spsa.revision < 1000:
-            batch = next_batch()
-            print(spsa.step(lambda: evaluate(model, batch)))
+            print(spsa.step(lambda direction: evaluate(model, batch_of(spsa.revision, direction))))
 
-*One machine or many.* A direction's number is the peer's seat times the directions of each, plus which of them. So one
-peer with eight directions a step moves exactly as eight peers with one, if their losses are the same.
+*One machine or many.* A step's directions are numbered from 0, first those of the first peer, and the loss is told the
+number: to choose a batch by it, in place of the peer. Then one peer with eight directions a step moves exactly as
+eight peers with one, bit for bit, as far as they compute losses alike.
 
 *Coming and going.* A loss aborts the exchange on all survivors alike; they exchange again, with the bytes they have,
 and move along the directions of whoever is left. Newcomers are let in every `admit_every` steps, because asking costs
@@ -241,14 +241,14 @@ class SPSA:
 
     # Steps.
 
-    def step(self, loss: Callable[[], float]) -> SPSAStep:
-        """Evaluates `loss()` at perturbed weights, twice for each of this peer's directions, exchanges the outcome and
-        moves the weights; lets newcomers in when it is time. A joint call.
+    def step(self, loss: Callable[[int], float]) -> SPSAStep:
+        """Evaluates `loss(direction)` at perturbed weights, twice for each of this peer's directions, exchanges the
+        outcome and moves the weights; lets newcomers in when it is time. A joint call.
 
-        `loss` must give the same for the same weights: one batch, no dropout. It must not change them. What it raises
-        comes through, with the weights as they were, and the step may be called again. FloatingPointError for a loss
-        that is not finite; OverflowError, on all peers, where training has diverged; PCCLError: the master is lost, or
-        this peer was evicted (see `reconnect`); OSError of the log.
+        `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
+        What it raises comes through, with the weights as they were, and the step may be called again.
+        FloatingPointError for a loss that is not finite; OverflowError, on all peers, where training has diverged;
+        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); OSError of the log.
         """
         if not self._membership.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", "call join before")
@@ -280,17 +280,17 @@ class SPSA:
             loss=loss_mean,
         )
 
-    def _evaluate(self, loss: Callable[[], float]) -> tuple[bytes, float]:
+    def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
         """This peer's bytes, and the mean loss. The weights stay where they were evaluated last."""
         options = self._options
         codes = bytearray()
         losses = []
-        for i in range(options.directions):
-            direction = self._seats.own * options.directions + i
+        first = self._seats.own * options.directions
+        for direction in range(first, first + options.directions):
             pair = []
             for factor in (1, -1):
                 self._grid.displace(self.revision, {direction: factor})
-                pair.append(float(loss()))
+                pair.append(float(loss(direction)))
             projected = (pair[0] - pair[1]) / (2 * options.epsilon)
             if not math.isfinite(projected):
                 raise FloatingPointError(

@@ -17,6 +17,7 @@ after `kill -9`, ends before it. Numbers are little-endian:
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import zlib
@@ -132,6 +133,11 @@ class LogFile:
         """Goes on with the file if it is there, after its last whole entry. OSError, LogError."""
         path = Path(path)
         self._file: BinaryIO = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise LogError(f"{path} is written by another process; each peer needs a log of its own") from None
         self._file.seek(0)
         data = self._file.read()
         if not data:

@@ -1,0 +1,222 @@
+"""What SPSA with shared seeds promises: many peers with a byte each are as good as one machine that does all the work.
+
+    python examples/compare_spsa.py
+
+Runs spsa.py with a master of its own, and ends with a table:
+
+    reference  one machine, four directions a step, their projected gradients as they are: no peers, no bytes
+    one        one machine, four directions a step, in bytes
+    peers      four peers with one direction each: to have the bits of `one` after every step
+    churn      as `peers`, but every few steps a peer is killed (SIGKILL) and started again, which then joins; the next
+               kill waits until it has
+
+and the logs of the last two are replayed from the pretrained model, to end with the bits of the run. All digests that
+any two peers have after the same step are compared. Exit code 1: bits differ, or a run failed. `--plot FILE` draws the
+losses, `--steps` makes it longer or shorter, `--only NAME ...` leaves some of the last three out.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pccl import MasterNode
+
+FOLDER = Path(__file__).resolve().parent
+NAMES = ("one", "peers", "churn")
+SHOW_EVERY = 10
+STALL_S = 300
+"""A run without progress for so long has failed."""
+PAUSE_S = 0.15
+"""What a step with churn takes at least: else it is over before who was killed is there again."""
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass
+class Run:
+    """The processes of one run, and what they write."""
+
+    name: str
+    options: argparse.Namespace
+    folder: Path
+    extra: tuple[str, ...] = ()
+    kill_every: int = 0
+    """Least number of steps between two kills; 0: none."""
+    files: list[Path] = field(default_factory=list)
+    killed_at: int = 0
+    kills: int = 0
+
+    def command(self, *arguments: str) -> list[str]:
+        options = self.options
+        return [sys.executable, str(FOLDER / "spsa.py"), "--start", str(options.start), *self.extra, *arguments]
+
+    def start(self, master: str, index: int, peers: int) -> subprocess.Popen[bytes]:
+        path = self.folder / f"{len(self.files)}.jsonl"
+        self.files.append(path)
+        numbers = {"--peers": peers, "--index": index, "--steps": self.options.steps, "--show-every": SHOW_EVERY}
+        arguments = [text for name, number in numbers.items() for text in (name, str(number))]
+        # Who was killed starts a log anew: it may not have written the last step.
+        arguments += ["--json", str(path), "--log", str(self.folder / f"logs-{len(self.files)}")]
+        with (self.folder / "output.txt").open("ab") as output:
+            environment = {**os.environ, "PCCL_MASTER": master}
+            return subprocess.Popen(self.command(*arguments), env=environment, stdout=output, stderr=output)
+
+    def make(self, count: int) -> None:
+        progress_s, shown = time.monotonic(), 0
+        with MasterNode("127.0.0.1:0") as master:
+            peers = {index: self.start(master.address, index, count) for index in range(count)}
+            try:
+                while peers[0].poll() is None:
+                    time.sleep(0.02)
+                    rows = rows_of(self.files[0])
+                    if len(rows) > shown:
+                        shown, progress_s = len(rows), time.monotonic()
+                        self.churn(rows[-1], peers, master.address)
+                    if time.monotonic() > progress_s + STALL_S:
+                        raise SystemExit(f"{self.name}: no progress in {STALL_S} s")
+                if peers[0].returncode != 0:
+                    raise SystemExit(f"{self.name} failed:\n" + (self.folder / "output.txt").read_text()[-2000:])
+                for index, process in peers.items():
+                    if rows_of(self.files[-1]) or not self.kills:  # else it came after the end, and waits for others
+                        assert process.wait(STALL_S) == 0, f"{self.name}: peer {index} failed"
+            finally:
+                for process in peers.values():
+                    process.kill()
+                    process.wait()
+
+    def churn(self, row: dict[str, Any], peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
+        is_due = self.kill_every and row["step"] >= self.killed_at + self.kill_every
+        if not is_due or row["peers"] < self.options.peers or row["step"] + self.kill_every > self.options.steps:
+            return
+        self.killed_at = row["step"]
+        index = 1 + self.kills % (self.options.peers - 1)  # peer 0 shows the table
+        peers[index].kill()
+        peers[index].wait()
+        self.kills += 1
+        peers[index] = self.start(master, index, self.options.peers)
+
+    def replayed(self) -> str:
+        """What a process of its own makes of the log of peer 0."""
+        command = self.command("--replay", str(self.folder / "logs-1" / "peer-0.log"))
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.split()[-1]
+
+    @property
+    def digests(self) -> dict[int, set[str]]:
+        """All that anybody had after each step."""
+        found: dict[int, set[str]] = {}
+        for path in self.files:
+            for row in rows_of(path):
+                found.setdefault(row["step"], set()).add(row["digest"])
+        return found
+
+
+def reference_losses(options: argparse.Namespace) -> list[float]:
+    """SPSA as the papers have it, with the directions and batches of the runs. The loss at first, and of each row."""
+    import torch
+    from common.bytecode import Bytecode
+    from common.gpt import CONTEXT, GPT, Trainer
+    from common.text import Corpus
+
+    from pccl.training import SPSAOptions
+    from pccl.training.grid import Grid
+    from pccl.training.in_place import tensors_of
+
+    torch.set_num_threads(1)
+    model, data = GPT(), Bytecode()
+    Trainer(model, Corpus(shards=4), 0, 1).warm_start(options.pretrain, options.start)
+    settings = SPSAOptions(learning_rate=3e-3, decay_steps=400)
+    grid = Grid(list(tensors_of(model)[0].values()), settings.epsilon, settings.seed)
+    with torch.no_grad():
+        losses = [float(model.loss(data.validation(CONTEXT + 1)))]
+        for step in range(options.steps):
+            moves = {}
+            for direction in range(options.peers):
+                batch = data.batch(step, direction, 16, CONTEXT + 1)
+                grid.displace(step, {direction: 1})
+                plus = float(model.loss(batch))
+                grid.displace(step, {direction: -1})
+                minus = float(model.loss(batch))
+                moves[direction] = -settings.rate(step) * (plus - minus) / (2 * settings.epsilon) / options.peers
+            grid.update(step, moves)
+            if (step + 1) % SHOW_EVERY == 0:
+                losses.append(float(model.loss(data.validation(CONTEXT + 1))))
+    return losses
+
+
+def draw(path: Path, losses: dict[str, list[float]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, values in losses.items():
+        axes.plot([SHOW_EVERY * i for i in range(len(values))], values, label=name)
+    axes.set(xlabel="step", ylabel="validation loss, nats per byte", yscale="log")
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=400, help="steps (default: %(default)s)")
+    parser.add_argument("--kill-every", type=int, default=20, help="steps between kills (default: %(default)s)")
+    parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    problems = []
+    with tempfile.TemporaryDirectory() as scratch:
+        options.start = options.start or Path(scratch, "start.pt")
+        losses = {"reference": reference_losses(options)}
+        print(f"reference: loss {losses['reference'][-1]:.4f}", flush=True)
+        runs = {
+            "one": Run("one", options, Path(scratch, "one"), ("--directions", str(options.peers))),
+            "peers": Run("peers", options, Path(scratch, "peers")),
+            "churn": Run("churn", options, Path(scratch, "churn"), ("--pause", str(PAUSE_S)), options.kill_every),
+        }
+        table = [f"| reference | {losses['reference'][-1]:.4f} | | | |"]
+        for name in options.only:
+            run = runs[name]
+            run.folder.mkdir()
+            count = 1 if name == "one" else options.peers
+            run.make(count)
+            rows = rows_of(run.files[0])
+            losses[name] = [losses["reference"][0], *(row["validation_loss"] for row in rows)]
+            print(f"{name}: loss {losses[name][-1]:.4f}", flush=True)
+            problems += [f"{name}: digests differ after step {s}" for s, found in run.digests.items() if len(found) > 1]
+            replay = ""
+            if name != "one":
+                is_same = run.replayed() == rows[-1]["digest"][:16]
+                replay = "the same bits" if is_same else "other bits"
+                problems += [] if is_same else [f"{name}: the log leads elsewhere"]
+            joins = sum(bool(rows_of(path)) for path in run.files) - count
+            sent = int(rows[-1]["sent_bytes"])
+            table.append(f"| {name} | {losses[name][-1]:.4f} | {sent} | {run.kills}, {joins} | {replay} |")
+        if {"one", "peers"} <= {*options.only} and runs["one"].digests != runs["peers"].digests:
+            problems.append("four peers do not move as one machine with four directions")
+    print(f"\n{options.steps} steps of {options.peers} directions, from a loss of {losses['reference'][0]:.4f}")
+    print("| run | validation loss | bytes sent by a peer | kills, joins | its log, replayed |")
+    print("| --- | --- | --- | --- | --- |")
+    print("\n".join(table))
+    if options.plot is not None:
+        draw(options.plot, losses)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
