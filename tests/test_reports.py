@@ -40,6 +40,14 @@ def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
     assert tally.report(STATS) is not None
 
 
+def test_another_master_is_told_anew() -> None:
+    tally = Tally()
+    told = tally.report(STATS, 1)
+    tally.report(STATS, 1)
+    assert tally.report(STATS, 1) is None
+    assert tally.report(STATS, 2) == told
+
+
 def test_only_the_last_epochs_are_told() -> None:
     tally = Tally()
     for epoch in range(1, 3 * EPOCHS_TOLD):

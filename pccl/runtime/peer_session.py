@@ -616,7 +616,9 @@ class PeerSession:
             await trio.sleep(interval_s(self.view.global_world_size))
 
     def _report(self) -> None:
-        report = self._tally.report(self._engine.stats())
+        if not self._machine.is_led:
+            return
+        report = self._tally.report(self._engine.stats(), self._machine.term)
         if report is not None:
             self._machine.report(report)
 

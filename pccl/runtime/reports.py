@@ -37,6 +37,7 @@ class Tally:
         self._state_rx_bytes = 0
         self._reconnects = 0
         self._links: dict[int, _Link] = {}
+        self._term = 0
         self._told: Report | None = None
         self._is_quiet = False
         """Two reports have said the same."""
@@ -69,8 +70,11 @@ class Tally:
     def link_closed(self, link: int) -> None:
         self._links.pop(link, None)
 
-    def report(self, stats: Mapping[str, int]) -> Report | None:
-        """What there is to tell, with the engine's counters. None: nothing new."""
+    def report(self, stats: Mapping[str, int], term: int = 1) -> Report | None:
+        """What there is to tell the master of this term, with the engine's counters. None: nothing new."""
+        if term != self._term:
+            self._term = term
+            self._told = None
         sent = sorted((link.peer, sum(link.tx_bytes.values())) for link in self._links.values())
         made = Report(
             ops=[(epoch, committed, aborted) for epoch, (committed, aborted) in sorted(self._ops.items())],
