@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from pccl.errors import PCCLError
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.runtime import addresses, portal
+from pccl.runtime.candidates import Address
 from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
 from pccl.types import Result
@@ -51,8 +53,10 @@ class MasterNode:
     bits. Each link has at least so many connections.
 
     A run outlives its master. One that begins at the same address takes the run over from its peers; so does a standby
-    (`is_standby`), which founds no run by itself and waits, at an address that the peers know too, for those who have
-    lost theirs. A majority of the run's last view has to come, and it goes on.
+    (`standby_of`, the "host:port" of the others, with commas between), which founds no run by itself and waits, at an
+    address that the peers know too, for those who have lost theirs. A majority of the run's last view has to come, and
+    it goes on. Where peers know several masters, one that loses more than half of a run's peers at once leads no
+    further: they may be with another.
 
     `http` ("host:port", best of a loopback address: it asks nobody who they are) shows the run to browsers at `/`, as
     JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives.
@@ -67,15 +71,15 @@ class MasterNode:
         peer_timeout: float | None = None,
         engine_threads: int | None = None,
         http: str | None = None,
-        is_standby: bool = False,
+        standby_of: str = "",
     ) -> None:
         """INVALID_ARGUMENT."""
-        self._is_standby = is_standby
         self._options = MasterOptions(
             peer_timeout_s=_peer_timeout_s(peer_timeout), engine_threads=_engine_threads(engine_threads)
         )
         try:
             self._host, self._port = addresses.parse(listen_address)
+            self._standby_of = addresses.parse_masters(standby_of) if standby_of else []
             self._http = None if http is None else addresses.parse(http, DEFAULT_HTTP_PORT)
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
@@ -103,7 +107,7 @@ class MasterNode:
         try:
             birth_s = BIRTH_S if self._port else 0.0
             service = _Service(
-                listener, self._options, self._token, self._ssl_context, web_listener, birth_s, self._is_standby
+                listener, self._options, self._token, self._ssl_context, web_listener, birth_s, self._standby_of
             )
         except OSError as error:
             listener.close()
@@ -192,11 +196,19 @@ class _Service:
         ssl_context: ssl.SSLContext | None,
         web_listener: socket.socket | None,
         birth_s: float,
-        is_standby: bool,
+        standby_of: Sequence[Address],
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
-        self._server = MasterServer(listener, options, token, ssl_context, birth_s, is_standby)
+        self._server = MasterServer(
+            listener,
+            options,
+            token,
+            ssl_context,
+            birth_s,
+            standby_of,
+            security.client_tls(None, "MasterNode") if standby_of else None,
+        )
         self._web: WebServer | None = None
         self.http_port = 0
         if web_listener is not None:

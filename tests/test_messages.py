@@ -19,7 +19,7 @@ WIRE = {
     "SyncOffer": "strategy revision root tensors",
     "LinkFigure": "peer is_inbound bytes_per_s round_trip_us",
     "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found=",
-    "Resume": "protocol run term peer auth= masters=",
+    "Resume": "protocol run term peer auth= masters= is_accepted=",
     "Aborted": "tag sequence code reason",
     "Met": "kind meeting code reason value",
     "InstalledView": "view rings is_meshed",

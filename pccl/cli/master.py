@@ -60,6 +60,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it asks nobody "
         "who they are, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
     )
+    parser.add_argument(
+        "--standby-of",
+        metavar="HOST:PORT[,...]",
+        default="",
+        help="found no run, but take over those whose peers have lost their master and know this one's address too; "
+        "the others are watched, with PCCL_TOKEN and PCCL_TLS_CA as peers use them",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
     parser.add_argument(
@@ -89,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
             peer_timeout=arguments.peer_timeout,
             engine_threads=arguments.engine_threads,
             http=arguments.http,
+            standby_of=arguments.standby_of,
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:

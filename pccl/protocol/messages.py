@@ -169,6 +169,8 @@ class Resume(Message, frozen=True):
     auth: bytes = b""
     masters: int = 1
     """As of Hello."""
+    is_accepted: bool = True
+    """False: a view was prepared that would accept it, and it has not heard of its end."""
 
 
 class Aborted(Record, frozen=True):

@@ -541,7 +541,9 @@ class Peer:
         """The first message to the next master; None: Hello. `masters` is how many may be asked."""
         if self.view is None and self._next is None:
             return None
-        return m.Resume(m.PROTOCOL_VERSION, self.run, self.term, self.peer, masters=masters)
+        return m.Resume(
+            m.PROTOCOL_VERSION, self.run, self.term, self.peer, masters=masters, is_accepted=self.view is not None
+        )
 
     def _start_over_if_unknown(self, is_unknown: bool = False) -> None:
         """Whoever was never accepted is a newcomer again, unless it may have been and not heard of it."""

@@ -48,6 +48,7 @@ class _Claim:
     peer: int
     run: str
     masters: int
+    is_accepted: bool
     since: float
     testimony: m.Testimony | None = None
     """Since it follows."""
@@ -61,6 +62,8 @@ class Succession:
         self.options = options or MasterOptions()
         self.master = Master(run, self.options)
         self.is_standby = is_standby
+        self.others = ""
+        """What is known of other masters, for those who are sent away."""
         self.birth_at = birth_at
         self._names = run
         self._held: dict[int, tuple[str, m.Hello]] = {}
@@ -170,6 +173,9 @@ class Succession:
             self._effects.append(Close(old))
             self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
             self._check_deposition()
+        if self.is_leading and not message.is_accepted:
+            self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
+            return
         if self.is_leading:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
@@ -178,7 +184,9 @@ class Succession:
             self._release(claim.connection)
             self._dismiss(claim.connection, m.Elsewhere("this peer has come again"))
         self._log("info", f"{who} ({host}) has lost its master")
-        self._claims[connection] = _Claim(connection, message.peer, message.run, message.masters, self._now)
+        self._claims[connection] = _Claim(
+            connection, message.peer, message.run, message.masters, message.is_accepted, self._now
+        )
         term = self._terms.setdefault(message.run, message.term + 1)
         if term > message.term:
             self._say(connection, m.Lead(term))
@@ -246,7 +254,7 @@ class Succession:
                 continue
             if claim.run != run:
                 self._dismiss(claim.connection, m.Elsewhere(f"it leads run {run!r} and not {claim.run!r}"))
-            elif claim.peer in recovered.newcomers:
+            elif claim.peer in recovered.newcomers or not claim.is_accepted:
                 self._dismiss(claim.connection, m.StartOver("the view that was to accept it has never been"))
             else:
                 text = f"evicted: lost before view {recovered.view_heard}, or too late to testify after the loss of "
@@ -282,7 +290,9 @@ class Succession:
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
-            self._dismiss(connection, m.Elsewhere("a standby, which leads no run"))
+            self._dismiss(
+                connection, m.Elsewhere(f"a standby, which leads no run{'; ' * bool(self.others)}{self.others}")
+            )
         elif not message.may_found:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
             self._dismiss(connection, m.Elsewhere("it leads no run yet"))

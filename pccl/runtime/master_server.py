@@ -11,6 +11,7 @@ import logging
 import secrets
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -22,8 +23,10 @@ from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, S
 from pccl.protocol.succession import Succession
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
+from pccl.runtime.candidates import Address
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.ring_search import best_ring
+from pccl.runtime.standby_watch import watch
 from pccl.runtime.status_board import StatusBoard
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
@@ -38,6 +41,8 @@ FAREWELL_S = 2.0
 """How long a closed connection may take to receive our last words."""
 LIFE_SHARE = 0.1
 """Of the peer timeout: how often this process notes that it lives."""
+WATCH_SHARE = 0.5
+"""Of the peer timeout: how often a standby looks for the others."""
 STATUS_READERS_MAX = 16
 """Who is being told how the run stands, at a time. What they have not read yet lies in this process."""
 
@@ -60,15 +65,19 @@ class MasterServer:
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
         birth_s: float = 0.0,
-        is_standby: bool = False,
+        standby_of: Sequence[Address] = (),
+        client_context: ssl.SSLContext | None = None,
     ) -> None:
-        """For `birth_s` nobody may found a run here: peers of one may be on their way."""
+        """For `birth_s` nobody may found a run here: peers of one may be on their way. A standby founds none;
+        `client_context` is for its questions to the others, where these speak TLS."""
         self._listener = listener
         self._token = token
         self._ssl_context = ssl_context
+        self._client_context = client_context
         self._options = options or MasterOptions()
         self._birth_s = birth_s
-        self._machine = Succession(secrets.token_hex(8), self._options, is_standby=is_standby)
+        self._machine = Succession(secrets.token_hex(8), self._options, is_standby=bool(standby_of))
+        self._standby_of = standby_of
         self._lived_at = 0.0
         """When this process last did something."""
         self._clients: dict[int, _Client] = {}
@@ -105,6 +114,8 @@ class MasterServer:
                 self._nursery = nursery
                 nursery.start_soon(self._watch_clock)
                 nursery.start_soon(self._live)
+                if self._standby_of:
+                    nursery.start_soon(self._watch_others)
                 nursery.start_soon(self._watch_beats)
                 starved = False
                 while True:
@@ -293,6 +304,13 @@ class MasterServer:
                     self._carry_out(self._machine.silent(event.connection, event.silent_s, now))
                 else:
                     self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
+
+    async def _watch_others(self) -> None:
+        def tell(text: str) -> None:
+            self._machine.others = text
+
+        interval_s = WATCH_SHARE * self._options.peer_timeout_s
+        await watch(self._standby_of, self._token, self._client_context, interval_s, tell)
 
     async def _live(self) -> None:
         """Notes that this process is not stopped, so that one that was can be told from its peers' silence."""

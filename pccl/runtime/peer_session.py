@@ -153,8 +153,26 @@ class _Syncing:
     transfer: Transfer
     plan: m.SyncPlan | None = None
     planned: trio.Event = field(default_factory=trio.Event)
+    """Set by the next plan."""
     is_over: bool = False
+    fetching: trio.CancelScope | None = None
+    is_fetching: trio.Lock = field(default_factory=trio.Lock)
     scopes: list[trio.CancelScope] = field(default_factory=list)
+
+    def plan_with(self, plan: m.SyncPlan) -> None:
+        """A plan, or that of another master after it, which begins anew with what has come by then."""
+        self.plan = plan
+        self.planned.set()
+        self.planned = trio.Event()
+        if self.fetching is not None:
+            self.fetching.cancel()
+            self.fetching = None
+
+    async def until_planned(self, sync: int) -> bool:
+        """Waits for the plan of this sync. False if it is over."""
+        while not self.is_over and (self.plan is None or self.plan.sync < sync):
+            await self.planned.wait()
+        return not self.is_over and self.plan is not None and self.plan.sync == sync
 
     def scope(self) -> trio.CancelScope:
         """For one task that moves state: cancelled when the call is over, so that no tensor is touched after it."""
@@ -952,9 +970,7 @@ class PeerSession:
             refusal = offered
         if refusal is None and isinstance(opening, m.StateHello):
             syncing = self._syncing
-            if syncing is not None:
-                await syncing.planned.wait()
-            if syncing is not None and syncing.plan is not None and syncing.plan.sync == opening.sync:
+            if syncing is not None and await syncing.until_planned(opening.sync):
                 await send_message(sock, m.Accepted())
                 stream = self._stream(sock, keys)
                 return lambda: self._serve_state(stream, syncing)
@@ -992,8 +1008,7 @@ class PeerSession:
             # The caller gave up while the plan was on its way.
             self._machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
             return
-        syncing.plan = effect.plan
-        syncing.planned.set()
+        syncing.plan_with(effect.plan)
         if effect.plan.fetch_content or effect.plan.fetch_loose:
             self._spawn(self._fetch_state, syncing, effect)
 
@@ -1011,12 +1026,16 @@ class PeerSession:
             raise links.LinkError(f"peer {donor.peer}: no answer within {links.ANSWER_TIMEOUT_S:g} s")
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
-        with syncing.scope():
-            try:
-                suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
-                success, reason = True, ""
-            except TransferError as error:
-                suspects, reason = error.suspects, str(error)
+        scope = syncing.fetching = syncing.scope()
+        with scope:
+            async with syncing.is_fetching:
+                if syncing.plan is not plan:
+                    return  # another one has followed it
+                try:
+                    suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
+                    success, reason = True, ""
+                except TransferError as error:
+                    suspects, reason = error.suspects, str(error)
         machine.sync_ended(plan.sync, success, reason, suspects)
         self._pump()
 

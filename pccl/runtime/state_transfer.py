@@ -26,7 +26,7 @@ class Transfer:
     def __init__(self, tensors: Sequence[StateTensor], own: Fingerprint) -> None:
         self.tensors = tensors
         self.own = own
-        """Of the tensors when the call began: what is served is this."""
+        """Of the tensors when the call began, or since a fetch has brought them up: what is served is this."""
         self.tx_bytes = 0
         """Contents that left, also those that a receiver did not need any more when they came."""
         self._receiver = Receiver(tensors, own)
@@ -51,8 +51,12 @@ class Transfer:
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect) -> list[tuple[int, str]]:
         """Brings the tensors to the elected content. Returns the donors that failed and how; TransferError, with the
-        same, when none is left to ask."""
+        same, when none is left to ask. When cancelled, what has come stays, and another fetch may follow."""
+        self._receiver.suspects.clear()
         await self._receiver.fetch(plan, donors, connect)
+        self.own = Fingerprint(
+            tuple(bytes(digests) for digests in self._receiver.held), plan.root if plan.fetch_content else self.own.root
+        )
         return list(self._receiver.suspects.items())
 
     def lost(self, peer: int, reason: str) -> None:

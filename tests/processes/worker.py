@@ -174,6 +174,21 @@ class Member:
                 is_restored = x.tobytes() == kept.tobytes()
                 say(iteration=iteration, verdict=error.result.name, restored=is_restored, world=self.world())
 
+    def reduce_many(self, count: int, seed: int, iterations: int) -> list[list[Any]]:
+        """So many reduces, one after the other; says when each begins. Of each the verdict, the world and the sum."""
+        ends: list[list[Any]] = []
+        x, y = np.empty(count, np.float32), np.empty(count, np.float32)
+        for iteration in range(iterations):
+            say(iteration=iteration)
+            x[:] = seed + iteration
+            try:
+                info = self._peer.all_reduce(x, y, op=ReduceOp.SUM)
+            except PCCLError as error:
+                ends.append([error.result.name, 0, 0.0])
+            else:
+                ends.append(["SUCCESS", info.world_size, float(y[0] if (y == y[0]).all() else -1)])
+        return ends
+
     def launch_many(self, tags: list[int], count: int, seed: int) -> None:
         """Launches in-place reduces under these tags, from three threads at once."""
 
@@ -233,9 +248,9 @@ class Member:
 
     # The process itself.
 
-    def listen(self, peer_timeout: float | None = None, host: str = "127.0.0.1") -> str:
+    def listen(self, peer_timeout: float | None = None, address: str = "127.0.0.1:0", standby_of: str = "") -> str:
         """Runs a master."""
-        self.node = MasterNode(f"{host}:0", peer_timeout=peer_timeout)
+        self.node = MasterNode(address, peer_timeout=peer_timeout, standby_of=standby_of)
         self.node.run()
         return self.node.address
 

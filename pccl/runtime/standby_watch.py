@@ -1,0 +1,52 @@
+"""What a standby knows of the masters that it stands by for: asked like anybody who asks for their status.
+
+Nothing is decided by this. A standby leads when a majority of a run's last view has come to it, and peers come when
+they have lost their master: whether it answers the standby says nothing about whether it answers them. What is known
+is told to newcomers, who are sent away, and to the log when it changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+
+import trio
+
+from pccl.runtime import addresses
+from pccl.runtime.candidates import Address
+from pccl.runtime.status_client import NoStatus, ask
+
+logger = logging.getLogger("pccl.master")
+
+
+async def watch(
+    masters: Sequence[Address],
+    token: str,
+    ssl_context: ssl.SSLContext | None,
+    interval_s: float,
+    tell: Callable[[str], None],
+) -> None:
+    """Asks all of them every `interval_s`, and tells what is known of them."""
+    known = ""
+    while True:
+        found = "; ".join([await _look(address, token, ssl_context, interval_s) for address in masters])
+        if found != known:
+            logger.info("%s", found)
+            tell(found)
+        known = found
+        await trio.sleep(interval_s)
+
+
+async def _look(address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float) -> str:
+    where = addresses.join(*address)
+    try:
+        with trio.fail_after(limit_s):
+            status = await ask(*address, token, ssl_context)
+    except NoStatus as error:
+        return f"no word from the master at {where} ({error})"
+    except trio.TooSlowError:
+        return f"no word from the master at {where} within {limit_s:g} s"
+    if any(member.state == "accepted" for member in status.members):
+        return f"the master at {where} leads run {status.run} in term {status.term}"
+    return f"the master at {where} answers and leads no run"

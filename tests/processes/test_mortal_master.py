@@ -1,0 +1,113 @@
+"""The master is killed in the middle of everything, and another one follows: at its address, or as a standby."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.crew import until
+from tests.processes.conftest import Start
+from tests.processes.harness import Worker
+
+Run = Callable[..., list[Worker]]
+
+COUNT = 2**20
+ITERATIONS = 120
+MASTER_TIMEOUT_S = 30.0
+PEER_TIMEOUT_S = 2.0
+
+
+def _hear_iteration(worker: Worker, iteration: int) -> None:
+    while worker.hear() != {"iteration": iteration}:
+        pass
+
+
+def _ends(worker: Worker) -> list[list[Any]]:
+    while "seconds" not in (message := worker.hear()):
+        pass
+    assert not message.get("error"), message
+    return message["value"]  # type: ignore[no-any-return]
+
+
+def _sums(world: int) -> list[list[Any]]:
+    return [["SUCCESS", world, float(sum(range(world)) + world * iteration)] for iteration in range(ITERATIONS)]
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+def test_a_master_that_is_begun_anew_at_its_address_goes_on_with_the_run(start: Start, run: Run, kills: int) -> None:
+    (master,) = start(1)
+    address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
+    peers = run(3, address, master_timeout=MASTER_TIMEOUT_S)
+    for seed, peer in enumerate(peers):
+        peer.begin("reduce_many", count=COUNT, seed=seed, iterations=ITERATIONS)
+    for kill in range(kills):
+        _hear_iteration(peers[0], 3 + 2 * kill)
+        master.kill()
+        (master,) = start(1)
+        assert master.do("listen", address=address, peer_timeout=PEER_TIMEOUT_S) == address
+    assert [_ends(peer) for peer in peers] == [_sums(3)] * 3
+    (newcomer,) = start(1)
+    newcomer.begin("connect", master=address)
+    for peer in peers:
+        peer.begin("gather", world=4)
+    assert [worker.answer().error for worker in (*peers, newcomer)] == [""] * 4
+
+
+def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:
+    primary, standby = start(2)
+    first = primary.do("listen", peer_timeout=PEER_TIMEOUT_S)
+    second = standby.do("listen", peer_timeout=PEER_TIMEOUT_S, standby_of=first)
+    peers = run(3, f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
+    for seed, peer in enumerate(peers):
+        peer.begin("reduce_many", count=COUNT, seed=seed, iterations=ITERATIONS)
+    _hear_iteration(peers[1], 3)
+    primary.kill()
+    assert [_ends(peer) for peer in peers] == [_sums(3)] * 3
+    (newcomer,) = start(1)
+    newcomer.begin("connect", master=f"{first},{second}")
+    for peer in peers:
+        peer.begin("gather", world=4)
+    assert [worker.answer().error for worker in (*peers, newcomer)] == [""] * 4
+    # The old one comes back, and leads nothing: whoever asks is told by the standby's run, first.
+    (again,) = start(1)
+    again.do("listen", address=first, peer_timeout=PEER_TIMEOUT_S)
+    (late,) = start(1)
+    late.begin("connect", master=f"{first},{second}")
+    for peer in (*peers, newcomer):
+        peer.begin("gather", world=5)
+    assert [worker.answer().error for worker in (*peers, newcomer, late)] == [""] * 5
+
+
+@pytest.mark.parametrize("kind", ["update_topology", "sync"])
+def test_calls_wait_for_the_next_master(start: Start, run: Run, kind: str) -> None:
+    (master,) = start(1)
+    address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
+    peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
+    for seed, peer in enumerate(peers):
+        peer.do("array", name="x", count=COUNT, seed=seed)
+        peer.do("state", name="s", arrays=["x"])
+    arguments = {"name": "s"} if kind == "sync" else {}
+    peers[0].begin(kind, **arguments)
+    peers[0].until_asleep()
+    master.kill()
+    peers[1].begin(kind, **arguments)
+    (master,) = start(1)
+    master.do("listen", address=address, peer_timeout=PEER_TIMEOUT_S)
+    assert [peer.answer().error for peer in peers] == [""] * 2
+    if kind == "sync":
+        assert peers[0].do("digest", name="x") == peers[1].do("digest", name="x")
+
+
+def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run) -> None:
+    (master,) = start(1)
+    address = master.do("listen", peer_timeout=1.0)
+    peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
+    for seed, peer in enumerate(peers):
+        peer.begin("reduce_many", count=COUNT, seed=seed, iterations=ITERATIONS)
+    _hear_iteration(peers[0], 3)
+    master.stop()
+    until(lambda: all("looking for a master" in peer.stderr for peer in peers), "it is missed")
+    master.resume()
+    assert [_ends(peer) for peer in peers] == [_sums(2)] * 2

@@ -1,0 +1,258 @@
+"""The master dies before every single delivery of a run, and another one follows it, or none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from pccl.protocol.messages import Kind
+from pccl.types import Result
+from tests.simulation.schedule import Plan, play
+from tests.simulation.world import MASTER_TIMEOUT_S, World
+
+LATER = 15
+"""Deliveries after which a successor begins, if not at once."""
+SCHEDULES = 60
+
+
+class _Mortal(World):
+    """Something happens before the n-th delivery, and something that follows from it `LATER` deliveries after that, or
+    when nothing else is left to be delivered."""
+
+    def __init__(self, at: int, masters: int, fault: Callable[[World], None], relief: Callable[[World], None]) -> None:
+        super().__init__(random.Random(at), masters=masters)
+        self.costs = {frozenset(("n1", "n2")): 500}
+        self.deliveries = 0
+        self._at = at
+        self._fault = fault
+        self._relief: Callable[[World], None] | None = relief
+
+    def step(self) -> bool:
+        self.deliveries += 1
+        if self.deliveries == self._at:
+            self._fault(self)
+        if self.deliveries == self._at + LATER:
+            self._relieve()
+        if super().step():
+            return True
+        if self._relief is not None and self.deliveries >= self._at:
+            self._relieve()
+            return True
+        return False
+
+    def _relieve(self) -> None:
+        relief, self._relief = self._relief, None
+        if relief is not None:
+            relief(self)
+
+    def run(self, steps_max: int = 200_000) -> None:
+        """Until nobody waits for a master."""
+        for _ in range(10):
+            super().run(steps_max)
+            held = [seat for seat in self.seats if seat.machine.master.is_vacant and not seat.is_dead]
+            if all(node.masterless_since is None for node in self.alive) and (self.accepted or not held):
+                return
+            self.wait(2.5)
+        raise AssertionError("they find no master")
+
+
+def _course(world: World) -> None:
+    """Three peers join, reduce, sync and measure."""
+    for name in ("n1", "n2", "n3"):
+        newcomer = world.add()
+        newcomer.root = name.encode()
+        world.run()
+        _all_call(world, Kind.UPDATE_TOPOLOGY)
+        if world.master.pending:
+            _all_call(world, Kind.UPDATE_TOPOLOGY)  # it had lost its master just then
+    for tag in (1, 2):
+        for node in reversed(world.accepted):
+            world.launch(node, tag)
+    world.run()
+    _all_call(world, Kind.SYNC)
+    _all_call(world, Kind.OPTIMIZE_TOPOLOGY)
+    for node in world.accepted:
+        world.launch(node, 3)
+    world.run()
+
+
+def _all_call(world: World, kind: str) -> None:
+    for node in world.accepted:
+        world.joint(node, kind)
+    world.run()
+
+
+def _close(world: World) -> None:
+    """Whoever is left goes on."""
+    for _ in range(8):
+        world.wait(2.5)
+        world.run()
+    world.check_rest()
+    for node in world.accepted:
+        for call in node.open_calls:
+            world.cancel_joint(node, call)
+        for op in node.open_ops:
+            world.cancel(node, op)
+    world.run()
+    world.admit_all()
+    survivors = world.accepted
+    assert set(world.reduce(survivors, tag=9)) == {Result.SUCCESS}
+    assert set(world.call_all(survivors, Kind.SYNC)) == {Result.SUCCESS}
+    world.check_rest()
+    world.checks.agreement()
+
+
+def _replace(world: World) -> None:
+    world.kill_master()
+    world.restart_master()
+
+
+def _replace_and_lose(world: World) -> None:
+    _replace(world)
+    if len(world.accepted) > 2:
+        world.kill(world.accepted[1])
+
+
+def _replace_twice(world: World) -> None:
+    _replace(world)
+    for _ in range(7):
+        world.step()
+    _replace(world)
+
+
+def _kill_once_accepted(world: World) -> None:
+    """A standby founds no run."""
+    if world.accepted:
+        world.kill_master()
+
+
+def _nothing(world: World) -> None:
+    pass
+
+
+def _thaw_stale(world: World) -> None:
+    """A master that was stopped for longer than its peers waited goes on."""
+    world.wait(6.0)
+    world.thaw_master(world.seats[0])
+
+
+FAULTS: dict[str, tuple[int, Callable[[World], None], Callable[[World], None]]] = {
+    "begun anew at once": (1, _replace, _nothing),
+    "begun anew later": (1, lambda world: world.kill_master(lost=2), lambda world: world.restart_master()),
+    "begun anew twice": (1, _replace_twice, _nothing),
+    "followed by a standby": (2, _kill_once_accepted, _nothing),
+    "followed by a standby, and back as a stale one": (2, lambda world: world.freeze_master(), _thaw_stale),
+    "stopped for long": (1, lambda world: world.freeze_master(), _thaw_stale),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_master_dies_before_every_delivery_and_nothing_is_lost(name: str) -> None:
+    """All peers are alive: no op fails, no call fails, nobody is lost."""
+
+    def close(world: World) -> None:
+        results = [result.code for node in world.nodes for result in node.results.values()]
+        calls = [result.code for node in world.nodes for result in node.calls.values()]
+        _close(world)
+        assert set(results) <= {Result.SUCCESS}
+        assert set(calls) <= {Result.SUCCESS}
+        assert [node.ended for node in world.nodes] == [None] * 3
+
+    _try_all(name, close)
+
+
+def test_master_and_a_peer_die_before_every_delivery() -> None:
+    def close(world: World) -> None:
+        _close(world)
+        assert len(world.accepted) >= 2
+
+    FAULTS["with a peer"] = 1, _replace_and_lose, _nothing
+    _try_all("with a peer", close)
+
+
+def _try_all(name: str, close: Callable[[World], None]) -> None:
+    masters, fault, relief = FAULTS[name]
+    at, stride = 1, 2
+    while True:
+        world = _Mortal(at, masters, fault, relief)
+        try:
+            _course(world)
+            if world.deliveries < at:
+                break
+            close(world)
+        except BaseException as error:
+            error.add_note(f"the master was {name}, before delivery {at}")
+            error.add_note("\n".join(world.log[-20:]))
+            raise
+        at += stride
+    assert at > 100, "the course was not run"
+
+
+def test_without_a_successor_all_fail_in_the_end() -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0)]
+    op = world.launch(nodes[0], 1)
+    call = world.joint(nodes[1], Kind.SYNC)
+    world.kill_master()
+    world.run()
+    world.wait(MASTER_TIMEOUT_S - 1)
+    world.run()
+    assert nodes[0].open_ops == [op]
+    assert nodes[1].open_calls == [call]
+    world.wait(1.5)
+    world.run()
+    assert nodes[0].result(op) is nodes[1].call(call) is Result.MASTER_CONNECTION_FAILED
+    assert all(node.ended is not None for node in nodes)
+
+
+def test_a_minority_does_not_go_on_and_a_majority_does() -> None:
+    world = World(masters=2)
+    nodes = [*world.join(0), *world.join(0, 0, 0, 0)]
+    primary, standby = world.seats
+    for node in nodes[:2]:
+        world.cut(node, standby.name)
+    for node in nodes[2:]:
+        world.cut(node, primary.name)
+    for one in nodes[:2]:
+        for other in nodes[2:]:
+            world.cut(one, other)
+    for _ in range(10):
+        world.wait(2.5)
+        world.run()
+    assert not primary.is_leading
+    assert standby.machine.master.accepted == [node.number for node in nodes[2:]]
+    assert standby.machine.master.term == 2
+    for _ in range(30):
+        world.wait(2.5)
+        world.run()
+    assert [node.ended is not None for node in nodes] == [True, True, False, False, False]
+    world.heal()
+    assert world.reduce(nodes[2:]) == [Result.SUCCESS] * 3
+
+
+def test_one_who_comes_too_late_hears_so() -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0)]
+    world.cut(nodes[2], world.seats[0].name)
+    world.kill_master()
+    world.restart_master()
+    world.run()
+    assert not world.seats[0].is_leading
+    world.wait(5.5)
+    world.run()
+    assert world.seats[0].is_leading
+    assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
+    assert nodes[0].lost == [(3, "did not come back after the loss of the master")]
+    world.heal()
+    world.wait(1.0)
+    world.run()
+    assert nodes[2].ended is not None
+    assert "has gone on without peer 3" in nodes[2].ended.reason
+
+
+@pytest.mark.parametrize("masters", [1, 2])
+def test_schedules_with_mortal_masters(masters: int) -> None:
+    for seed in range(SCHEDULES):
+        play(Plan.of_seed(seed, masters))
