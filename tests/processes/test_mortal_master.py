@@ -100,7 +100,8 @@ def test_calls_wait_for_the_next_master(start: Start, run: Run, kind: str) -> No
         assert peers[0].do("digest", name="x") == peers[1].do("digest", name="x")
 
 
-def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run) -> None:
+def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_LOG_LEVEL", "WARN")
     (master,) = start(1)
     address = master.do("listen", peer_timeout=1.0)
     peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
