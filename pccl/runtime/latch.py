@@ -5,13 +5,20 @@ threading.Event will not do. Its `wait` holds a lock while it runs Python code, 
 communicator of the process. This one shares no lock: each waiter has its own, which is released when it happens.
 
 One who waits for any of several latches leaves the same lock with all of them.
+
+A signal that arrives right before the wait for a lock begins does not end that wait: Python has noted it, and calls the
+handler when the main thread runs Python code again. So nobody waits for longer than LOOK_UP_S at a time.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+
+LOOK_UP_S = 0.5
 
 
 class Latch:
@@ -45,11 +52,11 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
     for latch in latches:
         latch._waiters.append(lock)
     # From here on either `set` finds the lock, or we find that it was called.
-    if not any(latch._is_set for latch in latches):
-        if timeout_s is None:
-            lock.acquire()
-        else:
-            lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+    end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not any(latch._is_set for latch in latches):
+        rest_s = end_s - time.monotonic()
+        if rest_s <= 0 or lock.acquire(timeout=min(rest_s, LOOK_UP_S)):
+            break
     for latch in latches:
         with suppress(ValueError):
             latch._waiters.remove(lock)
