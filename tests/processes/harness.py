@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -18,6 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.crew import WAIT_S, until
+from tests.processes.nursery import Forked, Nursery, is_available
+
+WORKER = "tests.processes.worker"
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    return Nursery(WORKER)
 
 
 @dataclass(frozen=True)
@@ -36,18 +45,22 @@ class Worker:
     def __init__(self, within: Sequence[str] = ()) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this does
         self._messages: queue.SimpleQueue[tuple[float, dict[str, Any] | None]] = queue.SimpleQueue()
-        self.process = subprocess.Popen(
-            [*within, sys.executable, "-P", "-m", "tests.processes.worker"],
+        self.process: subprocess.Popen[str] | Forked
+        self.process = _nursery().fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
+        self.heard_at_s = 0.0
+        """When what was last heard came, by time.monotonic."""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _popen(self, within: Sequence[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*within, sys.executable, "-P", "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self.heard_at_s = 0.0
-        """When what was last heard came, by time.monotonic."""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
