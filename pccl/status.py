@@ -25,7 +25,7 @@ from pccl.protocol.status import (
     Waiting,
 )
 from pccl.runtime import addresses, portal
-from pccl.runtime.status_client import NoStatus, ask
+from pccl.runtime.status_client import NoStatus, ask_all
 from pccl.types import Result
 
 __all__ = [
@@ -46,7 +46,8 @@ __all__ = [
 def run_status(
     address: str, *, token: str | None = None, ssl_context: ssl.SSLContext | None = None, timeout: float = 10.0
 ) -> RunStatus:
-    """Asks the master at `address` ("host:port"), within `timeout` seconds. `token` and `ssl_context` are those of a
+    """Asks the master at `address` ("host:port"), within `timeout` seconds; of several, with commas between, whichever
+    leads, or whichever answers if none does. `token` and `ssl_context` are those of a
     peer, with the same environment variables as defaults. The run is not affected. Thread-safe.
 
     PCCLError: INVALID_ARGUMENT, MASTER_CONNECTION_FAILED (the text says why), TIMEOUT.
@@ -54,18 +55,15 @@ def run_status(
     secret = security.token(token, "run_status")
     context = security.client_tls(ssl_context, "run_status")
     try:
-        host, port = addresses.parse(address)
+        masters = addresses.parse_masters(address)
     except ValueError as error:
         raise PCCLError(Result.INVALID_ARGUMENT, "run_status", str(error)) from None
 
-    async def bounded() -> RunStatus:
-        with trio.fail_after(timeout):
-            return await ask(host, port, secret, context)
-
     try:
-        return portal.current().call(bounded)
+        return portal.current().call(ask_all, masters, secret, context, timeout)
     except NoStatus as error:
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, "run_status", str(error)) from None
     except trio.TooSlowError:
-        text = f"no answer from {addresses.join(host, port)} within {timeout:g} s; is there a pccl master?"
+        where = ", ".join(addresses.join(*master) for master in masters)
+        text = f"no answer from {where} within {timeout:g} s; is there a pccl master?"
         raise PCCLError(Result.TIMEOUT, "run_status", text) from None

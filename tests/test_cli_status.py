@@ -167,6 +167,25 @@ def test_only_so_many_are_told_at_a_time(master: MasterNode, monkeypatch: pytest
     assert run_status(master.address).members == []
 
 
+def test_of_several_masters_the_one_that_leads_is_shown(crew: Crew) -> None:
+    with MasterNode("127.0.0.1:0", standby_of=crew.address) as standby:
+        assert standby.address is not None
+        assert run_status(standby.address).role == "standby"
+        several = f"{standby.address},{crew.address}"
+        crew.join(1)
+        until(lambda: run_status(several).role == "leading", "what was asked before is no longer shown")
+        assert len(run_status(several).members) == 1
+        assert "standby" in pccl_status(standby.address).stdout
+        assert pccl_status(several, "--check", "--peers", "1").returncode == 0
+        # One of them is enough.
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            closed = f"127.0.0.1:{nobody.getsockname()[1]}"
+            assert run_status(f"{closed},{crew.address}").role == "leading"
+            with pytest.raises(PCCLError, match=f"cannot reach a master at {closed}"):
+                run_status(closed)
+
+
 def test_what_is_no_master_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

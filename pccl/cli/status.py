@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         nargs="?",
         default=os.environ.get("PCCL_MASTER") or DEFAULT_ADDRESS,
-        help="the master's (default: PCCL_MASTER, else " + DEFAULT_ADDRESS + ")",
+        help="the master's, or several with commas between (default: PCCL_MASTER, else " + DEFAULT_ADDRESS + ")",
     )
     parser.add_argument(
         "--watch",
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
-    """What is not as asked."""
+    """What is not as asked. A standby, too, serves."""
     names = [member.name for member in status.members if member.state == "accepted"]
     if len(names) < peers:
         return f"{len(names)} peers are in the run, not {peers}"

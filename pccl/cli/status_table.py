@@ -32,8 +32,12 @@ def _head(status: RunStatus) -> list[Text]:
     accepted = sum(member.state == "accepted" for member in status.members)
     changing = ", changing" if status.is_changing else ""
     return [
-        Text.assemble(("run ", "dim"), (status.run, "bold"), f"  view {status.view}{changing}, term {status.term}, up ")
-        + Text(f"{span(status.uptime_s)}, pccl {status.version}"),
+        Text.assemble(
+            ("run ", "dim"),
+            (status.run, "bold"),
+            ("" if status.role == "leading" else f"  {status.role}", "bold yellow"),
+            f"  view {status.view}{changing}, term {status.term}, up {span(status.uptime_s)}, pccl {status.version}",
+        ),
         Text(
             f"{accepted} peers, {len(status.members) - accepted} waiting; {totals.joins} joins, "
             f"{totals.losses} losses, {totals.leaves} left, {totals.reconnects} reconnects"

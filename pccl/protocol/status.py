@@ -168,3 +168,5 @@ class RunStatus(_Facts, frozen=True):
     """The last ones, oldest first."""
     events: list[Event]
     """The last ones, oldest first."""
+    role: str = "leading"
+    """leading; vacant: nobody is in a run here yet; standby: nor does anybody begin one here, it waits to take over."""

@@ -82,7 +82,7 @@ class MasterServer:
         """When this process last did something."""
         self._clients: dict[int, _Client] = {}
         """Those that the machine knows."""
-        self.board = StatusBoard(lambda: self._machine.master, trio.current_time)
+        self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
         self._strangers = Strangers()
         self._refusals = Refusals(logger, trio.current_time)

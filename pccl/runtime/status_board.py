@@ -8,18 +8,17 @@ import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
-from pccl.protocol.master import Master
 from pccl.protocol.snapshot import snapshot
 from pccl.protocol.status import RunStatus
+from pccl.protocol.succession import Succession
 from pccl.version import __version__
 
 REFRESH_S = 0.5
 
 
 class StatusBoard:
-    def __init__(self, master: Callable[[], Master], now: Callable[[], float]) -> None:
-        """`master` is asked for the machine that leads, which another may follow."""
-        self._master = master
+    def __init__(self, machine: Succession, now: Callable[[], float]) -> None:
+        self._machine = machine
         self._now = now
         self._started_at: float | None = None
         self._made_at = float("-inf")
@@ -36,7 +35,10 @@ class StatusBoard:
         assert self._started_at is not None
         now = self._now()
         if self._status is None or now >= self._made_at + REFRESH_S:
-            self._status = snapshot(self._master(), now, now - self._started_at, __version__)
+            machine = self._machine
+            role = "leading" if machine.is_leading else "standby" if machine.is_standby else "vacant"
+            found = snapshot(machine.master, now, now - self._started_at, __version__)
+            self._status = msgspec.structs.replace(found, role=role)
             self._made_at = now
             self._frame = self._json = None
         return self._status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Sequence
 
 import trio
 
@@ -14,6 +15,8 @@ from pccl.protocol.status import RunStatus
 from pccl.runtime import addresses, handshake, links
 from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection
+
+LEADING = "leading"
 
 
 class NoStatus(Exception):  # noqa: N818 - named after what happened
@@ -43,6 +46,34 @@ async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | No
     if isinstance(answer, str):
         raise NoStatus(f"the master at {where}: {harmless(answer)}")
     return answer
+
+
+async def ask_all(
+    masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
+) -> RunStatus:
+    """The status of whichever leads, else of whichever answers in time. NoStatus, trio.TooSlowError."""
+    found: list[RunStatus] = []
+    failures: list[str] = []
+
+    async def ask_one(host: str, port: int) -> None:
+        try:
+            status = await ask(host, port, token, ssl_context)
+        except NoStatus as error:
+            failures.append(str(error))
+            return
+        found.append(status)
+        if status.role == LEADING:
+            scope.cancel()
+
+    with trio.move_on_after(timeout_s) as scope:
+        async with trio.open_nursery() as nursery:
+            for host, port in masters:
+                nursery.start_soon(ask_one, host, port)
+    if found:
+        return max(found, key=lambda status: status.role == LEADING)
+    if len(failures) < len(masters):
+        raise trio.TooSlowError
+    raise NoStatus("; ".join(failures))
 
 
 async def _converse(
