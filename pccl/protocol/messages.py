@@ -170,7 +170,7 @@ class Resume(Message, frozen=True):
     masters: int = 1
     """As of Hello."""
     is_accepted: bool = True
-    """False: a view was prepared that would accept it, and it has not heard of its end."""
+    """False: a newcomer, which may have been accepted and not heard of it."""
 
 
 class Aborted(Record, frozen=True):

@@ -525,7 +525,6 @@ class Peer:
             self._is_led = False
             self._effects.append(Log("warning", f"{reason}; looking for a master"))
             self._end_admission()
-        self._start_over_if_unknown()
         self._effects.append(SeekMaster(reason))
 
     @property
@@ -539,20 +538,11 @@ class Peer:
 
     def resume(self, masters: int) -> m.Resume | None:
         """The first message to the next master; None: Hello. `masters` is how many may be asked."""
-        if self.view is None and self._next is None:
+        if not self.peer:
             return None
         return m.Resume(
             m.PROTOCOL_VERSION, self.run, self.term, self.peer, masters=masters, is_accepted=self.view is not None
         )
-
-    def _start_over_if_unknown(self, is_unknown: bool = False) -> None:
-        """Whoever was never accepted is a newcomer again, unless it may have been and not heard of it."""
-        if self.view is None and (self._next is None or is_unknown):
-            self._next = None
-            self.peer = 0
-            self._members.clear()
-            for peer in list(self._links):
-                self._drop_link(peer)
 
     def _end_admission(self) -> None:
         """A view that has newcomers ends update_topology, though the master has not come to say so."""
@@ -586,7 +576,11 @@ class Peer:
     def _on_start_over(self, message: m.StartOver) -> None:
         if self.view is not None:
             raise ProtocolError("StartOver to a peer that was accepted")
-        self._start_over_if_unknown(is_unknown=True)
+        self._next = None
+        self.peer = 0
+        self._members.clear()
+        for peer in list(self._links):
+            self._drop_link(peer)
         self.master_lost(message.reason)
 
     def _on_lead(self, message: m.Lead) -> None:
@@ -600,7 +594,7 @@ class Peer:
         is_settled = prepared is not None and view is not None and not self._keeps_ring(prepared.ring)
         commits, aborts = self._heard_verdicts()
         return m.Testimony(
-            me=self._members[self.peer],
+            me=self._members.get(self.peer) or m.Member(self.peer, self.group, [], 0, self.connections),
             installed=None if view is None else m.InstalledView(view.view, self._rings, view.is_meshed),
             prepared=None
             if prepared is None

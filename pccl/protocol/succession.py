@@ -163,6 +163,9 @@ class Succession:
             text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
+        if self.is_leading and message.run != self.run and not message.is_accepted:
+            self._dismiss(connection, m.StartOver(f"it leads run {self.run!r} and not {message.run!r}"))
+            return
         if self.is_leading and message.run != self.run:
             self._dismiss(connection, m.Elsewhere(f"it leads run {self.run!r} and not {message.run!r}"))
             return

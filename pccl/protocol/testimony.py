@@ -10,7 +10,8 @@ two masters can never both lead.
 
 Who goes on: all witnesses of the last view. Whoever is missing is lost to the others, as if it had died. Where a
 witness has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of that view: nobody
-else goes on. Whoever was to be accepted by a view that never was says Hello again.
+else goes on. Newcomers testify too, for a view that would have accepted them may be in force; if it is not, they say
+Hello again.
 
 Ops. If all peers of a group are there, and their ops run, these go on and nobody notices. Otherwise the group is
 flushed as after a loss. A verdict that a witness has heard stands, be it by a message or by a prepared view. For all

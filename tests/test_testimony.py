@@ -1,0 +1,239 @@
+"""What a successor makes of testimony: beside a naive model of how a master came to die."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import majority
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.testimony import rebuild, stand, unheard
+from pccl.types import Result
+
+
+def witness(peer: int, installed: m.InstalledView | None, prepared: m.PreparedView | None = None, **rest: Any) -> Any:
+    is_settled = prepared is not None and installed is not None and prepared.rings != installed.rings
+    fields: dict[str, Any] = {
+        "is_running": not is_settled and installed is not None,
+        "is_settled": is_settled,
+        "commits": [],
+        "aborts": [],
+        "waits_in": "",
+        "met": [],
+        "joined_after": 0,
+        "synced": None,
+        "unlinked": [],
+        "peer_timeout_s": 5.0,
+        "engine_threads": 1,
+    }
+    return m.Testimony(m.Member(peer, 0, ["10.0.0.1"], 1000, 2), installed, prepared, **{**fields, **rest})
+
+
+def view(number: int, *peers: int, epoch: int = 0) -> m.InstalledView:
+    return m.InstalledView(number, [m.Ring(0, epoch or number, list(peers))], True)
+
+
+def prepared(number: int, *peers: int, answered: bool = True) -> m.PreparedView:
+    return m.PreparedView(number, [m.Ring(0, number, list(peers))], answered)
+
+
+# Who decides, and who goes on.
+
+
+def test_nobody_decides_anything_alone_but_of_a_run_of_one() -> None:
+    assert not stand({}).has_majority
+    assert not stand({1: witness(1, view(2, 1, 2))}).has_majority
+    assert stand({1: witness(1, view(2, 1))}).is_complete
+
+
+def test_all_back_and_nothing_changed_goes_on_as_it_stands() -> None:
+    here = {peer: witness(peer, view(4, 1, 2, 3)) for peer in (1, 2, 3)}
+    found = rebuild(here)
+    assert found.is_unchanged
+    assert [group.is_steady for group in found.groups] == [True]
+    assert found.missing == []
+
+
+def test_who_is_missing_is_lost_and_the_group_is_flushed() -> None:
+    here = {peer: witness(peer, view(4, 1, 2, 3)) for peer in (3, 1)}
+    assert stand(here).has_majority
+    assert not stand(here).is_complete
+    found = rebuild(here)
+    (group,) = found.groups
+    assert (found.missing, group.ring, group.former) == ([2], [1, 3], [1, 2, 3])
+    assert group.unsettled == {1: 4, 3: 4}
+    assert not group.is_steady
+    assert not found.is_unchanged
+
+
+def test_a_view_that_may_be_in_force_needs_its_majority_too() -> None:
+    here = {1: witness(1, view(4, 1, 2, 3, 4), prepared(5, 1, 5, 6, 7)), 2: witness(2, view(4, 1, 2, 3, 4))}
+    here[3] = witness(3, view(4, 1, 2, 3, 4))
+    assert not stand(here).has_majority
+    here[1] = witness(1, view(4, 1, 2, 3, 4), prepared(5, 1, 5, 6, 7, answered=False))
+    assert stand(here).has_majority
+
+
+def test_a_settled_witness_speaks_for_the_peers_of_its_view_only() -> None:
+    here = {
+        1: witness(1, view(4, 1, 2, 3), prepared(5, 1, 2), commits=[OpRef(7, 0)]),
+        2: witness(2, view(4, 1, 2, 3)),
+        3: witness(3, view(4, 1, 2, 3)),
+    }
+    found = rebuild(here)
+    (group,) = found.groups
+    assert set(found.members) == {1, 2}
+    assert found.strangers == {3}
+    assert (group.is_decided, group.commits, group.unsettled) == (True, {OpRef(7, 0)}, {2: 4})
+    assert found.view_heard == 5
+
+
+def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> None:
+    old = view(4, 1)
+    here = {1: witness(1, old, prepared(5, 1, 2)), 2: witness(2, None, prepared(5, 1, 2))}
+    assert (rebuild(here).newcomers, set(rebuild(here).members)) == ({2}, {1})
+    here[1] = witness(1, view(5, 1, 2))
+    assert (rebuild(here).newcomers, set(rebuild(here).members)) == (set(), {1, 2})
+
+
+def test_a_run_of_newcomers_is_none() -> None:
+    assert stand({1: witness(1, None, prepared(1, 1))}).peers == frozenset()
+
+
+# What was heard.
+
+
+def test_verdicts_that_some_have_heard_are_known() -> None:
+    abort = m.Aborted(2, 0, Result.TIMEOUT, "its caller gave up")
+    here = {
+        1: witness(1, view(4, 1, 2), commits=[OpRef(1, 3)]),
+        2: witness(2, view(4, 1, 2), commits=[OpRef(1, 3), OpRef(5, 0)], aborts=[abort]),
+    }
+    (group,) = rebuild(here).groups
+    assert group.commits == {OpRef(1, 3), OpRef(5, 0)}
+    assert group.aborts == {OpRef(2, 0): abort}
+
+
+def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
+    met = m.Met(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
+    here = {
+        1: witness(1, view(4, 1, 2, 3, 4), met=[met]),
+        2: witness(2, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY),
+        3: witness(3, view(4, 1, 2, 3, 4), waits_in=Kind.ARE_PEERS_PENDING),
+        4: witness(4, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY, joined_after=9),
+    }
+    found = rebuild(here)
+    assert found.meeting == 9
+    assert [unheard(here[peer], found) for peer in here] == [None, met, None, None]
+
+
+def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end() -> None:
+    met = m.Met(Kind.SYNC, 9, Result.SUCCESS, "", 30)
+    here = {
+        1: witness(1, view(4, 1, 2, 3), met=[met], synced=(9, 30)),
+        2: witness(2, view(4, 1, 2, 3), synced=(5, 20)),
+        3: witness(3, view(4, 1, 2, 3), joined_after=11),
+    }
+    (group,) = rebuild(here).groups
+    assert (group.revision, group.synced) == (30, {1, 2})
+
+
+# A naive model: how views came about, and what each peer had heard when the master died.
+
+
+@dataclass
+class Story:
+    installed: dict[int, m.InstalledView] = field(default_factory=dict)
+    prepared: dict[int, m.PreparedView] = field(default_factory=dict)
+    newcomers: set[int] = field(default_factory=set)
+
+    @property
+    def peers(self) -> list[int]:
+        return sorted({*self.installed, *self.prepared, *self.newcomers})
+
+    def tell(self, peers: set[int]) -> dict[int, m.Testimony]:
+        return {peer: witness(peer, self.installed.get(peer), self.prepared.get(peer)) for peer in peers}
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    """A master that loses less than a majority at a time, as one that has rivals, and admits whom it likes."""
+    story = Story()
+    peers = set(range(1, draw(st.integers(1, 6)) + 1))
+    number = 1
+    for peer in peers:
+        story.installed[peer] = view(number, *sorted(peers))
+    for _ in range(draw(st.integers(0, 3))):
+        number += 1
+        lost = draw(st.sets(st.sampled_from(sorted(peers)), max_size=majority(len(peers)) - 1))
+        new = {100 * number + each for each in range(draw(st.integers(0, 3)))}
+        story.newcomers |= new
+        following = (peers - lost) | new
+        if not following:
+            break
+        ring = sorted(following)
+        answered = following if draw(st.booleans()) else draw(st.sets(st.sampled_from(ring)))
+        heard = answered | draw(st.sets(st.sampled_from(ring)))
+        for peer in heard:
+            story.prepared[peer] = prepared(number, *ring, answered=peer in answered)
+        if answered != following:
+            # It may only prepare another one, with others lost or not.
+            continue
+        for peer in following if draw(st.booleans()) else draw(st.sets(st.sampled_from(ring))):
+            story.installed[peer] = view(number, *ring)
+            story.prepared.pop(peer, None)
+        peers = following
+    return story
+
+
+@given(stories(), st.data())
+def test_two_masters_never_both_have_a_majority(story: Story, data: st.DataObject) -> None:
+    everybody = story.peers
+    ours = data.draw(st.sets(st.sampled_from(everybody)))
+    theirs = set(everybody) - ours
+    assert not (stand(story.tell(ours)).has_majority and stand(story.tell(theirs)).has_majority)
+
+
+@given(stories(), st.data())
+def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -> None:
+    heard = data.draw(st.sets(st.sampled_from(story.peers)))
+    told = story.tell(heard)
+    standing = stand(told)
+    if not standing.has_majority:
+        return
+    found = rebuild(told)
+    assert {*found.members, *found.newcomers, *found.strangers} == set(told)
+    assert found.members
+    assert set(found.members).isdisjoint(found.missing)
+    assert found.view_heard >= found.view
+    for group in found.groups:
+        assert set(group.ring) <= set(found.members)
+        assert group.is_steady <= (group.ring == group.former)
+        assert group.is_steady or not found.is_unchanged
+        assert set(group.unsettled) <= set(group.ring)
+
+
+@given(stories())
+def test_all_together_have_a_majority(story: Story) -> None:
+    told = story.tell(set(story.peers))
+    assert stand(told).has_majority
+
+
+@given(stories(), st.data())
+def test_more_witnesses_never_undo_a_majority_of_the_same_view(story: Story, data: st.DataObject) -> None:
+    everybody = story.peers
+    some = data.draw(st.sets(st.sampled_from(everybody)))
+    more = some | data.draw(st.sets(st.sampled_from(everybody)))
+    before, after = stand(story.tell(some)), stand(story.tell(more))
+    if before.has_majority and before.view == after.view and not any(peer in story.prepared for peer in more - some):
+        assert after.has_majority
+
+
+def test_testimony_survives_the_wire() -> None:
+    said = m.Follow(3, witness(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4)))
+    assert msgspec.convert(msgspec.to_builtins(said, builtin_types=(bytes,)), m.Follow) == said
