@@ -65,6 +65,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="A..B",
         help="seconds, with --partition (%(default)s)",
     )
+    option(
+        "--kill-master-every",
+        type=_interval,
+        metavar="A..B",
+        help="every so many seconds kill the master, and start another one at its address (default: do not)",
+    )
     option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
     option("--token", action=switch, default=False, help="everybody must know a token (default: no)")
     option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
@@ -109,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         cut=arguments.cut,
         partition=arguments.partition,
         partition_for=arguments.partition_for,
+        kill_master=arguments.kill_master_every,
         timeouts=arguments.timeouts,
         token=arguments.token,
         encrypt=arguments.encrypt,

@@ -51,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     partition: Interval | None = None
     """How often some are cut off from others. None: never."""
     partition_for: Interval = Interval(0.1, 12.0)
+    kill_master: Interval | None = None
+    """How often the master is killed, and another one started at its address. None: never."""
     timeouts: bool = False
     """Some ops are given up after a few milliseconds, on all peers."""
     hang_s: float = 30.0

@@ -21,6 +21,7 @@ class Disturbances(msgspec.Struct):
     dismissed: int = 0
     split: int = 0
     """Times some were cut off from others."""
+    masters_killed: int = 0
     peers_most: int = 0
     """Processes at once."""
 
@@ -51,6 +52,7 @@ def table(report: Report) -> Table:
         ("peers started", f"{done.started}, at most {done.peers_most} at once"),
         ("killed", str(done.killed)),
         ("frozen", str(done.frozen)),
+        ("masters killed", str(done.masters_killed)),
         ("left of their own accord", str(done.dismissed)),
         ("connections cut", str(counts.cuts)),
         ("partitions", str(done.split)),

@@ -32,6 +32,7 @@ from pccl.stress.checker import Checker
 from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
 from pccl.stress.deafness import HeldPort, Place, place
 from pccl.stress.display import Display
+from pccl.stress.masters import Masters
 from pccl.stress.messages import (
     At,
     BeDeaf,
@@ -126,6 +127,7 @@ class Supervisor:
         self._problems = self._checker.problems
         self._start_s = time.monotonic()
         self._churn = Churn(plan, Random(f"{plan.seed} churn"), self._start_s)
+        self._masters = Masters(plan, Random(f"{plan.seed} masters"), self._start_s)
         self._splits = Splits(plan, Random(f"{plan.seed} splits"), self._start_s)
         self._ports = [HeldPort() for _ in range(SLOTS if plan.partition is not None else 0)]
         self._deaf_to: dict[Child, list[int]] = {}
@@ -152,7 +154,7 @@ class Supervisor:
 
     def run(self) -> Report:
         """To the end of the time, or to the first problem."""
-        self._master = self._child("master", module_command("pccl.stress.master", "--listen", "127.0.0.1:0"))
+        self._start_master("127.0.0.1:0")
         while not self._address and not self._problems:
             self._wait(self._start_s + STARTS_WITHIN * self._plan.hang_s)
         if not self._problems:
@@ -185,7 +187,9 @@ class Supervisor:
                     self._act(action)
             if now >= self._splits.next_at:
                 self._split(now)
-            self._wait(min(end_s, self._churn.next_at, self._splits.next_at))
+            if now >= self._masters.next_at:
+                self._replace_master(now)
+            self._wait(min(end_s, self._churn.next_at, self._splits.next_at, self._masters.next_at))
 
     def _come_together(self) -> None:
         """Everybody who is left must take part in an op with everybody else of the group."""
@@ -260,6 +264,8 @@ class Supervisor:
         process = self._child(f"peer {number}", command)
         self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), time.monotonic())
         self._checker.started(number, slot, group)
+        if self._masters.is_starting(time.monotonic()):
+            self._checker.froze(number)
         self._make_deaf()
         self._note(f"start {self._peers[process]}")
         self._done.started += 1
@@ -293,6 +299,31 @@ class Supervisor:
         for each in self._peers.values():
             # Nobody could be expected to go on before, so everybody's time begins now.
             each.heard_at = time.monotonic()
+
+    # Masters.
+
+    def _start_master(self, address: str) -> None:
+        name = f"master {self._done.masters_killed + 1}" if self._done.masters_killed else "master"
+        self._master = self._child(name, module_command("pccl.stress.master", "--listen", address))
+
+    def _replace_master(self, now: float) -> None:
+        self._masters.pause(now)
+        assert self._master is not None
+        self._note("kill the master")
+        self._done.masters_killed += 1
+        self._master.popen.kill()
+        self._master.popen.wait()
+        self._deaf_to.pop(self._master, None)
+        self._master.close()
+        self._ended.append(self._master)
+        self._start_master(self._address)
+        self._make_deaf()
+        peers = self._peers.values()
+        sound = sum(peer.is_sound for peer in peers)
+        is_majority_there = self._masters.is_majority_there(now, sound, sum(peer.is_joined for peer in peers) - sound)
+        for peer in peers:
+            if not peer.is_joined or not is_majority_there:
+                self._checker.froze(peer.number)  # it may find no master, or none that leads
 
     # Splits.
 
@@ -359,10 +390,12 @@ class Supervisor:
         self._display.moved(now - self._start_s, places, self._checker.counts, self._done)
 
     def _handle(self, process: Child, heard: bytes | int) -> None:
+        if process not in self._peers and process is not self._master:
+            return  # a master that was killed
         if process is self._master:
             if isinstance(heard, int):
                 self._problems.append(f"the master ended with {heard}:\n{process.last_words()}")
-            elif heard.startswith(MASTER_READY):
+            elif heard.startswith(MASTER_READY) and not self._address:
                 self._address = heard.removeprefix(MASTER_READY).decode().strip()
             return
         peer = self._peers[process]
@@ -384,6 +417,8 @@ class Supervisor:
                 peer.is_joined = True
                 peer.stepped = None
             case SessionOver():
+                if not peer.is_joined and self._masters.is_starting(peer.heard_at):
+                    self._checker.froze(peer.number)
                 peer.is_joined = False
                 self._note(f"{peer} lost its session: {message.reason}")
             case Stepped():
@@ -401,6 +436,7 @@ class Supervisor:
         self._deaf_to.pop(peer.process, None)
         self._free_slots.append(peer.slot)
         self._checker.ended(peer.number, time.monotonic())
+        self._masters.lost(time.monotonic())
         if not peer.is_killed and not (returncode == 0 and peer.has_left):
             self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_words()}")
         peer.process.close()

@@ -246,7 +246,11 @@ class Worker:
         connections = self._random.choice((0, 1, 2, 3))
         name = f"peer {options.peer}"
         listen = f"{LISTENING_HOST}:{options.place.port if options.place is not None else 0}"
-        return Communicator(options.master, options.group, connections, name=name, listen=listen)
+        # A run whose master was killed together with most of its peers ends, which must not look like a hang.
+        patience_s = self._plan.hang_s / 2
+        return Communicator(
+            options.master, options.group, connections, name=name, listen=listen, master_timeout=patience_s
+        )
 
     def _run_session(self) -> None:
         self._at("connecting")
