@@ -100,6 +100,15 @@ def test_a_newcomer_adds_nothing_to_what_was_counted_and_nothing_of_before_the_m
     assert (totals.ops_committed, totals.ops_aborted, totals.tx_bytes) == (3, 0, 600)
 
 
+def test_a_group_that_nobody_is_left_of_is_forgotten() -> None:
+    rig = Rig(0, 5)
+    for peer in (1, 2):
+        rig.hear(peer, m.Report([(1, 1, 0)], 0, 0))
+    rig.hear(2, m.Leave())
+    rig.answer()
+    assert set(rig.master.traffic._ops) == {0}
+
+
 def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
     rig = Rig(0, 0)
     for peer in (1, 2):

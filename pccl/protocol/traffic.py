@@ -25,6 +25,7 @@ EPOCHS_KEPT = 8
 
 @dataclass
 class _Reported:
+    group: int
     report: Report
     at: float
     traffic: PeerTraffic = field(default_factory=PeerTraffic)
@@ -42,7 +43,7 @@ class Traffic:
     def reported(self, peer: int, group: int, report: Report, now: float) -> None:
         last = self._peers.get(peer)
         if last is None:
-            self._peers[peer] = _Reported(report, now, PeerTraffic(links=_links(report, None, 0.0)))
+            self._peers[peer] = _Reported(group, report, now, PeerTraffic(links=_links(report, None, 0.0)))
             self._count_ops(group, report, is_first=True)
             return
         over_s = max(now - last.at, 1e-3)
@@ -65,10 +66,12 @@ class Traffic:
             rx_bytes / over_s,
             _links(report, before, over_s),
         )
-        self._peers[peer] = _Reported(report, now, traffic)
+        self._peers[peer] = _Reported(group, report, now, traffic)
 
     def forget(self, peer: int) -> None:
-        self._peers.pop(peer, None)
+        gone = self._peers.pop(peer, None)
+        if gone is not None and all(each.group != gone.group for each in self._peers.values()):
+            del self._ops[gone.group]
 
     def of(self, peer: int) -> PeerTraffic:
         """Since its first report."""
