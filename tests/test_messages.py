@@ -38,7 +38,7 @@ WIRE = {
     "FlushReply": "flush ops commits= aborts=",
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe found",
-    "LinkReport": "peer tx_bytes",
+    "LinkReport": "peer tx_bytes full_ms= full_bytes=",
     "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links=",
     "BeatHello": "protocol run peer auth=",
     "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads=",

@@ -6,6 +6,7 @@ import numpy as np
 
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.messages import LinkReport, Report
+from pccl.runtime.engine import LinkCounted
 from pccl.runtime.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, Tally, interval_s
 from pccl.status import RunStatus, run_status
 from tests.crew import Crew, until
@@ -22,13 +23,13 @@ def test_what_is_counted() -> None:
     tally.reconnected()
     for link, peer in ((1, 2), (2, 5), (3, 6)):
         tally.link_made(link, peer)
-    tally.link_counted(1, 0, 4)
-    tally.link_counted(1, 1, 6)
-    tally.link_counted(3, 0, 8)
+    tally.link_counted(LinkCounted(1, 4, 0, 700, 500, 0))
+    tally.link_counted(LinkCounted(1, 6, 0, 700, 500, 1))
+    tally.link_counted(LinkCounted(3, 8, 0, 700, 500, 0))
     tally.link_closed(3)
-    tally.link_counted(3, 0, 9)  # asked for before
+    tally.link_counted(LinkCounted(3, 9, 0, 700, 500, 0))  # asked for before
     assert tally.links == [1, 2]
-    assert tally.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10)])
+    assert tally.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10, 700, 1000)])
 
 
 def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:

@@ -45,7 +45,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 11 };
+enum { PCCL_NATIVE_ABI = 12 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -180,7 +180,11 @@ enum pccl_event_kind {
     PCCL_EVENT_LINK_LIMITED = 7, /* id: link; more connections would let it send faster: all it has were held back
                                  * for some time by their windows, not by the network. At most once for each
                                  * connection that was added */
-    PCCL_EVENT_LINK_COUNTED = 10 /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections */
+    PCCL_EVENT_LINK_COUNTED = 10 /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
+                                  * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
+                                  * with frames' headers. It was the limit where for half a second, at every tick,
+                                  * all its connections had more than TCP might send yet, and those of no other link
+                                  * of this engine; 0 where the system does not tell */
 };
 
 typedef struct {
@@ -190,6 +194,8 @@ typedef struct {
     uint64_t link;
     uint64_t tx_bytes;
     uint64_t rx_bytes;
+    uint64_t full_ms;
+    uint64_t full_bytes;
     int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
     int32_t reserved;
     pccl_op_shape mine;

@@ -560,6 +560,8 @@ void pccl_core_link_count(pccl_core *core, uint64_t id)
     event.id = id;
     event.tx_bytes = link->tx_payload_bytes;
     event.rx_bytes = link->rx_payload_bytes;
+    event.full_ms = link->full_ms;
+    event.full_bytes = link->full_bytes;
     pccl_event_queue_post(core->events, &event);
 }
 
@@ -862,6 +864,8 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
     if (core->tick_at_ms < 0 || now_ms < core->tick_at_ms)
         return;
     int has_more = 0;
+    pccl_link *full = NULL;
+    unsigned full_count = 0;
     uint32_t timeout_ms = __atomic_load_n(&core->link_timeout_ms, __ATOMIC_RELAXED);
     /* Who was stopped meanwhile cannot tell what got through. */
     int was_away = now_ms - core->ticked_ms > (int64_t)pccl_max_size(timeout_ms / 2, 5 * TICK_MS);
@@ -870,7 +874,7 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
         if (link->is_failed)
             continue;
         has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
-        if (pccl_link_is_limited(link)) {
+        if (pccl_link_look(link, now_ms)) {
             pccl_event event;
             memset(&event, 0, sizeof event);
             event.kind = PCCL_EVENT_LINK_LIMITED;
@@ -879,6 +883,17 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
         }
         if (timeout_ms > 0)
             has_more |= pccl_link_watch(link, now_ms, timeout_ms, was_away);
+        if (link->is_full) {
+            full = link;
+            full_count++;
+        }
+    }
+    /* Several share what they have, an uplink as a rule, and none shows what it could carry. */
+    if (full_count > 1 || now_ms - core->ticked_ms > 3 * TICK_MS)
+        full = NULL;
+    for (pccl_list *node = core->links.next; node != &core->links; node = node->next) {
+        pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
+        pccl_link_count_full(link, link == full, core->ticked_ms);
     }
     core->ticked_ms = now_ms;
     core->host.wants_tick = (uint8_t)has_more;

@@ -216,30 +216,57 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
 }
 
 /* Since the last look: for most of the time, and of that for most by its window. */
-static int conn_is_limited(pccl_conn *conn)
+static int conn_is_limited(const pccl_conn *conn, pccl_tcp_limits before)
 {
     enum { BUSY_US_MIN = 50000 };
-    pccl_tcp_limits before = conn->limits;
-    if (pccl_tcp_limits_read(conn->poll.fd, &conn->limits) != 0)
-        return 0;
     uint64_t busy_us = conn->limits.busy_us - before.busy_us;
     return busy_us >= BUSY_US_MIN && (conn->limits.window_us - before.window_us) * 2 > busy_us;
 }
 
-int pccl_link_is_limited(pccl_link *link)
+int pccl_link_look(pccl_link *link, int64_t now_ms)
 {
     enum { LIMITED_TICKS_MIN = 3 };
     int are_all = !link->is_failed && link->live_count > 0;
+    link->was_full = link->is_full;
+    link->is_full = (uint8_t)are_all;
+    link->acked_bytes = 0;
+    link->looked_ms = now_ms;
     for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
-        if (!conn->is_lost)
-            are_all &= conn_is_limited(conn);
+        if (conn->is_lost)
+            continue;
+        pccl_tcp_limits before = conn->limits;
+        if (pccl_tcp_limits_read(conn->poll.fd, &conn->limits) != 0) {
+            are_all = link->is_full = 0;
+            continue;
+        }
+        are_all &= conn_is_limited(conn, before);
+        link->is_full &= conn->limits.unsent_bytes > 0;
+        link->acked_bytes += conn->limits.acked_bytes - before.acked_bytes;
     }
     link->limited_ticks = are_all ? link->limited_ticks + 1 : 0;
     if (link->limited_ticks < LIMITED_TICKS_MIN || link->has_asked)
         return 0;
     link->has_asked = 1;
     return 1;
+}
+
+void pccl_link_count_full(pccl_link *link, int is_only_full, int64_t since_ms)
+{
+    enum { FULL_RUN_MS = 500 };
+    if (!is_only_full || !link->was_full) {
+        link->run_ms = link->run_bytes = 0;
+        link->is_run_long = 0;
+        return;
+    }
+    link->run_ms += (uint64_t)(link->looked_ms - since_ms);
+    link->run_bytes += link->acked_bytes;
+    link->is_run_long |= link->run_ms >= FULL_RUN_MS;
+    if (link->is_run_long) {
+        link->full_ms += link->run_ms;
+        link->full_bytes += link->run_bytes;
+        link->run_ms = link->run_bytes = 0;
+    }
 }
 
 int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew)

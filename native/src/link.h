@@ -63,6 +63,15 @@ typedef struct pccl_link {
     uint8_t has_asked; /* LINK_LIMITED since the last connection was added */
     uint64_t tx_payload_bytes;
     uint64_t rx_payload_bytes;
+    int64_t looked_ms; /* when pccl_link_look last was */
+    uint64_t acked_bytes; /* by the other side, from the look before that one to it */
+    uint8_t is_full; /* at that look: no connection could send all it had */
+    uint8_t was_full; /* and so at the one before */
+    uint64_t run_ms; /* for how long it has been the only full link, since it was not, or since that was counted */
+    uint64_t run_bytes; /* acknowledged meanwhile */
+    uint8_t is_run_long; /* FULL_RUN_MS have been reached */
+    uint64_t full_ms; /* of all long runs: see PCCL_EVENT_LINK_COUNTED */
+    uint64_t full_bytes;
     int64_t carried_ms; /* when something was last seen to get across, or nothing to lie on it; -1: never looked */
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;
@@ -94,8 +103,11 @@ const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame);
  * Whether there is anything to come back for. */
 int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
 
-/* Nonzero once, when all connections have been held back by their windows for a while. */
-int pccl_link_is_limited(pccl_link *link);
+/* Asks the system about all connections. Nonzero once, when all have been held back by their windows for a while. */
+int pccl_link_look(pccl_link *link, int64_t now_ms);
+
+/* After a look at all links, the one before it being at `since_ms`. */
+void pccl_link_count_full(pccl_link *link, int is_only_full, int64_t since_ms);
 
 /* Fails the link when bytes have lain on it for longer than timeout_ms and nothing has got across, or come in, on any
  * of its connections. `starts_anew`: what was before says nothing. Whether there is anything to come back for. */

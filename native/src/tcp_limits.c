@@ -16,6 +16,8 @@ int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
         bytes < offsetof(struct tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited)
         return -1;
     limits->busy_us = info.tcpi_busy_time;
+    limits->acked_bytes = info.tcpi_bytes_acked;
+    limits->unsent_bytes = info.tcpi_notsent_bytes;
     limits->window_us = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
     return 0;
 }

@@ -7,6 +7,8 @@
 /* Since the connection began. */
 typedef struct {
     uint64_t busy_us; /* with something to send or to be acknowledged */
+    uint64_t acked_bytes;
+    uint64_t unsent_bytes; /* right now: given to the system, which may not send it yet */
     uint64_t window_us; /* of that, held back by a full send buffer or receive window, not by the network */
 } pccl_tcp_limits;
 

@@ -77,6 +77,7 @@ from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.optimization import Optimization
 from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.throughput import Throughput
 from pccl.protocol.traffic import Traffic
 from pccl.types import Result
 
@@ -271,6 +272,7 @@ class Master:
         self.traffic = Traffic(self.history)
         self.figures = Figures()
         """What is known of the links between peers."""
+        self.throughput = Throughput()
         self._effects: list[Effect] = []
         self._now = 0.0
         self._next_peer = 1
@@ -594,6 +596,7 @@ class Master:
             "info", f"{member} {'lost' if member.accepted else 'gone before it was accepted'}: {reason}", member.about
         )
         self.figures.gone(peer)
+        self.throughput.forget(peer)
         if self._optimization is not None:
             self._optimization.lost(peer)
         group = self._groups.get(member.hello.group)
@@ -1239,6 +1242,9 @@ class Master:
                 self._answer(self._members[peer], Result.INVALID_USAGE, reason)
 
     def _on_report(self, member: _Member, message: m.Report) -> None:
+        for other, bytes_per_s in self.throughput.reported(member.peer, message):
+            if other in self._members:
+                self.figures.carried((member.peer, other), bytes_per_s, self._now)
         self.traffic.reported(member.peer, member.hello.group, message, self._now)
 
     # Small helpers.

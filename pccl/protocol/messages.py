@@ -335,6 +335,10 @@ class LinkReport(Record, frozen=True):
 
     peer: int
     tx_bytes: Count
+    full_ms: Count = 0
+    """For how long it was what held up the ops: see `throughput`."""
+    full_bytes: Count = 0
+    """What got across meanwhile."""
 
 
 class Report(Message, frozen=True):

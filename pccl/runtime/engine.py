@@ -162,11 +162,13 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class LinkCounted:
-    """Its payload so far."""
+    """Its payload so far, how long it was what held up its ops, and what got across meanwhile."""
 
     link: int
     tx_bytes: int
     rx_bytes: int
+    full_ms: int
+    full_bytes: int
     lane: int = 0
 
 
@@ -384,7 +386,7 @@ def _event(event: Any) -> EngineEvent:
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
         return LinkLimited(event.id)
     if kind == lib.PCCL_EVENT_LINK_COUNTED:
-        return LinkCounted(event.id, event.tx_bytes, event.rx_bytes)
+        return LinkCounted(event.id, event.tx_bytes, event.rx_bytes, event.full_ms, event.full_bytes)
     reason = _text(event.detail)
     if event.system_error:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)

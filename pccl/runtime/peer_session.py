@@ -603,7 +603,7 @@ class PeerSession:
                 elif isinstance(event, native.ConnectionLost):
                     self._machine.connection_lost(event.link, event.reason, event.lane)
                 elif isinstance(event, native.LinkCounted):
-                    self._tally.link_counted(event.link, event.lane, event.tx_bytes)
+                    self._tally.link_counted(event)
                 else:
                     self._machine.link_limited(event.link, event.lane)
             self._pump()

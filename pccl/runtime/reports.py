@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol.messages import LinkReport, Report
+from pccl.runtime.engine import LinkCounted
 
 REPORT_S = 2.0
 REPORTS_PER_S_MAX = 250
@@ -24,8 +25,16 @@ def interval_s(peers: int) -> float:
 @dataclass
 class _Link:
     peer: int
-    tx_bytes: dict[int, int] = field(default_factory=dict)
-    """By lane."""
+    lanes: dict[int, LinkCounted] = field(default_factory=dict)
+
+    def report(self) -> LinkReport:
+        lanes = self.lanes.values()
+        return LinkReport(
+            self.peer,
+            sum(lane.tx_bytes for lane in lanes),
+            max((lane.full_ms for lane in lanes), default=0),
+            sum(lane.full_bytes for lane in lanes),
+        )
 
 
 class Tally:
@@ -62,10 +71,9 @@ class Tally:
     def link_made(self, link: int, peer: int) -> None:
         self._links[link] = _Link(peer)
 
-    def link_counted(self, link: int, lane: int, tx_bytes: int) -> None:
-        """Payload sent over it so far by one lane."""
-        if link in self._links:
-            self._links[link].tx_bytes[lane] = tx_bytes
+    def link_counted(self, counted: LinkCounted) -> None:
+        if counted.link in self._links:
+            self._links[counted.link].lanes[counted.lane] = counted
 
     def link_closed(self, link: int) -> None:
         self._links.pop(link, None)
@@ -75,14 +83,14 @@ class Tally:
         if term != self._term:
             self._term = term
             self._told = None
-        sent = sorted((link.peer, sum(link.tx_bytes.values())) for link in self._links.values())
+        links = sorted((link.report() for link in self._links.values()), key=lambda link: link.peer)
         made = Report(
             ops=[(epoch, committed, aborted) for epoch, (committed, aborted) in sorted(self._ops.items())],
             tx_bytes=stats["tx_payload_bytes"],
             rx_bytes=stats["rx_payload_bytes"],
             state_rx_bytes=self._state_rx_bytes,
             reconnects=self._reconnects,
-            links=[LinkReport(peer, tx_bytes) for peer, tx_bytes in sent if tx_bytes],
+            links=[link for link in links if link.tx_bytes],
         )
         is_same = made == self._told
         if is_same and self._is_quiet:

@@ -1,0 +1,20 @@
+"""optimize_topology over real TCP, between hosts whose links differ, beside all rings that there are."""
+
+from __future__ import annotations
+
+from tests.wan.topology import Net, measure
+
+
+def test_the_ring_with_the_fastest_slowest_link_is_found() -> None:
+    net = Net.of_seed(hosts=4, seed=1, slow=20, fast=200, delay_ms=5)
+    fast = [ring for ring in net.rings() if net.slowest_mbit(ring) == 200]
+    assert len(fast) == 1, "of the six rings one is fast"
+    report = measure(net, megabytes=2)
+    assert report.slowest_mbit["optimized"] == 200
+    assert report.slowest_mbit["worst"] == 20
+    assert report.slowest_mbit["again"] == 200
+    assert len(report.measured_mbit) + len(report.by_ops_mbit) == 12
+    for link, mbit in report.measured_mbit.items():
+        a, b = map(int, link.split("->"))
+        assert 0.3 < mbit / net.rates_mbit[a, b] < 2
+    assert report.reduce_s["optimized"] < report.reduce_s["worst"]
