@@ -170,7 +170,7 @@ def run_master(addresses: list[str], orders: list[list[int]]) -> None:
 def run_peer(addresses: list[str]) -> None:
     import numpy as np
 
-    from pccl import Attribute, Communicator, ReduceOp
+    from pccl import Attribute, Communicator, ReduceAlgorithm, ReduceOp
 
     data = np.ones(int(float(os.environ["MEGABYTES"]) * 2**20) // 4, np.float32)
     with Communicator(os.environ["PCCL_MASTER"]) as peer:
@@ -185,7 +185,7 @@ def run_peer(addresses: list[str]) -> None:
             for _ in range(REPEATS + 1):
                 peer.all_reduce(np.zeros(1, np.float32), op=ReduceOp.SUM)
                 begun_s = time.perf_counter()
-                peer.all_reduce(data, op=ReduceOp.AVG)
+                peer.all_reduce(data, op=ReduceOp.AVG, algorithm=ReduceAlgorithm.RING)
                 times_s.append(time.perf_counter() - begun_s)
             print(json.dumps({"optimize_s": optimize_s, "reduce_s": statistics.median(times_s[1:])}), flush=True)
 
