@@ -189,6 +189,18 @@ class Checks:
         for rival in permutations(range(1, len(ring))):
             assert price(grades, latencies, order) <= price(grades, latencies, [0, *rival]), f"not {ring}: {problem}"
 
+    def sites(self, master: Master, nodes: list[Node]) -> None:
+        """None is in the run in part, but for peers that have left it on purpose. `nodes`: those of the run."""
+        accepted = set(master.accepted)
+        sites: dict[str, list[Node]] = {}
+        for node in nodes:
+            if node.machine.site:
+                sites.setdefault(node.machine.site, []).append(node)
+        for site, members in sites.items():
+            here = [node for node in members if node.number in accepted]
+            left = [node for node in self._nodes if node.machine.site == site and node.has_left and node not in here]
+            assert not here or len(here + left) == here[0].machine.site_size, f"only {here} of {site}"
+
     # What peers are to carry out.
 
     def installed(self, node: Node, effect: ps.Installed) -> None:

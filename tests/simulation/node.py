@@ -139,6 +139,7 @@ class Node:
     root: bytes = b"root"
     loose: bytes = b"loose"
     fails_to_fetch: bool = False
+    has_left: bool = False
     ended: ps.Ended | None = None
     last_number: int = 0
 

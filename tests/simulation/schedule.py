@@ -124,7 +124,17 @@ class Schedule:
 
     def add(self) -> None:
         while len(self.world.alive) < self.plan.peers and not all(seat.is_dead for seat in self.world.seats):
-            self.world.add(self.rng.randrange(self.plan.groups), self.rng.randint(1, 3))
+            if self.plan.groups > 1 and self.chance(0.3):
+                self.add_site()
+            else:
+                self.world.add(self.rng.randrange(self.plan.groups), self.rng.randint(1, 3))
+
+    def add_site(self) -> None:
+        """A rank for each group; not always all of them."""
+        name, ranks = f"site {len(self.world.nodes)}", list(range(self.plan.groups))
+        self.rng.shuffle(ranks)
+        for rank in ranks[: self.rng.choice((None, None, None, 1))]:
+            self.world.add(rank, self.rng.randint(1, 3), name, self.plan.groups)
 
     def leave(self) -> None:
         if (node := self.one()) and not node.is_frozen:
@@ -424,8 +434,9 @@ class Schedule:
         world.run()
         world.check_rest()
         self._nobody_waits()
-        while world.master.pending:
+        while world.master.admissible:
             self._all_succeed(lambda node: world.joint(node, Kind.UPDATE_TOPOLOGY))
+        assert all(world.node_of(peer).machine.site for peer in world.master.pending)
         for tag in CLOSING_TAGS:
             for node in self.rng.sample(world.accepted, len(world.accepted)):
                 world.launch(node, tag)

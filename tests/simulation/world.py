@@ -96,9 +96,10 @@ class World:
 
     # What a test does.
 
-    def add(self, group: int = 0, connections: int = 2) -> Node:
-        """A peer that wants to join."""
+    def add(self, group: int = 0, connections: int = 2, site: str = "", site_size: int = 0) -> Node:
+        """A peer that wants to join, on its own or with the others of its site."""
         node = self.stranger(group, connections)
+        node.machine.site, node.machine.site_size = site, site_size
         self.say(node, self.hello(node))
         return node
 
@@ -136,6 +137,8 @@ class World:
             node.name,
             masters=len(self.seats),
             may_found=not any(other.machine.view for other in self.alive),
+            site=node.machine.site,
+            site_size=node.machine.site_size,
         )
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
@@ -294,6 +297,7 @@ class World:
         self._peer(node)
 
     def leave(self, node: Node) -> None:
+        node.has_left = True
         node.machine.leave("")
         self._peer(node)
 
@@ -398,9 +402,9 @@ class World:
         return [node for node in self.alive if node.machine.view is not None]
 
     def admit_all(self) -> None:
-        """Everybody accepted calls update_topology until nobody waits any more."""
+        """Everybody accepted calls update_topology until nobody waits any more but for others of its site."""
         self.run()
-        while self.master.pending:
+        while self.master.admissible:
             calls = [(node, self.joint(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
             self.run()
             assert all(node.call(call) is Result.SUCCESS for node, call in calls if node.is_reachable)
@@ -911,6 +915,8 @@ class World:
             if not control.is_hung_up_on:
                 control.inbox.append(cache.frame(effect.message))
         self.checks.joint_results(seat.machine.run, results, [node for node in accepted if node.is_known])
+        if seat.machine.master is not None:
+            self.checks.sites(seat.machine.master, [node for node in self.nodes if self._is_in(node, seat)])
 
     def _is_in(self, node: Node, seat: Seat) -> bool:
         return node.home is seat and node.machine.run == seat.machine.run
