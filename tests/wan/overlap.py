@@ -1,0 +1,63 @@
+"""`python -m tests.wan ... -- python -m tests.wan.overlap`: what outer steps take, beside the computing in them.
+
+    sudo python -m tests.wan --hosts 4 --delay-ms 25 --rate-mbit 50 -- python -m tests.wan.overlap
+
+Every host trains a model of NumPy arrays with DiLoCo and then with its asynchronous form. The inner steps are a wait of
+fixed length and one pass over the parameters: machines of two cores cannot compute for four peers at once, and what is
+asked is how much of the network's time is hidden behind the computing, not how fast the computing is. All that the
+algorithms themselves do is done, and counts. The default model's all-reduce takes about as long as the wait. Host 0
+prints a line of JSON: seconds of computing alone and of an outer step (medians without the first two), the ratios, and
+how long an outer step stood still for the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import numpy as np
+
+from pccl import Communicator
+from pccl.training import AsyncDiLoCo, DiLoCo
+
+WARM_UP = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="overlap", description=__doc__)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--parameters", type=int, default=4_000_000, help="(default: %(default)s)")
+    parser.add_argument("--inner-s", type=float, default=4.4, help="the wait (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="outer steps (default: %(default)s)")
+    options = parser.parse_args()
+    found: dict[str, float] = {}
+    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+        for tag, kind in ((0, DiLoCo), (10, AsyncDiLoCo)):
+            model = {"weights": np.zeros(options.parameters, np.float32)}
+            diloco = kind(communicator, model, tag=tag)
+            diloco.join(options.hosts)
+            compute_s, step_s, waited_s = [], [], []
+            for _ in range(options.steps):
+                start_s = time.perf_counter()
+                time.sleep(options.inner_s)
+                model["weights"] += 1
+                compute_s.append(time.perf_counter() - start_s)
+                step = diloco.outer_step()
+                step_s.append(time.perf_counter() - start_s)
+                waited_s.append(step.waited_s)
+            if isinstance(diloco, AsyncDiLoCo):
+                diloco.finish()
+            name = kind.__name__
+            found[f"{name} compute_s"] = statistics.median(compute_s[WARM_UP:])
+            found[f"{name} step_s"] = statistics.median(step_s[WARM_UP:])
+            found[f"{name} waited_s"] = statistics.median(waited_s[WARM_UP:])
+            found[f"{name} ratio"] = found[f"{name} step_s"] / found[f"{name} compute_s"]
+    if os.environ["PCCL_HOST"] == "0":
+        os.write(1, (json.dumps({name: round(value, 3) for name, value in found.items()}) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
