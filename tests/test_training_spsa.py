@@ -310,6 +310,22 @@ def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master:
     peer.close()
 
 
+def test_who_came_in_by_another_way_is_told_of(master: MasterNode) -> None:
+    peer = SPSAPeer(master.address, 0).enter()
+    other = SPSAPeer(master.address, 1)
+    thread = Background(other.communicator.connect)
+    until(peer.communicator.are_peers_pending, "somebody waits")
+    peer.communicator.update_topology()
+    thread.result()
+    exchange = partial(other.communicator.all_gather, np.zeros(1, np.uint8))
+    thread = Background(exchange)
+    with pytest.raises(PCCLError, match="somebody without a seat"):
+        peer.step()
+    thread.result()
+    other.close()
+    peer.close()
+
+
 def test_before_joining_there_are_no_steps(master: MasterNode) -> None:
     with pytest.raises(PCCLError, match="call join before") as caught:
         SPSAPeer(master.address, 0).step()

@@ -77,13 +77,19 @@ class Seats:
         self._seats = {peer: rank for rank, peer in enumerate(membership.peers if membership is not None else ())}
 
     def exchange(self, item: bytes) -> Exchanged:
-        """Everybody's bytes, as many from each."""
+        """Everybody's bytes, as many from each. PCCLError INVALID_USAGE where others were let in since `take`."""
         send = np.frombuffer(item, np.uint8)
         info, aborted = until_committed(self._communicator, lambda: self._communicator.all_gather(send, tag=self._tag))
         if info is None:
             return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0))
+        peers = info.membership.peers
+        if not self._seats.keys() >= {*peers}:
+            what = (
+                "somebody without a seat takes part: who is let in by an update_topology of the caller's own has none"
+            )
+            raise PCCLError(Result.INVALID_USAGE, "Seats.exchange", what)
         return Exchanged(
-            tuple(self._seats[peer] for peer in info.membership.peers),
+            tuple(self._seats[peer] for peer in peers),
             tuple(row.tobytes() for row in info.array),
             Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes),
         )
