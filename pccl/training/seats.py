@@ -85,7 +85,7 @@ class Seats:
         peers = info.membership.peers
         if not self._seats.keys() >= {*peers}:
             what = (
-                "somebody without a seat takes part: who is let in by an update_topology of the caller's own has none"
+                "somebody without a seat takes part: who was let in by a call of update_topology outside of this class"
             )
             raise PCCLError(Result.INVALID_USAGE, "Seats.exchange", what)
         return Exchanged(
