@@ -126,6 +126,18 @@ def test_the_kubernetes_manifests_fit_together() -> None:
     assert master["template"]["spec"]["volumes"][0]["secret"]["secretName"] == secret["name"]
 
 
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+def test_kustomize_puts_the_token_and_the_image_in(tmp_path: Path) -> None:
+    for source in (DEPLOY / "kubernetes").glob("*.yaml"):
+        shutil.copy(source, tmp_path)
+    (tmp_path / "token").write_text("secret")
+    done = _run("kubectl", "kustomize", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (secret,) = re.findall(r"^  name: (pccl-token-\w+)$", done.stdout, re.MULTILINE)
+    assert len(re.findall(rf"[nN]ame: {secret}$", done.stdout, re.MULTILINE)) == 3  # itself, the master, the peers
+    assert done.stdout.count("image: registry.example/pccl-training:latest") == 2
+
+
 FAKE_RAY = """
 import concurrent.futures, types
 
