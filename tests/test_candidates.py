@@ -1,0 +1,47 @@
+"""Which master is asked next."""
+
+from __future__ import annotations
+
+from pccl.runtime.addresses import parse_masters
+from pccl.runtime.candidates import PAUSE_S_MAX, Candidates
+
+
+def test_all_in_turn_from_the_first_on() -> None:
+    candidates = Candidates(parse_masters("a:1, b:2,a:1"))
+    assert [candidates.next(0.5).address for _ in range(5)] == [("a", 1), ("b", 2), ("a", 1), ("b", 2), ("a", 1)]
+
+
+def test_pauses_come_between_rounds_and_stay_short() -> None:
+    candidates = Candidates([("a", 1), ("b", 2)])
+    pauses = [candidates.next(0.999).pause_s for _ in range(40)]
+    assert pauses[0] == 0
+    assert set(pauses[1::2]) == {0}
+    assert pauses[2::2] == sorted(pauses[2::2])
+    assert 0 < pauses[2] < 0.06
+    assert PAUSE_S_MAX * 0.9 < pauses[-2] <= PAUSE_S_MAX
+
+
+def test_chance_spreads_peers() -> None:
+    def second(chance: float) -> float:
+        candidates = Candidates([("a", 1)])
+        candidates.next(chance)
+        return candidates.next(chance).pause_s
+
+    assert second(0.0) < second(0.5) < second(0.99)
+
+
+def test_the_account_has_the_last_failure_of_each() -> None:
+    candidates = Candidates([("a", 1), ("b", 2), ("c", 3)])
+    candidates.failed(("b", 2), "refused")
+    candidates.failed(("a", 1), "no answer")
+    candidates.failed(("b", 2), "a standby")
+    assert candidates.account() == "a:1: no answer; b:2: a standby"
+
+
+def test_asked_once_each() -> None:
+    candidates = Candidates([("a", 1), ("b", 2)])
+    assert not candidates.are_all_asked
+    candidates.next(0)
+    assert not candidates.are_all_asked
+    candidates.next(0)
+    assert candidates.are_all_asked

@@ -1,0 +1,316 @@
+"""The machine of a master process: who may found a run, who leads one, and when it does so no longer."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import Close, Effect, MasterOptions, Send
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.succession import Succession
+from pccl.types import Result
+from tests.test_testimony import prepared, view, witness
+
+OPTIONS = MasterOptions(peer_timeout_s=4.0)
+
+
+class Rig:
+    """A machine, and what came of the last event."""
+
+    def __init__(self, **options: object) -> None:
+        self.machine = Succession("new", OPTIONS, **options)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.effects: list[Effect] = []
+
+    def say(self, connection: int, message: m.FromPeer) -> None:
+        self.effects = []
+        if self.machine.master.host_of(connection) is None and isinstance(message, m.Hello | m.Resume | m.BeatHello):
+            self.effects += self.machine.connected(connection, "10.0.0.1", self.now)
+        self.effects += self.machine.received(connection, message, self.now)
+
+    def hello(self, connection: int, masters: int = 1, may_found: bool = True) -> None:
+        text = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=masters, may_found=may_found)
+        self.say(connection, text)
+
+    def beat(self, connection: int, peer: int) -> None:
+        self.say(connection, m.BeatHello(m.PROTOCOL_VERSION, self.machine.run, peer))
+
+    def resume(self, peer: int, term: int = 1, run: str = "old", masters: int = 1, is_accepted: bool = True) -> None:
+        """Over a connection of the peer's number."""
+        resume = m.Resume(m.PROTOCOL_VERSION, run, term, peer, masters=masters, is_accepted=is_accepted)
+        self.say(peer, resume)
+
+    def follow(self, term: int, testimony: m.Testimony) -> None:
+        self.say(testimony.me.peer, m.Follow(term, testimony))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        deadline = self.machine.deadline()
+        self.effects = self.machine.tick(self.now) if deadline is not None and deadline <= self.now else []
+        after = self.machine.deadline()
+        assert after is None or after > self.now
+
+    def told(self, connection: int) -> list[m.FromMaster]:
+        return [each.message for each in self.effects if isinstance(each, Send) and each.connection == connection]
+
+    def kinds(self, connection: int) -> list[type]:
+        return [type(message) for message in self.told(connection)]
+
+    def recover(self, *peers: int, masters: int = 1, **rest: object) -> None:
+        """These are the last view's, and all come."""
+        for peer in peers:
+            self.resume(peer, masters=masters)
+        everything: list[Effect] = []
+        for peer in peers:
+            self.follow(2, witness(peer, view(7, *peers), **rest))
+            everything += self.effects
+        self.effects = everything
+
+
+# Birth.
+
+
+def test_a_fresh_master_at_a_free_port_lets_the_first_found_a_run() -> None:
+    rig = Rig()
+    rig.hello(1)
+    assert rig.kinds(1) == [m.Welcome]
+    assert rig.machine.is_leading
+
+
+def test_where_another_may_have_been_newcomers_wait_a_moment() -> None:
+    rig = Rig(birth_at=2.0)
+    rig.hello(1)
+    assert rig.effects == []
+    assert rig.machine.deadline() == 2.0
+    rig.wait(2.0)
+    assert rig.kinds(1) == [m.Welcome]
+
+
+def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
+    rig = Rig(birth_at=2.0)
+    rig.hello(9)
+    rig.resume(1)
+    rig.follow(2, witness(1, view(7, 1, 2, 3)))
+    rig.wait(2.0)
+    assert not rig.machine.is_leading
+    rig.resume(2)
+    rig.resume(3)
+    rig.follow(2, witness(2, view(7, 1, 2, 3)))
+    rig.follow(2, witness(3, view(7, 1, 2, 3)))
+    (welcome,) = rig.told(9)
+    assert isinstance(welcome, m.Welcome)
+    assert (welcome.run, welcome.accepted_peers) == ("old", 3)
+    assert welcome.peer > 9
+
+
+def test_or_until_they_have_gone() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.follow(2, witness(1, view(7, 1, 2, 3)))
+    rig.hello(9)
+    assert rig.effects == []
+    rig.machine.disconnected(1, "closed", rig.now)
+    rig.wait(OPTIONS.peer_timeout_s)
+    assert rig.kinds(9) == [m.Welcome]
+
+
+def test_a_standby_founds_nothing() -> None:
+    rig = Rig(is_standby=True)
+    rig.hello(1)
+    assert rig.kinds(1) == [m.Elsewhere]
+    assert Close(1) in rig.effects
+
+
+def test_who_knows_several_masters_asks_all_of_them_first() -> None:
+    rig = Rig()
+    rig.hello(1, masters=2, may_found=False)
+    assert rig.told(1) == [m.Elsewhere("it leads no run yet")]
+    rig.hello(2, masters=2)
+    assert rig.kinds(2) == [m.Welcome]
+    rig.hello(3, masters=2, may_found=False)
+    assert rig.kinds(3) == [m.Welcome]
+
+
+# Gathering.
+
+
+def test_a_majority_and_patience_or_all_of_them() -> None:
+    rig = Rig()
+    for peer in (1, 2):
+        rig.resume(peer)
+        assert rig.told(peer) == [m.Lead(2)]
+        rig.follow(2, witness(peer, view(7, 1, 2, 3)))
+        assert rig.effects == []
+    rig.wait(3.9)
+    assert not rig.machine.is_leading
+    rig.wait(0.1)
+    assert rig.machine.is_leading
+    assert rig.kinds(1) == [m.Resumed, m.Flush]
+    assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    rig.resume(3)
+    (goodbye,) = rig.told(3)
+    assert isinstance(goodbye, m.Goodbye)
+    assert "has gone on without peer 3" in goodbye.reason
+
+
+def test_all_are_back_and_their_ops_run_on() -> None:
+    rig = Rig()
+    rig.recover(1, 2, commits=[OpRef(4, 1)])
+    for peer in (1, 2):
+        assert rig.told(peer) == [m.Resumed(2, 4.0), m.OpsCommit(7, [OpRef(4, 1)])]
+    rig.say(1, m.OpsDone(7, [OpRef(4, 2)]))
+    rig.say(2, m.OpsDone(7, [OpRef(4, 2)]))
+    assert rig.told(1) == rig.told(2) == [m.OpsCommit(7, [OpRef(4, 2)])]
+
+
+def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() -> None:
+    rig = Rig()
+    met = m.Met(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
+    rig.resume(1)
+    rig.resume(2)
+    rig.follow(2, witness(1, view(7, 1, 2), met=[met]))
+    rig.follow(2, witness(2, view(7, 1, 2), waits_in=Kind.UPDATE_TOPOLOGY))
+    rig.say(2, m.JointCall(3, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == [m.JointResult(3, Result.SUCCESS, meeting=5)]
+    rig.say(2, m.JointCall(4, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == []
+    rig.say(1, m.JointCall(8, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, meeting=6)]
+
+
+def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
+    rig = Rig()
+    abort = m.Aborted(3, 0, Result.TIMEOUT, "given up")
+    for peer in (1, 2):
+        rig.resume(peer)
+    rig.follow(2, witness(1, view(7, 1, 2, 3), commits=[OpRef(1, 0)]))
+    rig.follow(2, witness(2, view(7, 1, 2, 3), aborts=[abort]))
+    rig.wait(4.0)
+    (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
+    rig.say(1, m.FlushReply(flush.flush, [OpRef(2, 0), OpRef(3, 0)], [OpRef(1, 0)]))
+    rig.say(2, m.FlushReply(flush.flush, [OpRef(1, 0), OpRef(2, 0)], [], [abort]))
+    (prepare,) = rig.told(1)
+    assert isinstance(prepare, m.Prepare)
+    assert sorted(prepare.commits) == [OpRef(1, 0), OpRef(2, 0)]
+    assert prepare.aborts == [abort]
+    assert prepare.lost == [(3, "did not come back after the loss of the master")]
+    assert prepare.view > 7
+
+
+def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.follow(2, witness(1, view(7, 1, 2)))
+    rig.resume(2, term=5)
+    assert rig.told(1) == rig.told(2) == [m.Lead(6)]
+    rig.follow(2, witness(2, view(7, 1, 2)))
+    assert not rig.machine.is_leading
+    for peer in (1, 2):
+        rig.follow(6, witness(peer, view(7, 1, 2)))
+    assert rig.machine.master.term == 6
+
+
+def test_who_comes_twice_counts_once() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.follow(2, witness(1, view(7, 1, 2)))
+    rig.say(11, m.Resume(m.PROTOCOL_VERSION, "old", 2, 1))
+    assert rig.kinds(1) == [m.Elsewhere]
+    rig.say(11, m.Follow(3, witness(1, view(7, 1, 2))))
+    assert not rig.machine.is_leading
+
+
+def test_who_testifies_as_another_is_sent_away() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.say(1, m.Follow(2, witness(2, view(7, 2))))
+    assert rig.kinds(1) == [m.Goodbye]
+    assert not rig.machine.is_leading
+
+
+def test_newcomers_begin_again() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.resume(2, is_accepted=False)
+    rig.follow(2, witness(2, None, prepared(8, 1, 2)))
+    rig.follow(2, witness(1, view(7, 1), prepared(8, 1, 2)))
+    assert rig.kinds(2) == [m.StartOver]
+    assert rig.machine.master.accepted == [1]
+
+
+def test_newcomers_alone_are_no_run() -> None:
+    rig = Rig()
+    rig.resume(2, is_accepted=False)
+    rig.follow(2, witness(2, None))
+    rig.wait(4.0)
+    assert rig.kinds(2) == [m.StartOver]
+    rig.hello(3)
+    assert rig.effects == []
+    rig.wait(4.0)
+    assert rig.kinds(3) == [m.Welcome]
+
+
+# Deposition.
+
+
+@pytest.mark.parametrize(("masters", "leads"), [(1, True), (2, False)])
+def test_who_loses_a_majority_at_once_leads_on_only_where_there_is_no_other(masters: int, leads: bool) -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=masters)
+    rig.machine.disconnected(1, "reset", rig.now)
+    assert rig.machine.is_leading
+    rig.effects = rig.machine.disconnected(2, "reset", rig.now)
+    assert rig.machine.is_leading is leads
+    assert rig.kinds(3) == ([] if leads else [m.Elsewhere])
+
+
+def test_who_leaves_is_no_loss() -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=2)
+    for peer in (1, 2):
+        rig.say(peer, m.Leave())
+    assert rig.machine.is_leading
+
+
+def test_a_higher_term_of_its_run_deposes() -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3)
+    rig.say(12, m.Resume(m.PROTOCOL_VERSION, "old", 3, 2))
+    assert rig.kinds(1) == [m.Elsewhere]
+    assert rig.told(12) == [m.Lead(4)]
+    assert not rig.machine.is_leading
+
+
+@pytest.mark.parametrize(("seconds", "leads"), [(1.0, True), (3.0, False)])
+def test_a_master_that_stood_still_for_long_begins_again(seconds: float, leads: bool) -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.effects = rig.machine.stood_still(seconds, rig.now)
+    assert rig.kinds(1) == ([] if leads else [m.Elsewhere])
+    if not leads:
+        for peer in (1, 2):
+            rig.resume(peer, term=2)
+            rig.follow(3, witness(peer, view(7, 1, 2)))
+        assert rig.machine.master.term == 3
+
+
+def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again() -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.resume(8, run="another")
+    assert rig.kinds(8) == [m.Elsewhere]
+    rig.resume(9, run="another", is_accepted=False)
+    assert rig.kinds(9) == [m.StartOver]
+
+
+def test_sites_are_kept_together() -> None:
+    rig = Rig()
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+    for peer in (1, 2, 3):
+        site = {"site": "rack", "site_size": 2} if peer == 1 else {}
+        rig.follow(2, msgspec.structs.replace(witness(peer, view(7, 1, 2, 3, 4)), **site))
+    rig.wait(4.0)
+    (goodbye,) = [each for each in rig.told(1) if isinstance(each, m.Goodbye)]
+    assert "site" in goodbye.reason
