@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -57,7 +59,7 @@ class Rig:
     def kinds(self, connection: int) -> list[type]:
         return [type(message) for message in self.told(connection)]
 
-    def recover(self, *peers: int, masters: int = 1, **rest: object) -> None:
+    def recover(self, *peers: int, masters: int = 1, **rest: Any) -> None:
         """These are the last view's, and all come."""
         for peer in peers:
             self.resume(peer, masters=masters)
@@ -179,6 +181,25 @@ def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() ->
     assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, meeting=6)]
 
 
+def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
+    rig = Rig()
+    met = m.Met(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+    rig.follow(2, witness(1, view(7, 1, 2, 3), met=[met]))
+    rig.follow(2, witness(2, view(7, 1, 2, 3), waits_in=Kind.ARE_PEERS_PENDING))
+    rig.wait(4.0)
+    rig.say(2, m.JointCall(3, Kind.ARE_PEERS_PENDING))
+    rig.say(2, m.JointCancel(3))
+    assert rig.told(2) == []
+    (flush,) = {group.flush for group in rig.machine.master._groups.values()}
+    for peer in (1, 2):
+        rig.say(peer, m.FlushReply(flush, []))
+    for peer in (1, 2):
+        rig.say(peer, m.LinksReady(rig.machine.master.view))
+    assert rig.told(2)[1:] == [m.JointResult(3, Result.SUCCESS, value=1, meeting=5)]
+
+
 def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
     rig = Rig()
     abort = m.Aborted(3, 0, Result.TIMEOUT, "given up")
@@ -288,11 +309,17 @@ def test_a_master_that_stood_still_for_long_begins_again(seconds: float, leads: 
     rig.recover(1, 2)
     rig.effects = rig.machine.stood_still(seconds, rig.now)
     assert rig.kinds(1) == ([] if leads else [m.Elsewhere])
-    if not leads:
-        for peer in (1, 2):
-            rig.resume(peer, term=2)
-            rig.follow(3, witness(peer, view(7, 1, 2)))
-        assert rig.machine.master.term == 3
+    assert rig.machine.is_leading is leads
+
+
+def test_it_is_found_again_by_its_peers() -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.machine.stood_still(9.0, rig.now)
+    for peer in (1, 2):
+        rig.resume(peer, term=2)
+        rig.follow(3, witness(peer, view(7, 1, 2)))
+    assert rig.machine.master.term == 3
 
 
 def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again() -> None:

@@ -960,6 +960,7 @@ class Master:
             (wait.kind == Kind.UPDATE_TOPOLOGY and self._updating)
             or (wait.kind == Kind.OPTIMIZE_TOPOLOGY and self._optimization is not None)
             or (wait.kind == Kind.SYNC and group.sync is not None)
+            or member.peer in self._unheard
         )
         if not begun:
             self._answer(member, Result.TIMEOUT, "cancelled by its caller")
