@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.signs import add_signs
 from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions
 from tests.crew import Background, together, until
 from tests.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
@@ -308,6 +309,37 @@ def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master:
         undisturbed.close()
     assert_parity([peer, undisturbed])
     peer.close()
+
+
+def test_an_interrupted_move_is_repaired_by_the_others_alone(
+    master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = spsa_crew(master, 2)
+    each_runs(peers, 3)
+    peers[0].spsa.save(tmp_path / "checkpoint")
+    calls = iter(range(100))
+
+    def interrupted(*arguments: Any, **others: Any) -> None:
+        if next(calls) == 1:  # between two tensors
+            raise KeyboardInterrupt
+        add_signs(*arguments, **others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pccl.training.grid.add_signs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            peers[0].step()
+    for use in (peers[0].step, peers[0].spsa.digest, partial(peers[0].spsa.save, tmp_path / "torn")):
+        with pytest.raises(RuntimeError, match="interrupted"):
+            use()
+    peers[0].communicator.close()
+    thread = Background(partial(peers[1].run, lambda peer: peer.worlds.count(2) == 5))
+    again = peers[0].communicator = Communicator(master.address)
+    again.connect()
+    peers[0].spsa.reconnect(again)
+    peers[0].run(lambda peer: peer.worlds.count(2) == 5)
+    thread.result()
+    assert_parity(peers)
+    close(peers)
 
 
 def test_who_came_in_by_another_way_is_told_of(master: MasterNode) -> None:

@@ -84,6 +84,12 @@ class Grid:
     def is_home(self) -> bool:
         return not self._away and not self._is_torn
 
+    def require_home(self) -> None:
+        """RuntimeError after an interrupted pass."""
+        if self._is_torn:
+            raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
+        assert not self._away
+
     def displace(self, step: int, factors: Mapping[int, int]) -> None:
         """Goes to where, beside home, so many perturbations are added in each direction of a step; {} is home."""
         assert not self._away or step == self._away_step
@@ -122,7 +128,7 @@ class Grid:
     def _pass(self, step: int, moves: Sequence[Mapping[int, int]]) -> None:
         """Adds, to each tensor, so many quanta along each direction."""
         if self._is_torn:
-            raise RuntimeError("a former call was interrupted while it moved the parameters: load or join anew")
+            raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         self._is_torn = True
         for t, (tensor, each) in enumerate(zip(self._tensors, moves, strict=True)):
             numbers = {"seed": self._seed, "tensor": t, "step": step}

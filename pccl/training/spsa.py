@@ -64,6 +64,8 @@ from pccl.training.step_log import LogError, LogFile, Mark, Step
 SEATS, ROLL_CALL, CATCH_UP = 0, 1, 2
 """Tags, counted from this object's own."""
 STEPS_MAX = 2**32
+TAIL_BYTES_MAX = 1 << 26
+"""Of steps for newcomers; where it would be more they get the weights."""
 NEVER = 2**62
 
 logger = logging.getLogger(__name__)
@@ -158,7 +160,7 @@ class SPSA:
 
     def digest(self) -> str:
         """BLAKE3 of revision and weights in hexadecimal: equal on all peers after every step."""
-        assert self._grid.is_home
+        self._grid.require_home()
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         hasher.update(self._grid.exponents.data.cast("B"))
         for tensor in self._tensors.values():
@@ -193,6 +195,8 @@ class SPSA:
 
     def _begin(self, admission: Admission) -> None:
         """After others were let in, or this peer was."""
+        if admission.world_size < 2:
+            self._grid.require_home()  # else it was compared with the others'
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
             self._recent.clear()  # not by these steps did it get here
         self._grid.adopt()
@@ -208,7 +212,7 @@ class SPSA:
                 raise
             logger.warning("a newcomer does something else: %s", error)  # and the state's names will tell it so
             return
-        if self._membership.is_under_way or not tail:
+        if self._membership.is_under_way or not tail or not self._grid.is_home:
             return
         try:
             made = self._play(step_log.entries_of(tail))
@@ -220,7 +224,8 @@ class SPSA:
         """The steps, encoded, since the newcomer that is furthest behind; b"" where it is too far."""
         is_under_way = self._membership.is_under_way
         own_first = self._recent[0].revision if self._recent else self.revision
-        facts = np.array([NEVER, self.revision, own_first] if is_under_way else [self.revision, NEVER, NEVER])
+        own = self.revision if self._grid.is_home else NEVER  # from elsewhere no log leads on
+        facts = np.array([NEVER, self.revision, own_first] if is_under_way else [own, NEVER, NEVER])
         self._reduce(facts, ReduceOp.MIN)
         behind, reached, first = facts.tolist()
         if reached == NEVER or not first <= behind < reached:
@@ -228,6 +233,7 @@ class SPSA:
         tail = b""
         if is_under_way and own_first <= behind:
             tail = b"".join(step.encode() for step in self._recent if step.revision >= behind)
+            tail = tail if len(tail) <= TAIL_BYTES_MAX else b""
         size = np.array([len(tail)])
         self._reduce(size, ReduceOp.MAX)
         # All who have it have the same, and the maximum of equal bytes and zeros is these bytes.
@@ -248,7 +254,9 @@ class SPSA:
         `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
         What it raises comes through, with the weights as they were, and the step may be called again.
         FloatingPointError for a loss that is not finite; OverflowError, on all peers, where training has diverged;
-        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); OSError of the log.
+        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); OSError of the log. After a
+        KeyboardInterrupt or the like in the very moment when weights are moved, further calls fail with RuntimeError:
+        `load`, or `reconnect` and get the others'.
         """
         if not self._membership.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", "call join before")
@@ -356,7 +364,7 @@ class SPSA:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a checkpoint to `path`, replacing the former one at once. OSError."""
-        assert self._grid.is_home
+        self._grid.require_home()
         contents = {f"tensor/{name}": tensor for name, tensor in self._tensors.items()}
         facts = {"run": np.frombuffer(self._run.encode(), np.uint8), "revision": np.int64(self.revision)}
         checkpoint.save(Path(path), {**contents, **facts, "exponents": self._grid.exponents})
