@@ -311,6 +311,8 @@ class Master:
         self._updating = False
         """update_topology is complete and waits for Install."""
         self._optimization: Optimization | None = None
+        self.evicted: set[int] = set()
+        """Peers that this master has put out of its run."""
         self.deposed = ""
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
@@ -571,6 +573,7 @@ class Master:
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
         member = self._members[peer]
+        self.evicted.add(peer)
         self._say(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")

@@ -36,6 +36,8 @@ from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
 """Of the peer timeout: a master that stood still for less is not missed by its peers."""
+GATHER_TIMEOUTS = 3.0
+"""For so many peer timeouts a peer waits here for others of its run. Then it is sent away, and may come again."""
 DEPOSED_TIMEOUTS = 2.0
 """For so many peer timeouts one that was deposed lets nobody found a run."""
 
@@ -135,6 +137,7 @@ class Succession:
         self._effects += self.master.tick(now)
         self._check_deposition()
         self._consider_all()
+        self._send_away()
         self._found()
         return self._drain()
 
@@ -144,6 +147,7 @@ class Succession:
             standing = self._standing(run)
             if standing.heard and (standing.has_majority or not standing.peers):
                 times.append(self._since(run) + self.options.peer_timeout_s)
+        times += [self._stays_until(claim) for claim in self._claims.values()]
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
 
@@ -181,6 +185,11 @@ class Succession:
             return
         if self.is_leading:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            return
+        if message.run == self.run and message.term <= self.master.term and message.peer in self.master.evicted:
+            # This master has led the run, up to the end of it, and not lost it.
+            text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
         for claim in [each for each in self._claims.values() if (each.run, each.peer) == (message.run, message.peer)]:
@@ -284,6 +293,15 @@ class Succession:
         self.master = Master(f"{self._names}-{self._depositions}", self.options)
         for connection, host in old.strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
+
+    def _stays_until(self, claim: _Claim) -> float:
+        return claim.since + GATHER_TIMEOUTS * self.options.peer_timeout_s
+
+    def _send_away(self) -> None:
+        """Who waits for long comes again if it lives. Nothing else would tell that it does not."""
+        for claim in [each for each in self._claims.values() if self._now >= self._stays_until(each)]:
+            self._release(claim.connection)
+            self._dismiss(claim.connection, m.Elsewhere(f"of run {claim.run!r} too few peers have come to this master"))
 
     # Newcomers.
 

@@ -1,0 +1,73 @@
+"""Peers that come back to a master that leads no run: who is waited for, and for how long."""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import Close, Effect, MasterOptions, Send
+from pccl.protocol.succession import GATHER_TIMEOUTS, Succession
+
+TIMEOUT_S = 5.0
+CONTROL, BEATS, AGAIN, NEWCOMER = 1, 2, 3, 4
+
+
+def _hello() -> m.Hello:
+    return m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, "peer", may_found=True)
+
+
+def _resume(run: str, peer: int = 1, term: int = 1) -> m.Resume:
+    return m.Resume(m.PROTOCOL_VERSION, run, term, peer)
+
+
+def _told(effects: list[Effect], connection: int) -> list[m.FromMaster]:
+    return [effect.message for effect in effects if isinstance(effect, Send) and effect.connection == connection]
+
+
+def _say(machine: Succession, connection: int, message: m.FromPeer, now: float) -> list[m.FromMaster]:
+    machine.connected(connection, "10.0.0.1", now)
+    return _told(machine.received(connection, message, now), connection)
+
+
+def _founded() -> Succession:
+    """By one peer, which is accepted."""
+    machine = Succession("run", MasterOptions(peer_timeout_s=TIMEOUT_S))
+    _say(machine, CONTROL, _hello(), 0.0)
+    _say(machine, BEATS, m.BeatHello(m.PROTOCOL_VERSION, "run", 1), 0.0)
+    machine.received(CONTROL, m.LinksReady(1, [], []), 0.0)
+    assert machine.master.accepted == [1]
+    return machine
+
+
+def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up() -> None:
+    machine = _founded()
+    machine.silent(BEATS, TIMEOUT_S, TIMEOUT_S)
+    assert not machine.is_leading
+    (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 6.0)
+    assert isinstance(answer, m.Goodbye)
+    assert answer.reason.startswith("evicted: ")
+    assert any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), 6.0))
+
+
+def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left() -> None:
+    machine = _founded()
+    machine.disconnected(CONTROL, "reset", 1.0)
+    machine.tick(1.0 + TIMEOUT_S)
+    (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 2.0 + TIMEOUT_S)
+    assert isinstance(answer, m.Lead)
+
+
+def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever() -> None:
+    machine = Succession("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
+    (answer,) = _say(machine, AGAIN, _resume("run", peer=7), 0.0)
+    assert isinstance(answer, m.Lead)
+    assert _say(machine, NEWCOMER, _hello(), 1.0) == []
+    now = 0.0
+    effects: list[Effect] = []
+    while not _told(effects, NEWCOMER):
+        deadline = machine.deadline()
+        assert deadline is not None
+        assert now < deadline <= (GATHER_TIMEOUTS + 2) * TIMEOUT_S
+        now = deadline
+        effects += machine.tick(now)
+    assert [type(each) for each in _told(effects, AGAIN)] == [m.Elsewhere]
+    assert Close(AGAIN) in effects
+    assert isinstance(_told(effects, NEWCOMER)[0], m.Welcome)
