@@ -64,6 +64,8 @@ class Display:
         for problem in report.problems:
             self._console.print(Text(problem, style="red"), soft_wrap=True, highlight=False)
         self._console.print(table(report))
+        if report.longest_step:
+            self._console.print("in and right before the longest step:", *report.longest_step, sep="\n", soft_wrap=True)
         if report.passed:
             self._console.print("passed", style="bold green")
             return

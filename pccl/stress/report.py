@@ -32,6 +32,8 @@ class Report(msgspec.Struct, frozen=True):
     counts: Counts
     disturbances: Disturbances
     problems: list[str]
+    longest_step: list[str]
+    """What was done and seen in it and right before, if it was long."""
     logs: str | None
     """The folder with everybody's log, kept because something went wrong."""
 

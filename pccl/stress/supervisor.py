@@ -59,6 +59,9 @@ LOGS_KEPT = 40
 STACKS_S = 3.0
 LONG_STEP_S = 1.0
 """What lasts longer is noted among the events."""
+BEFORE_STEP_S = 2.0
+"""What was done to peers so short a time before a long step is told with it."""
+EVENTS_KEPT = 500
 # Many peers on few cores: threads of one array operation would only wait for each other.
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -114,6 +117,9 @@ class Supervisor:
         self._logs = Path(tempfile.mkdtemp(prefix="pccl-stress-"))
         self._keeps_logs = True
         self._events = (self._logs / "events.log").open("w", buffering=1)
+        self._noted: deque[tuple[float, str]] = deque(maxlen=EVENTS_KEPT)
+        self._longest_s = LONG_STEP_S
+        self._longest_step: list[str] = []
         self._guard = Guard()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._master: Child | None = None
@@ -172,6 +178,7 @@ class Supervisor:
             counts=self._checker.counts,
             disturbances=self._done,
             problems=list(self._problems),
+            longest_step=self._longest_step,
             logs=str(self._logs) if self._problems else None,
         )
 
@@ -231,7 +238,9 @@ class Supervisor:
 
     def _note(self, what: str) -> None:
         """For whoever looks into a failure; the clock is that of the peers' logs."""
-        self._events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {what}\n")
+        line = f"{datetime.now().isoformat(' ', 'milliseconds')} {what}"
+        self._events.write(line + "\n")
+        self._noted.append((time.monotonic(), line))
 
     def _act(self, action: Action) -> None:
         match action:
@@ -425,6 +434,10 @@ class Supervisor:
                 peer.stepped = message
                 if message.seconds > LONG_STEP_S:
                     self._note(f"{peer} needed {message.seconds:.2f} s for revision {message.revision}")
+                if message.seconds > self._longest_s:
+                    self._longest_s = message.seconds
+                    since_s = time.monotonic() - message.seconds - BEFORE_STEP_S
+                    self._longest_step = [line for at_s, line in self._noted if at_s >= since_s]
             case Left():
                 peer.has_left = True
             case _:
