@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime import state_blocks
+from pccl.runtime import state_blocks, state_receiver
 from pccl.runtime.links import LinkError
 from pccl.runtime.state_blocks import StateTensor, fingerprint
 from pccl.runtime.state_receiver import PATIENCE_S, STALL_S
@@ -32,6 +32,12 @@ Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_blocks, "BLOCK_BYTES", BLOCK)
+
+
+@pytest.fixture
+def many_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than donors tell unasked."""
+    monkeypatch.setattr(state_receiver, "DIGESTS_TOLD_BYTES_MAX", 0)
 
 
 def state(*contents: bytes, loose: Sequence[int] = ()) -> list[StateTensor]:
@@ -74,13 +80,22 @@ def fetch(
                 except (ConnectionLost, ProtocolError, OSError):
                     return
 
-        async def connect(wanted: m.Member) -> trio.socket.SocketType:
+        async def connect(wanted: m.Member, tells: bool) -> trio.socket.SocketType:
             donor = donors[wanted.peer - 1]
             if donor is None:
                 raise LinkError("connection refused")
             ours, theirs = trio.socket.socketpair()
             nursery.start_soon(serve, donor, theirs)
+            if tells:
+                nursery.start_soon(ask_for_digests, ours)
             return ours
+
+        async def ask_for_digests(sock: trio.socket.SocketType) -> None:
+            """Any donor of these tests tells them so."""
+            with contextlib.suppress(ConnectionLost):
+                for index, tensor in enumerate(receiver.tensors):
+                    if not tensor.loose:
+                        await send_message(sock, m.DigestRequest(index))
 
         suspects: list[tuple[int, str]] = []
         failure: TransferError | None = None
@@ -243,13 +258,47 @@ def test_many_small_tensors_do_not_choke_the_conversation() -> None:
     assert contents(receiver) == contents(donor)
 
 
+async def silent(sock: trio.socket.SocketType) -> None:
+    await trio.sleep_forever()
+
+
+def test_a_donor_that_tells_nothing_holds_nobody_up() -> None:
+    donor = transfer_of(state(pattern(500)))
+    receiver = transfer_of(state(bytes(500)))
+    assert fetch(receiver, plan_for(donor), [silent, donor.serve]) == []
+    assert contents(receiver) == contents(donor)
+
+
+def test_a_donor_tells_the_digests_before_it_is_asked() -> None:
+    donor = transfer_of(state(pattern(500), pattern(90, 1), pattern(7, 2), loose=[1]))
+
+    async def body() -> None:
+        ours, theirs = trio.socket.socketpair()
+        with ours, theirs, trio.fail_after(BOUND_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(donor.serve, theirs, True)
+                for index in (0, 2):
+                    told: m.Digests = await receive_message(ours, m.Digests)
+                    assert (told.tensor, told.digests) == (index, donor.own.blocks[index])
+                nursery.cancel_scope.cancel()
+
+    trio.run(body)
+
+
+@pytest.mark.usefixtures("many_digests")
+def test_one_donor_after_the_other_is_asked_for_very_many_digests() -> None:
+    donors = [transfer_of(state(pattern(500), b"", pattern(3, 1))) for _ in range(3)]
+    liar = Transfer(state(bytes(500), b"", bytes(3)), fingerprint(state(bytes(500), b"", bytes(3))))
+    receiver = transfer_of(state(bytes(500), b"", bytes(3)))
+    suspects = fetch(receiver, plan_for(donors[0]), [liar.serve, *(donor.serve for donor in donors)])
+    assert suspects in ([], [(1, "its digests do not hash to what the group elected")])
+    assert contents(receiver) == contents(donors[0])
+
+
+@pytest.mark.usefixtures("many_digests")
 def test_a_donor_that_falls_silent_is_given_up() -> None:
     donor = transfer_of(state(pattern(500)))
     receiver = transfer_of(state(bytes(500)))
-
-    async def silent(sock: trio.socket.SocketType) -> None:
-        await trio.sleep_forever()
-
     clock = trio.testing.MockClock(autojump_threshold=0.05)
     suspects = fetch(receiver, plan_for(donor), [silent, donor.serve], clock, bound_s=10 * STALL_S)
     assert suspects == [(1, "sent nothing for 5 s")]
@@ -471,14 +520,14 @@ def test_several_receivers_at_once() -> None:
     receivers = [transfer_of(state(bytes(50 * BLOCK))) for _ in range(3)]
 
     async def body() -> None:
-        async def connect(wanted: m.Member) -> trio.socket.SocketType:
+        async def connect(wanted: m.Member, tells: bool) -> trio.socket.SocketType:
             ours, theirs = trio.socket.socketpair()
-            serving.start_soon(serve, donors[wanted.peer - 1], theirs)
+            serving.start_soon(serve, donors[wanted.peer - 1], theirs, tells)
             return ours
 
-        async def serve(donor: Transfer, sock: trio.socket.SocketType) -> None:
+        async def serve(donor: Transfer, sock: trio.socket.SocketType, tells: bool) -> None:
             with sock, contextlib.suppress(ConnectionLost):
-                await donor.serve(sock)
+                await donor.serve(sock, tells)
 
         with trio.fail_after(BOUND_S):
             async with trio.open_nursery() as serving:

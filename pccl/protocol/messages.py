@@ -18,7 +18,7 @@ import msgspec
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -586,6 +586,8 @@ class StateHello(Message, frozen=True):
     auth: bytes = b""
     encrypt: bool = False
     """As of LinkHello."""
+    tells: bool = False
+    """The receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
 
 
 class ProbeHello(Message, frozen=True):

@@ -973,7 +973,7 @@ class PeerSession:
             if syncing is not None and await syncing.until_planned(opening.sync):
                 await send_message(sock, m.Accepted())
                 stream = self._stream(sock, keys)
-                return lambda: self._serve_state(stream, syncing)
+                return lambda: self._serve_state(stream, syncing, opening.tells)
             refusal = f"no sync {opening.sync} is under way here"
         if refusal is None:
             await send_message(sock, m.Accepted())
@@ -1016,10 +1016,11 @@ class PeerSession:
         plan = effect.plan
         machine = self._machine
 
-        async def connect(donor: m.Member) -> Stream:
+        async def connect(donor: m.Member, tells: bool) -> Stream:
             options = self._options
+            version, run = m.PROTOCOL_VERSION, machine.run
             hello = m.StateHello(
-                m.PROTOCOL_VERSION, machine.run, machine.peer, donor.peer, plan.sync, encrypt=options.encrypt
+                version, run, machine.peer, donor.peer, plan.sync, encrypt=options.encrypt, tells=tells
             )
             with trio.move_on_after(links.ANSWER_TIMEOUT_S):
                 return self._stream(*await links.dial(donor, self._master_host, hello, options.token))
@@ -1045,9 +1046,9 @@ class PeerSession:
         assert keys is not None
         return SealedStream(sock, keys)
 
-    async def _serve_state(self, stream: Stream, syncing: _Syncing) -> None:
+    async def _serve_state(self, stream: Stream, syncing: _Syncing, tells: bool) -> None:
         with syncing.scope():
-            await syncing.transfer.serve(stream)
+            await syncing.transfer.serve(stream, tells)
 
     # Measuring.
 

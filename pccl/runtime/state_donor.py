@@ -19,17 +19,24 @@ from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_
 
 
 async def serve(
-    stream: ByteStream, tensors: Sequence[StateTensor], own: Fingerprint, sent: Callable[[int], None]
+    stream: ByteStream,
+    tensors: Sequence[StateTensor],
+    own: Fingerprint,
+    sent: Callable[[int], None],
+    tells: bool = False,
 ) -> None:
-    """Ends only by an exception: ConnectionLost, or ProtocolError for a request that nobody may make. `sent` hears of
-    every piece of content that has left."""
+    """First `tells` the digests of all tensors that are not loose, if that is wanted. Ends only by an exception:
+    ConnectionLost, or ProtocolError for a request that nobody may make. `sent` hears of every piece of content that has
+    left."""
+    for index, tensor in enumerate(tensors):
+        if tells and not tensor.loose:
+            await _send_digests(stream, index, own)
     while True:
         request: m.StateRequest = await receive_message(stream, m.StateRequest)
         if not 0 <= request.tensor < len(tensors):
             raise ProtocolError(f"there is no tensor number {request.tensor}")
         if isinstance(request, m.DigestRequest):
-            digests = own.blocks[request.tensor]
-            await send_message(stream, m.Digests(request.tensor, state_blocks.BLOCK_BYTES, digests))
+            await _send_digests(stream, request.tensor, own)
             continue
         tensor = tensors[request.tensor]
         if request.first < 0 or request.count < 1 or request.first + request.count > tensor.block_count:
@@ -40,6 +47,10 @@ async def serve(
             else:
                 block = await trio.to_thread.run_sync(tensor.store.load, number, abandon_on_cancel=True)
             await _send(stream, block, sent)
+
+
+async def _send_digests(stream: ByteStream, tensor: int, own: Fingerprint) -> None:
+    await send_message(stream, m.Digests(tensor, state_blocks.BLOCK_BYTES, own.blocks[tensor]))
 
 
 async def _send(stream: ByteStream, block: memoryview, sent: Callable[[int], None]) -> None:

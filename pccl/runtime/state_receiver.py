@@ -2,8 +2,9 @@
 
 Theory of operation. A `_Fetch` brings some tensors to one goal, which is given by block digests:
 
-1. One donor at a time is asked for the block digests, which must hash to the root that the master elected, so a donor
-   can neither lie nor be mistaken about the goal. The others wait, connected, until one has told.
+1. Every donor tells the block digests, which must hash to the root that the master elected, so a donor can neither lie
+   nor be mistaken about the goal. The first to tell sets it. Where there are very many digests, one donor at a time is
+   asked for them instead, and the others wait, connected, until one has told.
 2. Every donor is then asked for blocks as `state_schedule` says. A block is received straight into its tensor, hashed
    (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
    it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
@@ -58,6 +59,8 @@ LANE_AFTER_S = 2.0
 """How long a donor's speed is measured before it gets another lane, if the rest will take longer than twice that."""
 LANE_GAIN = 1.1
 """A donor that has not become so much faster by its last lane gets no more."""
+DIGESTS_TOLD_BYTES_MAX = 2**18
+"""If all digests are no more than this, every donor tells them unasked, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
 """Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
 
@@ -68,7 +71,8 @@ class Stream(ByteStream, Protocol):
     def close(self) -> None: ...
 
 
-Connect = Callable[[m.Member], Awaitable[Stream]]
+Connect = Callable[[m.Member, bool], Awaitable[Stream]]
+"""Reaches a donor, which is to tell the digests of all tensors that are not loose unasked if so said. LinkError."""
 
 
 class TransferError(Exception):
@@ -259,6 +263,10 @@ class _Fetch:
         self._goal: dict[int, bytes] = {}
         """Per wanted tensor the block digests to reach."""
         self._schedule: Schedule | None = None
+        self._tells = (
+            root is not None
+            and DIGEST_BYTES * sum(self._tensors[index].block_count for index in wanted) <= DIGESTS_TOLD_BYTES_MAX
+        )
         self._learning = trio.Lock()
         self._writing: dict[Block, _Writing] = {}
         self._returned = trio.Event()
@@ -306,18 +314,26 @@ class _Fetch:
         donor = self._donors[member.peer] = _Donor(member)
         try:
             with donor.scope:
-                connection = _Connection(donor, await self._connect(member))
-                try:
-                    async with self._learning:
-                        if self._schedule is None:
-                            await self._learn(donor, connection)
-                except BaseException:
-                    connection.close()
-                    raise
+                connection = await self._begin(donor)
                 async with trio.open_nursery() as donor.nursery:
                     donor.nursery.start_soon(self._use_lane, donor, connection)
         except (LinkError, ConnectionLost, ProtocolError) as error:
             self._fail(donor.peer, str(error))
+
+    async def _begin(self, donor: _Donor) -> _Connection:
+        """Its first connection, when the goal is known."""
+        connection = _Connection(donor, await self._connect(donor.member, self._tells))
+        try:
+            if self._tells:
+                await self._learn(donor, connection)
+            else:
+                async with self._learning:
+                    if self._schedule is None:
+                        await self._learn(donor, connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _add_lanes(self, now: float) -> None:
         lanes = sum(len(donor.connections) for donor in self._donors.values())
@@ -337,7 +353,7 @@ class _Fetch:
 
     async def _open_lane(self, donor: _Donor) -> None:
         try:
-            connection = _Connection(donor, await self._connect(donor.member))
+            connection = _Connection(donor, await self._connect(donor.member, False))
         except LinkError as error:
             logger.info("a connection less to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
             return
@@ -404,6 +420,8 @@ class _Fetch:
             root = state_blocks.root_digest(self._tensors, [goal.get(i, b"") for i in range(len(self._tensors))])
             if root != self._root:
                 raise ProtocolError("its digests do not hash to what the group elected")
+        if self._schedule is not None:
+            return
         self._goal = goal
         missing = {index: state_blocks.differing(self._receiver.held[index], goal[index]) for index in goal}
         blocks = (blocks_of(index, self._tensors[index].size_bytes, missing[index]) for index in goal)
@@ -412,7 +430,7 @@ class _Fetch:
             self._scope.cancel()
 
     async def _receive_digests(self, connection: _Connection, goal: dict[int, bytes]) -> None:
-        ahead = iter(self._wanted)
+        ahead = iter(() if self._tells else self._wanted)
         for index in islice(ahead, DIGEST_REQUESTS_AHEAD):
             await send_message(connection, m.DigestRequest(index))
         for index in self._wanted:

@@ -41,13 +41,14 @@ class Transfer:
         """Tensors of which at least one byte was replaced."""
         return self._receiver.overwritten
 
-    async def serve(self, stream: ByteStream) -> None:
-        """Answers one connection of a receiver until it closes. ConnectionLost, ProtocolError."""
+    async def serve(self, stream: ByteStream, tells: bool = False) -> None:
+        """Answers one connection of a receiver until it closes; `tells` it the digests first. ConnectionLost,
+        ProtocolError."""
 
         def sent(count: int) -> None:
             self.tx_bytes += count
 
-        await state_donor.serve(stream, self.tensors, self.own, sent)
+        await state_donor.serve(stream, self.tensors, self.own, sent, tells)
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect) -> list[tuple[int, str]]:
         """Brings the tensors to the elected content. Returns the donors that failed and how; TransferError, with the
