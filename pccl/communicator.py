@@ -200,7 +200,12 @@ class Communicator(BlockingCollectives):
         portal.current().call(lambda: self._inner.update_topology(timeout=timeout))
 
     def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Measures the round-trip times of all pairs in each group and adopts the ring whose slowest link is fastest.
+        """Measures what is not known of the links in each group, and adopts the ring whose slowest link is fastest; of
+        several, the one with the least latency.
+
+        What is younger than ten minutes is not measured again; so the first call takes about a second for each peer (of
+        a large group a part of the links is measured, for half a minute at most), and later ones hardly any time. A
+        link that cannot be measured is avoided. A measurement sends as much as the link carries for less than a second.
         Errors as `update_topology`."""
         portal.current().call(lambda: self._inner.optimize_topology(timeout=timeout))
 

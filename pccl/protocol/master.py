@@ -21,6 +21,10 @@ A further loss during a change starts the stages it needs again; view numbers on
 cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
 peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
 
+Rings. An optimize_topology measures links and has rings searched (`optimization`, `figures`); what comes of it changes
+a ring as a loss does. Otherwise a ring keeps its order: who is lost is left out, and newcomers come where they hurt
+least.
+
 Silence. Beside its control connection each peer keeps one that carries nothing but signs of life. Who falls silent
 there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is one whose connection was closed and who
 has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer

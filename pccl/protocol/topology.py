@@ -11,8 +11,8 @@ MESH_PEERS_MAX = 16
 
 
 def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
-    """The ring after a change of membership: survivors keep their order, and so their links; newcomers are appended in
-    the order of their numbers."""
+    """A ring of other members: those who stay keep their order, and so their links; others are appended in the order of
+    their numbers."""
     kept = [peer for peer in ring if peer in members]
     return kept + sorted(set(members).difference(kept))
 

@@ -22,6 +22,8 @@ PEERS = (10, 100, 1000)
 OPS = 20
 """Of these the mean is taken."""
 BEATS_FROM = 1_000_000
+OPTIONS = ms.MasterOptions(connections_max=2**15, pending_max=2**14)
+"""Room for more peers than a master takes unasked."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Cost:
 class Group:
     """A run of one group whose peers do at once what the master asks of them."""
 
-    master: ms.Master = field(default_factory=lambda: ms.Master("run-1"))
+    master: ms.Master = field(default_factory=lambda: ms.Master("run-1", OPTIONS))
     cost: Cost = field(default_factory=Cost)
     calls: count[int] = field(default_factory=lambda: count(1))
     peers: dict[int, int] = field(default_factory=dict)
