@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pccl import (
+    Communicator,
     DataType,
     PCCLError,
     ReduceDescriptor,
@@ -18,7 +20,8 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
-from pccl.training import local_shard
+from pccl.operands import resolve
+from pccl.training import DiLoCo, local_shard
 from pccl.training.replica import replica_of
 from tests.crew import Crew, run_of
 
@@ -186,3 +189,35 @@ def test_a_sharded_module_goes_on_with_what_is_written_into_it(mesh: Any) -> Non
     replica.write(np.ones(replica.count, replica.dtype))
     with torch.no_grad():
         assert module(torch.ones(1, 4)).tolist() == [[5.0, 5.0]]
+
+
+def test_the_optimizer_of_a_sharded_module_is_in_its_checkpoint(mesh: Any, tmp_path: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def trained(steps: int) -> tuple[DiLoCo, Any]:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(4, 2)
+        fully_shard(module, mesh=mesh)
+        optimizer = torch.optim.AdamW(module.parameters())
+        for _ in range(steps):
+            module(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        return DiLoCo(Communicator("127.0.0.1:1"), module, optimizer), optimizer
+
+    first, optimizer = trained(2)
+    first.save(tmp_path / "rank.npz")
+    second, other = trained(0)
+    second.load(tmp_path / "rank.npz")
+    moments = [each.state[each.param_groups[0]["params"][0]]["exp_avg"] for each in (optimizer, other)]
+    assert torch.equal(local_shard(moments[0]), local_shard(moments[1]))
+    assert second.digest() == first.digest()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cpu_tensors_are_not_copied(dtype: Any) -> None:
+    tensor = torch.arange(12, dtype=dtype).view(3, 4)
+    for array in (tensor, tensor[1:], torch.nn.Parameter(tensor), tensor.detach()):
+        operand = resolve(array, "send", "test")
+        assert operand.address == array.data_ptr()
+        assert operand.memory().tobytes() == array.detach().view(torch.uint8).numpy().tobytes()
+        assert operand.device is None
