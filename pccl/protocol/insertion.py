@@ -12,19 +12,19 @@ def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], figures: Figur
     """In the order of their numbers: each beside those who share its host, unless more is known; at the end if nothing
     is. All others keep their order, and so their links but one for each newcomer."""
     found = list(ring)
+    rates = [figure.bytes_per_s for pair in ring_links(ring) if (figure := figures.get(pair)) is not None]
+    slowest = min(rates, default=float("inf"))
     for peer in sorted(newcomers):
-        found.insert(_place(found, peer, figures), peer)
+        found.insert(_place(found, peer, figures, slowest), peer)
     return found
 
 
-def _place(ring: Sequence[int], peer: int, figures: Figures) -> int:
-    """Before whom it comes."""
+def _place(ring: Sequence[int], peer: int, figures: Figures, slowest: float) -> int:
+    """Before whom it comes. `slowest`, in bytes per second, is that of the ring's links so far."""
     if not figures.knows_host_of(peer):
         hosts = figures.hosts(peer)
         beside = [at for at, other in enumerate(ring) if figures.hosts(other) == hosts]
         return beside[-1] + 1 if beside else len(ring)
-    rates = [figure.bytes_per_s for pair in ring_links(ring) if (figure := figures.get(pair)) is not None]
-    slowest = min(rates, default=float("inf"))
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
         """What is slow, only as far as it is slower than the ring is."""

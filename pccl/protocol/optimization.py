@@ -19,9 +19,11 @@ that could.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from pccl.protocol.figures import Figures, Pair
 from pccl.protocol.ring_problem import RingProblem
@@ -37,6 +39,8 @@ FASTER = 1.05
 SHORTER = 0.9
 """A ring replaces another whose links are as reachable and as known if its slowest is faster by this factor, or if it
 is as fast and the sum of latencies is smaller by this factor. Less than that may be the measurements' own spread."""
+LISTED_MAX = 24
+"""Peers of a ring that a reason names."""
 MBIT = 1e6 / 8
 
 
@@ -59,24 +63,26 @@ def rounds(pairs: Iterable[Pair], figures: Figures) -> list[list[Pair]]:
     """Which links are measured at once, each in the first round where it disturbs no other. What does not fit into
     ROUNDS_MAX rounds is left out."""
     found: list[list[Pair]] = []
-    taken: list[set[object]] = []
+    taken: defaultdict[object, int] = defaultdict(int)
+    """By what must not be used twice in a round, the rounds that use it, as bits."""
     known_hosts: set[object] = set()
     for sender, receiver in pairs:
         hosts = figures.hosts(sender), figures.hosts(receiver)
         if hosts in known_hosts:
             continue  # one pair's figure stands for all between these hosts
-        ends: set[object] = {("from", sender), ("to", receiver), frozenset((sender, receiver))}
+        uses: list[object] = [("from", sender), ("to", receiver), frozenset((sender, receiver))]
         if hosts[0] != hosts[1]:
-            ends |= {("from", hosts[0]), ("to", hosts[1]), frozenset(hosts)}
-        at = next((at for at, others in enumerate(taken) if ends.isdisjoint(others)), len(found))
+            uses += [("from", hosts[0]), ("to", hosts[1]), frozenset(hosts)]
+        rounds_taken = reduce(or_, (taken[use] for use in uses))
+        at = (~rounds_taken & (rounds_taken + 1)).bit_length() - 1  # the lowest bit that is not set
         if at == ROUNDS_MAX:
             continue
         if at == len(found):
             found.append([])
-            taken.append(set())
         known_hosts.add(hosts)
         found[at].append((sender, receiver))
-        taken[at] |= ends
+        for use in uses:
+            taken[use] |= 1 << at
     return found
 
 
@@ -222,5 +228,11 @@ def decide(present: Sequence[int], found: Sequence[int], figures: Figures) -> tu
     if len(present) < 2:
         return list(present), "alone"
     if not after.is_better(before):
-        return list(present), f"ring {list(present)} stays: {before}"
-    return kept, f"ring {list(present)} becomes {kept}: {after}; before: {before}"
+        return list(present), f"the ring stays: {before}; {_listed(present)}"
+    return kept, f"the ring changes: {after}; before: {before}; {_listed(present)} becomes {_listed(kept)}"
+
+
+def _listed(ring: Sequence[int]) -> str:
+    if len(ring) <= LISTED_MAX:
+        return str(list(ring))
+    return f"[{', '.join(map(str, ring[:LISTED_MAX]))} and {len(ring) - LISTED_MAX} more]"
