@@ -70,6 +70,11 @@ def test_the_most_popular_content_wins_and_a_tie_goes_to_the_longest_accepted() 
     assert elected(elect({2: offer(1, "b"), 1: offer(1, "a")}, set(), None)).root == b"a"
 
 
+def test_a_tie_goes_to_an_incumbent_though_its_number_be_higher() -> None:
+    offers = {1: offer(0, "a"), 2: offer(0, "b")}
+    assert elected(elect(offers, incumbents={2}, floor=0)).root == b"b"
+
+
 def test_receivers_never_vote_and_never_send() -> None:
     offers = {1: offer(1, "a"), 2: offer(9, "b", RECEIVE), 3: offer(9, "b", RECEIVE)}
     result = elected(elect(offers, set(), None))

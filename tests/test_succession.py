@@ -106,6 +106,15 @@ def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
     assert welcome.peer > 9
 
 
+def test_and_are_sent_away_to_ask_again() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.follow(2, witness(1, view(7, 1, 2, 3)))
+    rig.hello(9)
+    rig.wait(4.0)
+    assert rig.told(9) == [m.Elsewhere("it waits for the peers of run 'old' (1 of the 3 peers of view 7 have come)")]
+
+
 def test_or_until_they_have_gone() -> None:
     rig = Rig()
     rig.resume(1)

@@ -57,7 +57,9 @@ def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: i
     difference = _schema_difference(offers)
     if difference is not None:
         return NotElected(Result.INVALID_ARGUMENT, difference)
-    candidates = {peer: offer for peer, offer in sorted(offers.items()) if offer.strategy != RECEIVE_ONLY}
+    # Of two that say Hello at once, the one with the higher number may be accepted first, and sync alone.
+    by_age = sorted(offers.items(), key=lambda each: (each[0] not in incumbents, each[0]))
+    candidates = {peer: offer for peer, offer in by_age if offer.strategy != RECEIVE_ONLY}
     if not candidates:
         return NotElected(
             Result.NO_SHARED_STATE_AVAILABLE,

@@ -68,8 +68,8 @@ class Succession:
         """What is known of other masters, for those who are sent away."""
         self.birth_at = birth_at
         self._names = run
-        self._held: dict[int, tuple[str, m.Hello]] = {}
-        """Newcomers who wait for a run, and their hosts."""
+        self._held: dict[int, tuple[str, m.Hello, float]] = {}
+        """Newcomers who wait for a run, longest first: their hosts, and since when."""
         self._claims: dict[int, _Claim] = {}
         self._terms: dict[str, int] = {}
         """By run the term in which this master would lead it."""
@@ -139,10 +139,14 @@ class Succession:
         self._consider_all()
         self._send_away()
         self._found()
+        self._send_away_held()
         return self._drain()
 
     def deadline(self) -> float | None:
         times = [self.birth_at] if self._held and not self._claims else []
+        if self._held:
+            _, _, since = next(iter(self._held.values()))
+            times.append(since + self.options.peer_timeout_s)
         for run in self._terms:
             standing = self._standing(run)
             if standing.heard and (standing.has_majority or not standing.peers):
@@ -307,7 +311,7 @@ class Succession:
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
         if self._claims or (self._now < self.birth_at and message.may_found and not self.is_standby):
-            self._held[connection] = host, message
+            self._held[connection] = host, message, self._now
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -326,9 +330,18 @@ class Succession:
         if self._held and not self._claims and self._now >= self.birth_at:
             self._release_held()
 
+    def _send_away_held(self) -> None:
+        """Those who have waited for long may try another master, and come again."""
+        for connection, (_, _, since) in list(self._held.items()):
+            if self._now >= since + self.options.peer_timeout_s:
+                del self._held[connection]
+                runs = ", ".join(f"{run!r} ({self._standing(run)})" for run in self._terms)
+                whom = f"the peers of run {runs}" if runs else "peers of a run, which may come"
+                self._dismiss(connection, m.Elsewhere(f"it waits for {whom}"))
+
     def _release_held(self) -> None:
         held, self._held = self._held, {}
-        for connection, (host, hello) in held.items():
+        for connection, (host, hello, _) in held.items():
             self._effects += self.master.connected(connection, host, self._now)
             if self.is_leading:
                 self._effects += self.master.received(connection, hello, self._now)
