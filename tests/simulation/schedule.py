@@ -465,10 +465,11 @@ class Schedule:
         assert len(leading) == len(set(leading)), f"two masters lead: {leading}"
         for node in world.accepted:
             assert node.masterless_since is None, f"{node} has waited for a master for too long"
-        for node in world.accepted:
-            if node.machine.run != world.master.run:
-                world.leave(node)  # of another run, founded when this one could not be found
-        world.run()
+        ours = world.master.run
+        while others := [node for node in world.alive if node.machine.run not in (ours, "")]:
+            for node in others:
+                world.leave(node)  # another run, founded when this one could not be found
+            world.run()
 
     def _pass(self, seconds: float) -> None:
         end_at = self.world.now + seconds
