@@ -79,8 +79,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_7() -> None:
-    assert m.PROTOCOL_VERSION == 7
+def test_layout_is_that_of_version_8() -> None:
+    assert m.PROTOCOL_VERSION == 8
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 
