@@ -302,6 +302,52 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(crew: Crew, devices: l
         np.testing.assert_array_equal(found, total(world=2))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(crew: Crew, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    crew.join(WORLD)
+    devices = [FakeDevice(10 * seed + i) for i in range(WORLD)]
+    lost, ops, pieces = crew.peers.pop(), 3, len(stretches(COUNT, 4))
+    leave_after_reads = int(random.integers(1, 3 * ops * pieces))
+    original, closing = devices[2].read, list[Background]()
+
+    def read(*args: Any) -> Any:
+        if devices[2].reads == leave_after_reads:
+            closing.append(Background(lost.close))
+        return original(*args)
+
+    devices[2].read = read  # type: ignore[method-assign]
+
+    def rounds(peer: Communicator, i: int) -> list[tuple[int, int, Result]]:
+        """Whose contributions each op has, as told and as read off its result."""
+        seen = []
+        for turn in range(6):
+            held = {tag: devices[i].array(values(i) + 1000 * tag) for tag in range(ops)}
+            while held:
+                try:
+                    handles = {tag: peer.all_reduce_async(array, op=SUM, tag=tag) for tag, array in held.items()}
+                except PCCLError:
+                    assert i == 2
+                    return seen
+                for tag, handle in handles.items():
+                    is_success, status, info = handle.wait()
+                    world = info.world_size if info is not None else 0
+                    seen.append((turn, tag, status))
+                    if is_success:
+                        expected = total(world=world) + 1000 * tag * world
+                        np.testing.assert_array_equal(held.pop(tag).get(), expected)
+                    elif i < 2:
+                        assert status is Result.RANK_CONNECTION_LOST
+                        np.testing.assert_array_equal(held[tag].get(), values(i) + 1000 * tag)
+        return seen
+
+    everybody = [*crew.peers, lost]
+    found = outcomes([partial(rounds, peer, i) for i, peer in enumerate(everybody)])
+    assert found[0] == found[1], f"seed {seed}"
+    assert closing, f"seed {seed}: nobody left"
+    closing[0].result()
+
+
 def test_an_op_that_is_given_up_before_any_piece_is_there(crew: Crew, devices: list[FakeDevice]) -> None:
     crew.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
