@@ -155,6 +155,7 @@ class AsyncHandle(Generic[Info]):
 
     def wait(self, timeout: float | None = None) -> tuple[bool, Result, Info | None]:
         """Blocks until the op has ended: `(is_success, status, info)`, `info` None on failure. May be called again.
+        Arrays on a device have the result in the order of this thread's current stream.
 
         `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on.
         """

@@ -113,7 +113,7 @@ class FakeDevice:
         self.kernel_s = self.write_s = 0.0
         """What a kernel, or a copy to the device, takes beside the usual delay."""
         self.fails_after_reads: int | None = None
-        self.can_hash = True
+        self.can_hash = self.can_pin = True
         self.reads = self.writes = self.hashed_blocks = 0
         self.pinned_allocated: list[int] = []
         self.unpinned_allocated: list[int] = []
@@ -150,6 +150,8 @@ class FakeDevice:
     # What pccl asks for.
 
     def allocate(self, size_bytes: int, pinned: bool) -> FakeMemory:
+        if pinned and not self.can_pin:
+            raise MemoryError("the fake device pins nothing")
         (self.pinned_allocated if pinned else self.unpinned_allocated).append(size_bytes)
         return FakeMemory(size_bytes)
 

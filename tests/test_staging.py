@@ -414,6 +414,14 @@ def test_beyond_the_bound_memory_is_not_pinned(
     assert devices[0].unpinned_allocated
 
 
+def test_what_cannot_be_pinned_is_ordinary_memory(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+    devices[0].can_pin = False
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    for found in reduced(trio_of_peers, held):
+        np.testing.assert_array_equal(found, total())
+    assert not devices[0].pinned_allocated
+
+
 def test_little_is_kept_between_ops(
     trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ SUM = ReduceOp.SUM
 class Calls:
     """Stands for torch.cuda: notes what is asked of it; copies of CPU tensors happen at once."""
 
+    OutOfMemoryError = torch.cuda.OutOfMemoryError
+
     def __init__(self) -> None:
         self.made: list[str] = []
         calls = self.made
@@ -71,8 +73,9 @@ class Calls:
 def test_torch_is_asked_for_copies_in_order() -> None:
     api = Calls()
 
-    def empty(size: int, dtype: Any, pin_memory: bool) -> Any:
+    def empty(size: int, dtype: Any, device: str, pin_memory: bool) -> Any:
         assert pin_memory
+        assert device == "cpu"
         return torch.empty(size, dtype=dtype)
 
     device = CudaDevice(SimpleNamespace(empty=empty, uint8=torch.uint8), api, torch.device("cuda", 3))

@@ -1,9 +1,9 @@
 """The memory of this machine that copies from and to devices go through.
 
 Pinned memory is what a device copies from and to at full speed and while other work goes on, and what the system cannot
-use for anything else. So there is a bound, PINNED_BYTES_MAX for each device of a process; what is needed beyond it is
-ordinary memory, which is copied at some third of the speed. Nobody ever waits for memory: two peers that waited for
-different ops would wait for ever.
+use for anything else. So there is a bound, PINNED_BYTES_MAX for each device of a process; what is needed beyond it, or
+beyond what the system pins, is ordinary memory, which is copied at some third of the speed. Nobody ever waits for
+memory: two peers that waited for different ops would wait for ever.
 
 Pinning is slow. What is free again is therefore kept and used again, up to IDLE_BYTES_MAX. Sizes are powers of two from
 SIZE_MIN, so that what one op gave back fits the next.
@@ -14,12 +14,15 @@ does.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from pccl.devices.device import Device, HostMemory
+
+logger = logging.getLogger("pccl.devices")
 
 PINNED_BYTES_MAX = int(os.environ.get("PCCL_PINNED_BYTES", 1 << 30))
 IDLE_BYTES_MAX = 256 << 20
@@ -80,11 +83,17 @@ class HostPool:
                 self._idle_bytes -= size
                 return Block(self._idle[size].pop(), self._returned)
             self._free(self.pinned_bytes + size - PINNED_BYTES_MAX)
-            is_pinned = self.pinned_bytes + size <= PINNED_BYTES_MAX
-            memory = _Memory(self._device.allocate(size, is_pinned), size, is_pinned)
-            if is_pinned:
+            return Block(self._allocate(size), self._returned)
+
+    def _allocate(self, size: int) -> _Memory:
+        if self.pinned_bytes + size <= PINNED_BYTES_MAX:
+            try:
+                memory = _Memory(self._device.allocate(size, True), size, True)
                 self.pinned_bytes += size
-            return Block(memory, self._returned)
+                return memory
+            except MemoryError as error:
+                logger.warning("no more memory can be pinned for %s, copies are slower: %s", self._device.name, error)
+        return _Memory(self._device.allocate(size, False), size, False)
 
     def trim(self) -> None:
         """Frees what is idle beyond the bound. To be called when an op has ended."""

@@ -49,9 +49,11 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int, pinned: bool) -> CudaMemory:
         try:
-            return CudaMemory(self._torch.empty(size_bytes, dtype=self._torch.uint8, pin_memory=pinned))
+            # `device`: the program may have set another default.
+            tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
         except RuntimeError as error:
             raise MemoryError(str(error)) from None
+        return CudaMemory(tensor)
 
     def mark(self) -> CudaEvent:
         return self._record(self._api.current_stream(self._device))
@@ -86,7 +88,7 @@ class CudaDevice:
             if not self._can_hash:
                 return None
             return torch_blake3.digests(self._torch, self._bytes(array)[: blocks * block_bytes], block_bytes)
-        except self._torch.OutOfMemoryError as error:
+        except self._api.OutOfMemoryError as error:
             logger.info("no memory on %s to hash a state there, the CPU does it: %s", self.name, error)
             return None
 
