@@ -999,8 +999,12 @@ class Master:
         if not self._accepted:
             self._optimization = None
             return False
-        if self._unheard and not self.is_changing and self._tell_unheard():
-            return True
+        if any(self._members[peer].wait is not None for peer in self._unheard):
+            # Such a call must not be taken for one that begins now, so all others wait, too.
+            if self.is_changing:
+                return False
+            if self._tell_unheard():
+                return True
         kind = next((kind for kind, number in self._waiting.items() if number == self._accepted), None)
         if kind == Kind.ARE_PEERS_PENDING:
             self._finish_all(kind, value=len(self.admissible))

@@ -22,6 +22,9 @@ FOUND = (
     # What goes over a new connection of a link waits there until the dialer has taken it over.
     '[16425,2,5,true,[["break_link",34426,0],["break_link",40291,40],["break_link",52738,1],["add",32084,1],'
     '["launch_all",51811,10]]]',
+    # A call that has ended under the last master is told so before another of its kind ends, also if a link breaks.
+    '[59105,1,4,true,[["sync",5692,0],["block_master",50363,10],["sync",49618,0],["kill_master",42243,0],'
+    '["break_link",53995,0]],1]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
