@@ -58,7 +58,7 @@ WIRE = {
     "Challenge": "auth run",
     "Proof": "auth",
     "LinkHello": "protocol run sender receiver made_in index count auth= encrypt=",
-    "StateHello": "protocol run sender receiver sync auth= encrypt=",
+    "StateHello": "protocol run sender receiver sync auth= encrypt= tells=",
     "ProbeHello": "protocol run sender receiver pulls auth=",
     "Accepted": "auth=",
     "Rejected": "reason",
