@@ -260,6 +260,22 @@ def test_a_replayed_handshake_at_a_peers_port_is_refused(guarded: MasterNode) ->
             assert isinstance(read_message(sock), m.Rejected)
 
 
+def test_nobody_is_sent_a_flood_unasked() -> None:
+    """Only while all peers measure; without a token anybody may claim to be one."""
+    with MasterNode("127.0.0.1:0") as node:
+        crew = Crew(node.address)
+        crew.join(1)
+        session = crew[0]._inner._session
+        assert session is not None
+        opening = m.ProbeHello(m.PROTOCOL_VERSION, session._machine.run, 2, session._machine.peer, pulls=True)
+        with dialled(peer_port(crew[0])) as sock:
+            sock.sendall(encode(opening))
+            answer = read_message(sock)
+            assert isinstance(answer, m.Rejected)
+            assert "no optimize_topology" in answer.reason
+        crew.close_all()
+
+
 def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_TOKEN", f"{TOKEN}\n")
     with MasterNode("127.0.0.1:0") as node, Communicator(node.address, timeout=WAIT_S):

@@ -714,6 +714,11 @@ class Peer:
         self._answer_prepare()
 
     @property
+    def is_optimizing(self) -> bool:
+        """Takes part in an optimize_topology: others may measure their links with this peer."""
+        return self._call is not None and self._call.kind == Kind.OPTIMIZE_TOPOLOGY
+
+    @property
     def link_timeout_s(self) -> float:
         """How long bytes may lie on a link without anything getting through; 0 before Welcome."""
         return LINK_SHARE * self.peer_timeout_s

@@ -990,6 +990,8 @@ class PeerSession:
             return f"this peer belongs to run {machine.run!r}, not {opening.run!r}"
         if opening.receiver != machine.peer:
             return f"this is peer {machine.peer}, not {opening.receiver}"
+        if isinstance(opening, m.ProbeHello) and opening.pulls and not machine.is_optimizing:
+            return "no optimize_topology is under way here"  # who asks is sent as much as the network takes
         if isinstance(opening, m.LinkHello | m.StateHello) and opening.encrypt != self._options.encrypt:
             plain, encrypting = machine.peer, opening.sender
             if self._options.encrypt:
