@@ -137,7 +137,8 @@ class Succession:
         self._effects += self.master.tick(now)
         self._check_deposition()
         self._consider_all()
-        self._send_away()
+        if self._send_away():
+            self._consider_all()
         self._found()
         self._send_away_held()
         return self._drain()
@@ -301,11 +302,13 @@ class Succession:
     def _stays_until(self, claim: _Claim) -> float:
         return claim.since + GATHER_TIMEOUTS * self.options.peer_timeout_s
 
-    def _send_away(self) -> None:
-        """Who waits for long comes again if it lives. Nothing else would tell that it does not."""
-        for claim in [each for each in self._claims.values() if self._now >= self._stays_until(each)]:
+    def _send_away(self) -> bool:
+        """Who waits for long comes again if it lives. Nothing else would tell that it does not. True if there was one."""
+        late = [claim for claim in self._claims.values() if self._now >= self._stays_until(claim)]
+        for claim in late:
             self._release(claim.connection)
             self._dismiss(claim.connection, m.Elsewhere(f"of run {claim.run!r} too few peers have come to this master"))
+        return bool(late)
 
     # Newcomers.
 

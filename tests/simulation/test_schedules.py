@@ -25,6 +25,9 @@ FOUND = (
     # A call that has ended under the last master is told so before another of its kind ends, also if a link breaks.
     '[59105,1,4,true,[["sync",5692,0],["block_master",50363,10],["sync",49618,0],["kill_master",42243,0],'
     '["break_link",53995,0]],1]',
+    # The last accepted peer of a run is sent away by the master that waits for others: a newcomer has none to wait for.
+    '[22518,3,5,true,[["cut_master",63456,0],["long_wait",5514,0],["kill_master",59277,3],["leave",49709,0],'
+    '["cut_master",20791,0],["replace_master",63137,3]],1]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
