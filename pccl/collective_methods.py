@@ -38,6 +38,12 @@ class LaunchedCollectives:
     ) -> AsyncCollectiveHandle:
         return self.launch_collective(collectives.broadcast(array, root, tag, algorithm), "broadcast_async")
 
+    def send_async(self, array: Any, *, to: int, tag: int = 0) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.send(array, to, tag), "send_async")
+
+    def recv_async(self, array: Any, *, from_: int, tag: int = 0) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.recv(array, from_, tag), "recv_async")
+
     def barrier_async(self, *, tag: int = 0) -> AsyncCollectiveHandle:
         return self.launch_collective(collectives.barrier(tag), "barrier_async")
 
@@ -115,6 +121,24 @@ class BlockingCollectives(LaunchedCollectives):
         """
         return self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
 
+    def send(self, array: Any, *, to: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        """Sends `array` to rank `to`, and returns once that has received it.
+
+        The two peers alone take part; the others of the group make no such call. So it can wait for ever where two
+        peers send to each other before they receive: use `send_async` for one. The pair and the direction have tags of
+        their own, in [0, 2**35), in whose order sends meet recvs. Ranks are those of the group as the caller sees it
+        (`membership`). In a group that is no mesh only neighbours of the ring can do this (INVALID_USAGE).
+
+        RANK_CONNECTION_LOST: the other peer, or another one meanwhile, was lost before it was done; if the other one
+        was lost just as it was done, the send succeeds. INVALID_ARGUMENT on both where their arrays differ in dtype or
+        number of elements.
+        """
+        return self._collective(collectives.send(array, to, tag), timeout, "send")
+
+    def recv(self, array: Any, *, from_: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        """Receives into `array` what rank `from_` sends; see `send`. On failure the array is undefined."""
+        return self._collective(collectives.recv(array, from_, tag), timeout, "recv")
+
     def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
         """Returns once all peers of the group have called it."""
         return self._collective(collectives.barrier(tag), timeout, "barrier")
@@ -160,6 +184,12 @@ class AwaitedCollectives(LaunchedCollectives):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         return await self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
+
+    async def send(self, array: Any, *, to: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        return await self._collective(collectives.send(array, to, tag), timeout, "send")
+
+    async def recv(self, array: Any, *, from_: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        return await self._collective(collectives.recv(array, from_, tag), timeout, "recv")
 
     async def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
         return await self._collective(collectives.barrier(tag), timeout, "barrier")

@@ -12,13 +12,15 @@ to its peer when the call is made (`Root`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pccl.errors import PCCLError
 from pccl.operands import Operand, empty_like, resolve, resolve_bytes
+from pccl.protocol.pairs import PAIR_TAG_MAX
 from pccl.protocol.peer import View
 from pccl.reduce import AsyncHandle, check_algorithm, check_tag
-from pccl.runtime.engine import Buffers, OpSpec, Placement, Root
+from pccl.runtime.engine import Buffers, OpSpec, Pair, Placement, Root
 from pccl.runtime.peer_session import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
 
@@ -140,6 +142,49 @@ class _Broadcast:
     def place(self, rank: int, world_size: int) -> Buffers:
         operand = self._operand
         return Buffers(operand.address, operand.address, operand.count, operand.owner)
+
+
+def send(array: Any, to: int, tag: int) -> CallOf:
+    def call(view: View, func_name: str) -> CollectiveCall:
+        operand = _resolve(array, "array", func_name)
+        buffers = Buffers(operand.address, 0, operand.count, operand.owner)
+        return CollectiveCall(_pair_spec(operand, buffers, view, to, "to", True, tag, func_name), lambda: array)
+
+    return call
+
+
+def recv(array: Any, from_: int, tag: int) -> CallOf:
+    def call(view: View, func_name: str) -> CollectiveCall:
+        operand = _resolve(array, "array", func_name)
+        if not operand.is_writable:
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
+        buffers = Buffers(0, operand.address, operand.count, operand.owner)
+        return CollectiveCall(_pair_spec(operand, buffers, view, from_, "from_", False, tag, func_name), lambda: array)
+
+    return call
+
+
+def _pair_spec(
+    operand: Operand,
+    buffers: Buffers,
+    view: View,
+    rank: int,
+    role: str,
+    is_sender: bool,
+    tag: int,
+    func_name: str,
+) -> OpSpec:
+    def fail(message: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
+
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < view.world_size:
+        raise fail(f"{role} {rank!r} is no rank of a group of {view.world_size} peers")
+    if view.ring[rank] == view.peer:
+        raise fail(f"{role} {rank} is this peer itself")
+    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= PAIR_TAG_MAX:
+        raise fail(f"tag {tag!r} is not an integer in [0, 2**35)")
+    spec = _spec(Collective.SEND, operand.dtype, buffers, tag, None, func_name)
+    return replace(spec, pair=Pair(view.ring[rank], is_sender))
 
 
 def barrier(tag: int) -> CallOf:

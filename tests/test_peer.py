@@ -11,6 +11,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol import topology
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.pairs import pair_tag
 from pccl.protocol.peer import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, STALL_AFTER_S
 from pccl.types import Result
 
@@ -56,8 +57,10 @@ class Rig:
             self.machine.link_connected(self.links[peer])
         return self.effects()
 
-    def launch(self, op: int, tag: int = TAG, now: float = 0.0) -> list[ps.Effect]:
-        self.machine.launch(op, tag, now)
+    def launch(
+        self, op: int, tag: int = TAG, now: float = 0.0, pair: tuple[int, bool] | None = None
+    ) -> list[ps.Effect]:
+        self.machine.launch(op, tag, now, pair)
         return self.effects()
 
     def done(self, *ops: int) -> list[ps.Effect]:
@@ -773,3 +776,35 @@ def test_peers_that_were_told_of_once_are_known_until_they_are_gone(rig: Rig) ->
     rig.hear(m.Prepare(3, [], [m.Ring(0, 3, [1, 2, 4])]))
     with pytest.raises(ProtocolError):
         rig.machine.received(m.Prepare(4, [], [m.Ring(0, 4, [1, 2, 3, 4])]))
+
+
+# Ops of two.
+
+
+def test_an_op_of_two_has_a_name_and_a_use_of_its_own(rig: Rig) -> None:
+    (sent,) = of(ps.SubmitOp, rig.launch(1, pair=(3, True)))
+    (received,) = of(ps.SubmitOp, rig.launch(2, pair=(3, False)))
+    (of_all,) = of(ps.SubmitOp, rig.launch(3))
+    assert (sent.tag, received.tag, of_all.tag) == (pair_tag(1, 2, TAG), pair_tag(2, 1, TAG), TAG)
+    assert [op.sequence for op in (sent, received, of_all)] == [0, 0, 0]
+    assert (sent.rank, sent.world_size, sent.links) == (0, 2, (0, rig.links[3]))
+    assert (received.rank, received.world_size, received.links) == (1, 2, (rig.links[3], 0))
+    assert sent.ring == (1, 2, 3)
+    assert of(ps.SubmitOp, rig.launch(4, pair=(3, True)))[0].sequence == 1
+
+
+def test_who_is_named_and_has_left_is_lost(rig: Rig) -> None:
+    assert rig.launch(1, pair=(7, True)) == [
+        ps.OpResult(1, Result.RANK_CONNECTION_LOST, "peer 7 has left; call again with a rank of the present group", 3)
+    ]
+
+
+@pytest.mark.usefixtures("no_mesh")
+def test_without_a_link_two_cannot_meet() -> None:
+    rig = Rig()
+    rig.join([1, 2, 3, 4])
+    assert of(ps.SubmitOp, rig.launch(1, pair=(3, True)))
+    (result,) = rig.launch(2, pair=(4, False))
+    assert isinstance(result, ps.OpResult)
+    assert result.code is Result.INVALID_USAGE
+    assert "there is no link with peer 4" in result.reason

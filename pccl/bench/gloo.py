@@ -54,6 +54,14 @@ class Gloo:
         tensor = torch.from_numpy(array)
         return lambda: distributed.broadcast(tensor, 0)
 
+    def send(self, array: NDArray[Any]) -> Reduce:
+        tensor = torch.from_numpy(array)
+        if distributed.get_rank() == 0:
+            return lambda: distributed.send(tensor, 1)
+        if distributed.get_rank() == 1:
+            return lambda: distributed.recv(tensor, 0)
+        return lambda: None
+
     def barrier(self) -> None:
         distributed.barrier()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pccl.bench.memory import Memory
-from pccl.bench.messages import ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, REDUCE_SCATTER, Case
+from pccl.bench.messages import ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, REDUCE_SCATTER, SEND, Case
 
 OP_SCRATCH_BYTES_MAX = 16 << 20
 HELD_BYTES_MAX = 64 << 20
@@ -33,7 +33,7 @@ def _keeps_a_copy(case: Case) -> bool:
 def _op_scratch_bytes(case: Case, world_size: int) -> int:
     if case.quantization != "none":
         return max(OP_SCRATCH_BYTES_MAX, (2 * world_size - 1) * SEGMENT_BYTES_MAX)
-    if world_size == 2 or case.collective in (ALL_GATHER, BROADCAST, BARRIER):
+    if world_size == 2 or case.collective in (ALL_GATHER, BROADCAST, SEND, BARRIER):
         return 0
     if case.algorithm == "ring" and case.collective == ALL_REDUCE:
         return 0

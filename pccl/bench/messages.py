@@ -7,8 +7,8 @@ import msgspec
 from pccl.bench.memory import Memory
 
 ALL_REDUCE = "all_reduce"
-ALL_GATHER, REDUCE_SCATTER, BROADCAST, BARRIER = "all_gather", "reduce_scatter", "broadcast", "barrier"
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, BARRIER)
+ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND, BARRIER = "all_gather", "reduce_scatter", "broadcast", "send", "barrier"
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND, BARRIER)
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):

@@ -111,7 +111,10 @@ class RawRing:
         return partial(self._stream, recv, self._rank, self._world_size - 1, added_steps=0)
 
     def broadcast(self, array: NDArray[Any]) -> Callable[[], None]:
-        return partial(self._pass_on, array)
+        return partial(self._pass_on, array, self._world_size - 1)
+
+    def send(self, array: NDArray[Any]) -> Callable[[], None]:
+        return partial(self._pass_on, array, 1)
 
     def _stream(self, values: NDArray[Any], first: int, step_count: int, added_steps: int) -> None:
         """Sends chunks `first`, `first - 1`, ... and receives those after it; the first so many are added."""
@@ -123,11 +126,10 @@ class RawRing:
         added_bytes = _Spans(bounds, chunks[1 : added_steps + 1]).total_bytes
         self._run(values, outgoing, incoming, added_bytes, bounds[chunks[0] + 1] - bounds[chunks[0]])
 
-    def _pass_on(self, values: NDArray[Any]) -> None:
+    def _pass_on(self, values: NDArray[Any], last: int) -> None:
         bounds = [0, values.nbytes]
-        is_last = self._rank == self._world_size - 1
-        outgoing = _Spans(bounds, [] if is_last else [0])
-        incoming = _Spans(bounds, [0] if self._rank else [])
+        outgoing = _Spans(bounds, [0] if self._rank < last else [])
+        incoming = _Spans(bounds, [0] if 0 < self._rank <= last else [])
         self._run(values, outgoing, incoming, 0, 0 if self._rank else values.nbytes)
 
     def _run(self, values: NDArray[Any], outgoing: _Spans, incoming: _Spans, added_bytes: int, own_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """Who has said done to what: the master's book of one group's undecided ops in one epoch.
 
 An op enters the book with the first peer that says done, and leaves it with its verdict. It is committed when every
-peer of the ring has said done. At a flush only survivors count: the contribution of a peer that died is in everybody's
-result if every survivor is done.
+peer of the ring has said done, or of an op of two both (`pairs`). At a flush only survivors count: the contribution of
+a peer that died is in everybody's result if every survivor is done.
 
 A peer has at most one op of a tag in flight, so the uses of a tag are decided in order, and one number a tag tells
 whether what a peer says comes after the verdict.
@@ -11,17 +11,19 @@ whether what a peer says comes after the verdict.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from pccl.protocol.messages import OpRef
+from pccl.protocol.pairs import parties, ranks_of
 
 DECIDED_TAGS_MAX = 100_000
 """Tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
 
 
 class Ledger:
-    def __init__(self, ring: Collection[int]) -> None:
+    def __init__(self, ring: Sequence[int]) -> None:
         self.ring = frozenset(ring)
+        self._order = tuple(ring)
         self.stalled: dict[OpRef, set[int]] = {}
         """Undecided ops that peers have waited in for long, and who has."""
         self._done: dict[OpRef, set[int]] = {}
@@ -32,11 +34,12 @@ class Ledger:
         assert peer in self.ring
         committed = []
         for op in ops:
-            if self._is_decided(op):
+            needed = self.ring if ranks_of(op.tag) is None else parties(op.tag, self._order)
+            if self._is_decided(op) or peer not in needed:
                 continue
             holders = self._done.setdefault(op, set())
             holders.add(peer)
-            if len(holders) == len(self.ring):
+            if len(holders) == len(needed):
                 self._decide(op)
                 committed.append(op)
         return committed
@@ -62,7 +65,7 @@ class Ledger:
     def settle(self, survivors: Collection[int]) -> list[OpRef]:
         """The ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
         alive = self.ring.intersection(survivors)
-        commits = [op for op, holders in self._done.items() if alive <= holders]
+        commits = [op for op, holders in self._done.items() if alive & parties(op.tag, self._order) <= holders]
         self._done.clear()
         self.stalled.clear()
         return commits

@@ -80,6 +80,7 @@ from pccl.protocol.insertion import with_newcomers
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.optimization import Optimization
+from pccl.protocol.pairs import callers_tag, parties, ranks_of
 from pccl.protocol.ring_problem import RingProblem
 from pccl.protocol.throughput import Throughput
 from pccl.protocol.traffic import Traffic
@@ -172,6 +173,12 @@ class _Wait:
     open_ops: list[OpRef]
     """What the peer had in flight when it called."""
     since: float
+
+
+def _parties(group: _Group, op: OpRef) -> list[int]:
+    """Those whose op it is, in the order of the ring."""
+    found = parties(op.tag, group.ring)
+    return [peer for peer in group.ring if peer in found]
 
 
 def majority(peers: int) -> int:
@@ -882,9 +889,13 @@ class Master:
             # Decided during the flush, told with the next Prepare.
             group.commits += commits
             return
-        commit = m.OpsCommit(group.epoch, commits)
-        for peer in group.ring:
-            self._say(self._members[peer].connection, commit)
+        of_all = m.OpsCommit(group.epoch, [op for op in commits if ranks_of(op.tag) is None])
+        for peer in group.ring if of_all.ops else ():
+            self._say(self._members[peer].connection, of_all)
+        for op in commits:
+            if ranks_of(op.tag) is not None:
+                for peer in _parties(group, op):
+                    self._say(self._members[peer].connection, m.OpsCommit(group.epoch, [op]))
         for pair in topology.linked_pairs(group.ring) if self._relinks else ():
             self._relinks.pop(pair, None)
         self._renew_if_full(group)
@@ -915,7 +926,7 @@ class Master:
         )
         abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
         made = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason, counts_as_made=True) if without else abort
-        for peer in group.ring:
+        for peer in _parties(group, op):
             self._say(self._members[peer].connection, made if peer in without else abort)
         self._renew_if_full(group)
 
@@ -1223,14 +1234,15 @@ class Master:
         there are none."""
         waits = {
             peer: wait
-            for peer, wait in self._waits(group.ring).items()
+            for peer, wait in self._waits(_parties(group, op)).items()
             if peer not in stuck
             and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
         }
         if not waits:
             return False
         reason = (
-            f"peers {sorted(stuck)} wait in the op with tag {op.tag}, which these never launched: {_account(waits)}"
+            f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these never launched: "
+            f"{_account(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             self._abort_op(group, op, Result.INVALID_USAGE, reason, without=waits)

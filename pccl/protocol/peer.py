@@ -53,6 +53,7 @@ import msgspec
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind, OpRef
+from pccl.protocol.pairs import pair_tag
 from pccl.protocol.topology import linked_peers, neighbours
 from pccl.types import Result, SharedStateSyncStrategy
 
@@ -300,6 +301,8 @@ class _Op:
     op: int
     tag: int
     launched_at: float
+    pair: tuple[int, bool] | None = None
+    """The other peer of an op of two, and whether this one sends."""
     ref: OpRef | None = None
     done: bool = False
     verdict: tuple[Result, str] | None = None
@@ -445,13 +448,14 @@ class Peer:
 
     # What the user does.
 
-    def launch(self, op: int, tag: int, now: float) -> None:
-        """Launches an op, at once or as soon as ops may start. Its end is an OpResult."""
+    def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
+        """Launches an op, at once or as soon as ops may start. Its end is an OpResult. `pair`: it is one with that peer
+        alone, and whether this one sends."""
         assert op not in self._ops
         if self.is_over:
             self._effects.append(OpResult(op, Result.NOT_INITIALIZED, "the session is over", 0))
             return
-        entry = self._ops[op] = _Op(op, tag, now)
+        entry = self._ops[op] = _Op(op, tag, now, pair)
         if self._may_start:
             self._start(entry)
         else:
@@ -811,7 +815,7 @@ class Peer:
         if op is not None:
             self._decide(op, *verdict)
         elif ref.sequence >= self._uses.get(ref.tag, 0):
-            is_queued = any(queued.tag == ref.tag for queued in self._queued)
+            is_queued = any(queued.pair is None and queued.tag == ref.tag for queued in self._queued)
             if message.counts_as_made and ref.sequence == self._uses.get(ref.tag, 0) and not is_queued:
                 self._uses[ref.tag] = ref.sequence + 1
             else:
@@ -1014,28 +1018,58 @@ class Peer:
                 f"alone in peer group {self.group}; call update_topology() until others have joined",
             )
             return
-        sequence = self._uses.get(op.tag, 0)
-        self._uses[op.tag] = sequence + 1
-        ref = OpRef(op.tag, sequence)
+        refusal = self._pair_refusal(op.pair, view)
+        if refusal is not None:
+            self._finish_op(op, *refusal)
+            return
+        tag = self._name(op, view)
+        sequence = self._uses.get(tag, 0)
+        self._uses[tag] = sequence + 1
+        ref = OpRef(tag, sequence)
         early = self._early.pop(ref, None)
         if early is not None:
             self._finish_op(op, *early)
             return
         op.ref = ref
         self._by_ref[ref] = op
+        peers = view.ring
+        if op.pair is not None:
+            other, is_sender = op.pair
+            peers = (self.peer, other) if is_sender else (other, self.peer)
         self._effects.append(
             SubmitOp(
                 op=op.op,
                 epoch=view.epoch,
-                tag=op.tag,
+                tag=tag,
                 sequence=sequence,
-                rank=view.ring.index(self.peer),
-                world_size=view.world_size,
-                links=tuple(self._link_number(peer) for peer in view.ring),
+                rank=peers.index(self.peer),
+                world_size=len(peers),
+                links=tuple(self._link_number(peer) for peer in peers),
                 is_meshed=view.is_meshed,
                 ring=view.ring,
             )
         )
+
+    def _pair_refusal(self, pair: tuple[int, bool] | None, view: View) -> tuple[Result, str] | None:
+        """Why an op of two cannot start in this view; the other peer is refused for the same reason, or is gone."""
+        if pair is None:
+            return None
+        other = pair[0]
+        if other not in view.ring:
+            return Result.RANK_CONNECTION_LOST, f"peer {other} has left; call again with a rank of the present group"
+        if not view.is_meshed and other not in neighbours(view.ring, self.peer):
+            return (
+                Result.INVALID_USAGE,
+                f"there is no link with peer {other}: in a group that is no mesh only neighbours of the ring have one",
+            )
+        return None
+
+    def _name(self, op: _Op, view: View) -> int:
+        """The tag by which all who take part know the op."""
+        if op.pair is None:
+            return op.tag
+        own, other = view.ring.index(self.peer), view.ring.index(op.pair[0])
+        return pair_tag(own, other, op.tag) if op.pair[1] else pair_tag(other, own, op.tag)
 
     def _link_number(self, peer: int) -> int:
         """0, which is no link, where it has just been lost: the op waits for the flush that must follow."""

@@ -79,6 +79,14 @@ class RootLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """The other peer of an op of two, and whether its elements are ours."""
+
+    peer: int
+    is_sender: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OpSpec:
     """An op as its caller describes it: what all peers must agree on, and this peer's buffers."""
 
@@ -91,6 +99,8 @@ class OpSpec:
     collective: Collective = Collective.ALL_REDUCE
     root: Root | None = None
     """Of a broadcast."""
+    pair: Pair | None = None
+    """Of a send or recv."""
     feed: Feed | None = None
     """Where it is given, the buffers tell only the count."""
     new_feed: Callable[[], Feed] | None = None
@@ -225,7 +235,8 @@ class OpRequest:
         shape.root = spec.root.rank_in(ring) if spec.root is not None else 0
         shape.count = buffers.count
         # As if each rank had a chunk: a broadcast's only one is all of it.
-        self._spread_count = buffers.count * (world_size if spec.root is not None else 1)
+        is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
+        self._spread_count = buffers.count * (world_size if is_whole else 1)
         shape.dtype = spec.dtype
         shape.reduce_op = spec.reduce_op
         quantization = spec.quantization

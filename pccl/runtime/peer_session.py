@@ -25,7 +25,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import trio
@@ -87,6 +87,8 @@ class PendingOp:
         self.feed = spec.feed
         """Delivers the result where it succeeds."""
         self.tag = spec.tag
+        self.name = spec.tag, spec.pair
+        """Of those in flight no two are called the same."""
         self.result: ps.OpResult | None = None
         self.epoch: int | None = None
         """In which it runs; None before."""
@@ -252,7 +254,7 @@ class PeerSession:
         self._token = trio.lowlevel.current_trio_token()
         self._launches: deque[PendingOp] = deque()
         self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
-        self._tags: dict[int, PendingOp] = {}
+        self._tags: dict[tuple[int, native.Pair | None], PendingOp] = {}
         """In flight, or about to be."""
         self._op_numbers = itertools.count(1)
         self._call_numbers = itertools.count(1)
@@ -290,7 +292,7 @@ class PeerSession:
     def launch(self, op: PendingOp) -> None:
         """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
         self._require_alive()
-        if self._tags.setdefault(op.tag, op) is not op:
+        if self._tags.setdefault(op.name, op) is not op:
             raise SessionError(
                 Result.INVALID_USAGE,
                 f"an op with tag {op.tag} is in flight already; wait for it or use another tag",
@@ -645,13 +647,16 @@ class PeerSession:
             if self.failure is not None:
                 self._op_result(ps.OpResult(launched.op, self.failure.result, self.failure.message, 0))
             else:
-                self._machine.launch(launched.op, launched.tag, trio.current_time())
+                spec = launched.spec
+                assert spec is not None
+                pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
+                self._machine.launch(launched.op, launched.tag, trio.current_time(), pair)
         while self._cancels:
             op, code, reason = self._cancels.popleft()
             if op.op in self._ops:
                 self._machine.cancel(op.op, code, reason)
-            elif self._tags.get(op.tag) is op:
-                del self._tags[op.tag]  # interrupted before it was in the queue
+            elif self._tags.get(op.name) is op:
+                del self._tags[op.name]  # interrupted before it was in the queue
         self._pump()
 
     def _next_launch(self) -> PendingOp | None:
@@ -690,7 +695,9 @@ class PeerSession:
         op.epoch = effect.epoch
         spec = op.spec
         assert spec is not None
-        op.ring, op.rank = effect.ring, effect.rank
+        op.ring, op.rank = effect.ring, effect.ring.index(self._machine.peer)
+        if spec.pair is not None:
+            spec = replace(spec, tag=effect.tag)
         try:
             self._engine.submit(
                 effect.op,
@@ -724,7 +731,7 @@ class PeerSession:
         op = self._ops[effect.op]
         if op.epoch is not None:
             self._tally.op_ended(op.epoch, effect.code is Result.SUCCESS)
-        self._tags.pop(op.tag, None)  # first: who waits for the op may launch the next one at once
+        self._tags.pop(op.name, None)  # first: who waits for the op may launch the next one at once
         op.finish(effect)
         del self._ops[effect.op]
 

@@ -1,0 +1,52 @@
+"""Ops of two peers alone, among those of their group: how they are named, and who has a say in them.
+
+A send and its recv are one op. It needs a name of its own, for the others of the group make no such call and count no
+use of its tag: the pair and the direction are part of the tag that peers, master and engines know it by. They are given
+as ranks, which stay the same for as long as such a name is used, an epoch.
+
+    bit 63    1    so the tags of callers, which are smaller, never meet these
+    49 .. 62  the sender's rank
+    35 .. 48  the receiver's
+     0 .. 34  the caller's tag
+
+Whoever is no party to an op is neither asked about it nor told of it, and never waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PAIR_BIT = 1 << 63
+RANK_BITS = 14
+TAG_BITS = 35
+PAIR_TAG_MAX = 2**TAG_BITS - 1
+"""The largest tag that a caller may give to a send."""
+
+
+def pair_tag(sender: int, receiver: int, tag: int) -> int:
+    assert 0 <= tag <= PAIR_TAG_MAX
+    assert sender != receiver
+    assert max(sender, receiver) < 2**RANK_BITS
+    return PAIR_BIT | ((sender << RANK_BITS) | receiver) << TAG_BITS | tag
+
+
+def ranks_of(tag: int) -> tuple[int, int] | None:
+    """Sender and receiver; None: it is an op of the whole group."""
+    if not tag & PAIR_BIT:
+        return None
+    ranks = (tag & ~PAIR_BIT) >> TAG_BITS
+    return ranks >> RANK_BITS, ranks & (2**RANK_BITS - 1)
+
+
+def callers_tag(tag: int) -> int:
+    return tag & PAIR_TAG_MAX if tag & PAIR_BIT else tag
+
+
+def parties(tag: int, ring: Sequence[int]) -> frozenset[int]:
+    """Those of the group whose op it is. Nobody, if it names ranks that are not there."""
+    ranks = ranks_of(tag)
+    if ranks is None:
+        return frozenset(ring)
+    if max(ranks) >= len(ring) or ranks[0] == ranks[1]:
+        return frozenset()
+    return frozenset(ring[rank] for rank in ranks)
