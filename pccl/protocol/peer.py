@@ -815,7 +815,7 @@ class Peer:
         if op is not None:
             self._decide(op, *verdict)
         elif ref.sequence >= self._uses.get(ref.tag, 0):
-            is_queued = any(queued.pair is None and queued.tag == ref.tag for queued in self._queued)
+            is_queued = any(self._is_named(queued, ref.tag) for queued in self._queued)
             if message.counts_as_made and ref.sequence == self._uses.get(ref.tag, 0) and not is_queued:
                 self._uses[ref.tag] = ref.sequence + 1
             else:
@@ -1063,6 +1063,12 @@ class Peer:
                 f"there is no link with peer {other}: in a group that is no mesh only neighbours of the ring have one",
             )
         return None
+
+    def _is_named(self, op: _Op, tag: int) -> bool:
+        """Whether it would be known by that tag if it started now."""
+        view = self.view
+        assert view is not None
+        return (op.pair is None or op.pair[0] in view.ring) and self._name(op, view) == tag
 
     def _name(self, op: _Op, view: View) -> int:
         """The tag by which all who take part know the op."""

@@ -19,18 +19,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from itertools import permutations
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.master import Master
+from pccl.protocol.pairs import parties
 from pccl.protocol.ring_problem import RingProblem
 from pccl.runtime.ring_search import matrices, price
 from pccl.types import Result
 from tests.simulation.node import Key, Node, Value
 
 TRIED_OUT_PEERS_MAX = 6
+REFUSALS = re.compile(r"peer \d+ has left; call again|there is no link with peer \d+")
+"""Of ops of two that cannot start."""
 
 
 class Checks:
@@ -129,6 +133,11 @@ class Checks:
                 self._survivors[epoch] = survivors
                 del self._flushed[epoch]
 
+    def _parties(self, key: Key, nodes: Iterable[Node]) -> list[Node]:
+        """Those of them whose op it is."""
+        involved = parties(key[2], self._rings[key[:2]])
+        return [node for node in nodes if node.number in involved]
+
     def _known(self, epoch: tuple[int, int]) -> list[Node]:
         """The peers of a ring that the master knows."""
         return [node for node in self._nodes if node.is_known and node.number in self._rings[epoch]]
@@ -217,7 +226,7 @@ class Checks:
         node.lost += effect.lost
 
     def commit(self, key: Key) -> None:
-        for node in self._known(key[:2]):
+        for node in self._parties(key, self._known(key[:2])):
             assert key in node.held, f"{key} is committed, but {node} lacks the result"
 
     def op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:
@@ -231,6 +240,8 @@ class Checks:
             return  # no verdict
         if effect.op in node.cancelled_queued or effect.code is Result.TOO_FEW_PEERS:
             return
+        if effect.op not in node.keys and (node.tag_of(effect.op) is None or REFUSALS.match(effect.reason)):
+            return  # an op of two that cannot start
         # Without a key it ended by a verdict that was here before its launch.
         key = node.keys[effect.op] if effect.op in node.keys else node.next_use(effect.op)
         heard = self.verdicts.setdefault(key, {})
@@ -244,16 +255,20 @@ class Checks:
                 # Under a succession not all may have had the epoch in force, and so have nothing to answer.
                 assert self.has_succession
                 survivors = set(self._known(key[:2]))
-            assert not all(key in survivor.held for survivor in survivors), (
-                f"{key} was aborted though {survivors} hold it"
+            involved = self._parties(key, survivors)
+            assert not all(key in survivor.held for survivor in involved), (
+                f"{key} was aborted though {involved} hold it"
             )
         if effect.code is Result.SUCCESS:
             assert key in node.held
             ring = self._rings[key[:2]]
             assert effect.world_size == len(ring)
+            involved = parties(key[2], ring)
             value = node.buffers[effect.op]
             assert (node.name, effect.op) in value
-            assert sorted(name for name, _ in value) == sorted(each.name for each in self._nodes if each.number in ring)
+            assert sorted(name for name, _ in value) == sorted(
+                each.name for each in self._nodes if each.number in involved
+            )
             assert self._values.setdefault(key, value) == value, f"{node} has another result of {key}"
 
     def agreement(self) -> None:
@@ -309,7 +324,8 @@ class Checks:
             if op not in node.keys:
                 assert waits_exclusively, f"op {op} of {node} never starts"
         for key, effect in node.submitted.items():
-            assert not all(key in each.submitted for each in ring), f"op {effect.op} of {node}, {key}, hangs"
+            involved = self._parties(key, ring)
+            assert not all(key in each.submitted for each in involved), f"op {effect.op} of {node}, {key}, hangs"
 
     def _calls_at_rest(self, accepted: list[Node]) -> None:
         waits = {node: node.kinds[node.open_calls[0]] for node in accepted if node.open_calls}

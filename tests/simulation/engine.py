@@ -7,6 +7,8 @@ frame carries a buffer's value:
     ring      the owner's value goes once round and becomes the sum, the sum goes round once more
     direct    everybody sends the owner its value, the owner sends everybody the sum; this takes no word back
 
+An op of two is one of a group of two: either's value has to get to the other.
+
 The owner is another rank in every use of a tag. What arrives before its op is submitted is kept. A frame is lost with
 its link; one that two ends describe differently is a mismatch and carries nothing.
 
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pccl.protocol import peer as ps
+from pccl.protocol.pairs import ranks_of
 from pccl.types import Result
 from tests.simulation.node import Key, Node, Value, Wire
 
@@ -49,8 +52,9 @@ class Engines:
 
     def submit(self, node: Node, effect: ps.SubmitOp) -> None:
         view = node.view
-        assert (effect.epoch, effect.world_size) == (view.epoch, view.world_size)
-        assert view.ring[effect.rank] == node.number
+        assert effect.epoch == view.epoch
+        assert _ring(node, effect)[effect.rank] == node.number
+        assert effect.world_size == len(_ring(node, effect))
         assert effect.is_meshed == view.is_meshed
         key = node.next_use(effect.op)
         assert key == (node.group, effect.epoch, effect.tag, effect.sequence)
@@ -96,7 +100,7 @@ class Engines:
             return  # it has just been lost, and a flush must follow
         wire = self._pick(link.wires)
         other = wire.other(node)
-        assert other.number == node.view.ring[rank]
+        assert other.number == _ring(node, effect)[rank]
         frame = Frame(node.keys[effect.op], node.launched[effect.op][1], is_sum, node.buffers[effect.op])
         is_announced = not _goes_direct(effect)
         self._later(other, lambda: self._receive(wire, other, frame), node, is_announced)
@@ -178,7 +182,7 @@ class Engines:
 
     def _announce(self, node: Node, key: Key) -> None:
         """Neighbours in the ring compare what they were called with."""
-        ring = [self._node_of(peer) for peer in node.view.ring]
+        ring = [self._node_of(peer) for peer in _ring(node, node.submitted[key])]
         at = ring.index(node)
         for a, b in ((ring[at - 1], node), (node, ring[(at + 1) % len(ring)])):
             if key in a.submitted and key in b.submitted and _differ(a, b, key):
@@ -188,6 +192,12 @@ class Engines:
         effect = node.submitted.get(key)
         if effect is not None and effect.epoch not in node.frozen:
             node.reports.append(("mismatch", effect.op))
+
+
+def _ring(node: Node, effect: ps.SubmitOp) -> tuple[int, ...]:
+    """Who takes part, by rank."""
+    ranks = ranks_of(effect.tag)
+    return node.view.ring if ranks is None else tuple(node.view.ring[rank] for rank in ranks)
 
 
 def _goes_direct(effect: ps.SubmitOp) -> bool:

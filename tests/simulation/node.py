@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol.pairs import pair_tag
 from pccl.types import Result
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class Node:
     """What the engine has been told to do, in order."""
     launched: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Tag and arguments of every op, by its number."""
+    pairs: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """Of ops of two: the number of the other, and whether this one sends."""
     submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
     """Ops in the engine."""
     buffers: dict[int, Value] = field(default_factory=dict)
@@ -181,9 +184,21 @@ class Node:
         calls = [call for call in self.open_calls if self.kinds[call] == m.Kind.SYNC]
         return bool(calls) and calls[0] not in self.given_up
 
+    def tag_of(self, op: int) -> int | None:
+        """By which peers and master know it in this view, if they can."""
+        tag, _ = self.launched[op]
+        if op not in self.pairs:
+            return tag
+        other, is_sender = self.pairs[op]
+        if other not in self.view.ring:
+            return None
+        ranks = self.view.ring.index(self.number), self.view.ring.index(other)
+        return pair_tag(*ranks, tag) if is_sender else pair_tag(*reversed(ranks), tag)
+
     def next_use(self, op: int) -> Key:
         """What an op that starts now is named."""
-        tag, _ = self.launched[op]
+        tag = self.tag_of(op)
+        assert tag is not None
         epoch = self.view.epoch
         sequence = self.uses[epoch, tag]
         self.uses[epoch, tag] += 1
@@ -195,7 +210,7 @@ class Node:
             return
         waiting = [op for op in self.open_ops if op not in self.keys]
         use = message.epoch, message.tag
-        if self.uses[use] == message.sequence and all(self.launched[op][0] != message.tag for op in waiting):
+        if self.uses[use] == message.sequence and all(self.tag_of(op) != message.tag for op in waiting):
             self.uses[use] += 1
 
     def __repr__(self) -> str:

@@ -140,10 +140,22 @@ class Schedule:
         if (node := self.one()) and not node.is_frozen:
             self.world.leave(node)
 
-    def _launch(self, node: Node, tag: int, is_sound: bool = False) -> None:
-        if not node.is_frozen and all(node.launched[op][0] != tag for op in node.open_ops):
+    def _launch(self, node: Node, tag: int, is_sound: bool = False, pair: tuple[Node, bool] | None = None) -> None:
+        name = tag, (pair[0].number, pair[1]) if pair else None
+        if not node.is_frozen and all((node.launched[op][0], node.pairs.get(op)) != name for op in node.open_ops):
             arguments = "other" if not is_sound and self.chance(0.03) else ""
-            self.world.launch(node, tag, arguments, refused=not is_sound and self.chance(0.02))
+            self.world.launch(node, tag, arguments, not is_sound and self.chance(0.02), pair)
+
+    def launch_pair(self) -> None:
+        if node := self.one():
+            company = [other for other in self._company(node) if other in self.world.accepted]
+            others = [other for other in company if other is not node and other.number in node.view.ring]
+            if others:
+                other = self.rng.choice(others)
+                tag, sends = self.rng.choice(TAGS), self.chance(0.5)
+                for one, two, is_sender in ((node, other, sends), (other, node, not sends)):
+                    if self.chance(0.95):
+                        self._launch(one, tag, pair=(two, is_sender))
 
     def launch_one(self) -> None:
         if node := self.one():
@@ -160,8 +172,13 @@ class Schedule:
     def catch_up(self, is_sound: bool = False) -> None:
         """Everybody launches and calls what others wait for."""
         for node in self.world.accepted:
-            for tag in sorted({other.launched[op][0] for other in self._company(node) for op in other.open_ops}):
+            open_ops = [(other, op) for other in self._company(node) for op in other.open_ops]
+            for tag in sorted({other.launched[op][0] for other, op in open_ops if op not in other.pairs}):
                 self._launch(node, tag, is_sound)
+            for other, op in open_ops:
+                number, is_sender = other.pairs.get(op, (0, False))
+                if number == node.number:
+                    self._launch(node, other.launched[op][0], is_sound, (other, not is_sender))
             if not node.open_calls:
                 waits = ((other, other.kinds[other.open_calls[0]]) for other in self.world.accepted if other.open_calls)
                 waiting = [kind for other, kind in waits if kind != Kind.SYNC or other.group == node.group]
@@ -354,6 +371,7 @@ class Schedule:
         "leave": 0.5,
         "launch_one": 3,
         "launch_all": 20,
+        "launch_pair": 8,
         "catch_up": 14,
         "cancel": 1,
         "joint_one": 1,

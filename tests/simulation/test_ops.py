@@ -6,6 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
+from pccl.protocol.pairs import pair_tag
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
@@ -245,3 +246,42 @@ def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.M
             left[node] -= {tag for op, tag in ops[node].items() if node.result(op) is Result.SUCCESS}
             assert len(node.machine._uses) <= 30
     assert nodes[0].view.epoch > 10
+
+
+# Of two.
+
+
+def test_two_meet_beside_the_others(world: World) -> None:
+    """Their op takes the same tag as everybody's, and both go through."""
+    a, b, c = world.join(0, 0, 0)
+    ops = [(a, world.launch(a, TAG, pair=(c, True))), (c, world.launch(c, TAG, pair=(a, False)))]
+    ops += [(node, world.launch(node, TAG)) for node in (a, b, c)]
+    world.run()
+    assert [node.result(op) for node, op in ops] == [Result.SUCCESS] * 5
+    assert {key[2:] for key in world.checks.verdicts} == {(TAG, 0), (pair_tag(0, 2, TAG), 0)}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_loss_aborts_what_a_survivor_of_two_lacks(world: World, lost: int) -> None:
+    nodes = world.join(0, 0, 0, 0)
+    receiver = nodes[3]
+    op = world.launch(receiver, TAG, pair=(nodes[0], False))
+    world.run()
+    world.kill(nodes[lost])
+    world.run()
+    assert receiver.result(op) is Result.RANK_CONNECTION_LOST
+
+
+def test_what_one_of_two_gives_up_fails_both_alone(world: World) -> None:
+    a, b, c = world.join(0, 0, 0)
+    op = world.launch(a, TAG, pair=(b, True))
+    other = world.launch(a, TAG)
+    world.run()
+    world.cancel(a, op)
+    world.run()
+    assert a.result(op) is Result.TIMEOUT
+    late = world.launch(b, TAG, pair=(a, False))
+    others = [world.launch(node, TAG) for node in (b, c)]
+    world.run()
+    assert b.result(late) is Result.TIMEOUT
+    assert [a.result(other), b.result(others[0]), c.result(others[1])] == [Result.SUCCESS] * 3

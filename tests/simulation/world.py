@@ -263,13 +263,23 @@ class World:
             self._close_wire(wire, a)
             self._close_wire(wire, b)
 
-    def launch(self, node: Node, tag: int, arguments: str = "", refused: bool = False) -> int:
+    def launch(
+        self,
+        node: Node,
+        tag: int,
+        arguments: str = "",
+        refused: bool = False,
+        pair: tuple[Node, bool] | None = None,
+    ) -> int:
+        """`pair`: an op with that node alone, and whether this one sends."""
         op = node.next()
         node.launched[op] = tag, arguments
+        if pair is not None:
+            node.pairs[op] = pair[0].number, pair[1]
         node.buffers[op] = frozenset(((node.name, op),))
         if refused:
             node.refuses.add(op)
-        node.machine.launch(op, tag, self.now)
+        node.machine.launch(op, tag, self.now, node.pairs.get(op))
         self._peer(node)
         return op
 
