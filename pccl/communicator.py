@@ -75,9 +75,10 @@ class Communicator(BlockingCollectives):
     `master_timeout` seconds fails with MASTER_CONNECTION_FAILED (default: PCCL_MASTER_TIMEOUT in the environment, else
     60).
 
-    Memory beyond the caller's arrays: at most 16 MiB for each op in flight that is quantized or, among more than two
-    peers, goes direct (small ones need less than twice their size; in groups of 16 peers and more it may be up to a
-    megabyte a peer), and in place a copy of the array, for an abort to put back. Between ops at most 64 MiB are kept,
+    Memory beyond the caller's arrays: at most 16 MiB for each all_reduce in flight that is quantized or, among more
+    than two peers, goes direct, and each reduce_scatter among more than two (small ones need less than twice their
+    size; in groups of 16 peers and more it may be up to a megabyte a peer), and for an all_reduce in place and where a
+    broadcast arrives a copy of the array, for an abort to put back. Between ops at most 64 MiB are kept,
     and the largest such copy of late. So four large ops at once, as `all_reduce_multiple_with_retry` runs them, need no
     more than 64 MiB out of place. `stats` tells: `scratch_bytes` in use, `scratch_bytes_max` at any time (only with one
     engine thread), `pool_bytes` idle. With several engine threads each keeps the largest copy of late of its own, so
