@@ -259,6 +259,14 @@ def test_who_testifies_as_another_is_sent_away() -> None:
     assert not rig.machine.is_leading
 
 
+def test_what_cannot_be_is_no_testimony() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.follow(2, witness(1, view(7, 2)))
+    assert rig.kinds(1) == [m.Goodbye]
+    assert not rig.machine.is_leading
+
+
 def test_newcomers_begin_again() -> None:
     rig = Rig()
     rig.resume(1)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pccl.protocol import messages as m
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
 from pccl.protocol.successor import Witness, successor
-from pccl.protocol.testimony import Standing, rebuild, stand
+from pccl.protocol.testimony import Standing, is_sound, rebuild, stand
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
@@ -47,6 +47,7 @@ class _Claim:
     """A peer of a run that has lost its master."""
 
     connection: int
+    host: str
     peer: int
     run: str
     masters: int
@@ -202,7 +203,7 @@ class Succession:
             self._dismiss(claim.connection, m.Elsewhere("this peer has come again"))
         self._log("info", f"{who} ({host}) has lost its master")
         self._claims[connection] = _Claim(
-            connection, message.peer, message.run, message.masters, message.is_accepted, self._now
+            connection, host, message.peer, message.run, message.masters, message.is_accepted, self._now
         )
         term = self._terms.setdefault(message.run, message.term + 1)
         if term > message.term:
@@ -220,9 +221,9 @@ class Succession:
         elif isinstance(message, m.Follow):
             if message.term != self._terms[claim.run]:
                 return  # it has been asked for a higher one since
-            if message.testimony.me.peer != claim.peer:
+            if message.testimony.me.peer != claim.peer or not is_sound(message.testimony):
                 self._release(claim.connection)
-                text = f"peer {claim.peer} testifies as peer {message.testimony.me.peer}"
+                text = f"peer {claim.peer} testifies as peer {message.testimony.me.peer} what cannot be"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
             claim.testimony = message.testimony
@@ -262,7 +263,10 @@ class Succession:
     def _lead(self, run: str) -> None:
         claims = {claim.peer: claim for claim in self._of(run)}
         recovered = rebuild(self._testimonies(run))
-        witnesses = {peer: Witness(claims[peer].connection, claims[peer].masters) for peer in recovered.members}
+        witnesses = {
+            peer: Witness(claims[peer].connection, claims[peer].host, claims[peer].masters)
+            for peer in recovered.members
+        }
         strangers = self.master.strangers
         self.master = successor(run, self._terms[run], self.options, recovered, witnesses, self._now)
         for claim in list(self._claims.values()):

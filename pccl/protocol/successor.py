@@ -30,6 +30,8 @@ class Witness:
     """How a peer that goes on can be reached."""
 
     connection: int
+    host: str
+    """Where it comes from, as this master sees it."""
     masters: int
 
 
@@ -55,7 +57,7 @@ def successor(
     master._gone = len(recovered.missing)
     master.has_rivals = any(witness.masters > 1 for witness in witnesses.values())
     for peer, testimony in sorted(recovered.members.items()):
-        _add_member(master, peer, testimony, witnesses[peer].connection)
+        _add_member(master, peer, testimony, witnesses[peer])
     for group in recovered.groups:
         _add_group(master, group)
     if recovered.is_unchanged:
@@ -90,20 +92,22 @@ def _highest_peer(recovered: Recovered) -> int:
     return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.strangers})
 
 
-def _add_member(master: Master, peer: int, testimony: m.Testimony, connection: int) -> None:
-    me = testimony.me
+def _add_member(master: Master, peer: int, testimony: m.Testimony, witness: Witness) -> None:
+    me, connection = testimony.me, witness.connection
+    # The dead master may have seen it elsewhere: each, from its own machine, at a loopback address.
+    hosts = list(dict.fromkeys([*me.hosts, witness.host]))
     hello = m.Hello(
         m.PROTOCOL_VERSION,
         __version__,
         me.group,
-        list(me.hosts),
+        hosts,
         me.port,
         me.connections,
         me.name,
         site=testimony.site,
         site_size=testimony.site_size,
     )
-    member = master._members[peer] = _Member(peer, connection, hello, list(me.hosts), master._now)
+    member = master._members[peer] = _Member(peer, connection, hello, hosts, master._now)
     member.accepted = testimony.installed is not None
     member.has_beaten = True
     master._accepted += member.accepted

@@ -108,6 +108,17 @@ class Recovered:
     meeting: int
 
 
+def is_sound(testimony: m.Testimony) -> bool:
+    """It does not contradict itself in what others rely on."""
+    me, installed = testimony.me, testimony.installed
+    if installed is None:
+        return not (testimony.is_running or testimony.is_settled)
+    rings = [ring for ring in installed.rings if me.peer in ring.peers]
+    return [ring.group for ring in rings] == [me.group] and all(
+        peer > 0 for ring in installed.rings for peer in ring.peers
+    )
+
+
 def _last_installed(testimonies: Testimonies) -> m.InstalledView | None:
     views = [each.installed for each in testimonies.values() if each.installed is not None]
     return max(views, key=lambda view: view.view, default=None)
@@ -152,8 +163,9 @@ def rebuild(testimonies: Testimonies) -> Recovered:
     assert installed is not None
     assert standing.has_majority
     prepared = _last_prepared(testimonies, installed.view)
-    members = {peer: each for peer, each in testimonies.items() if peer in standing.expected}
-    others = {peer: each for peer, each in testimonies.items() if peer not in standing.expected}
+    seats = {(peer, ring.group) for ring in installed.rings for peer in ring.peers if peer in standing.expected}
+    members = {peer: each for peer, each in testimonies.items() if (peer, each.me.group) in seats}
+    others = {peer: each for peer, each in testimonies.items() if peer not in members}
     groups = [_group(ring, members) for ring in installed.rings]
     witnesses = testimonies.values()
     views = [installed.view, *(each.prepared.view for each in witnesses if each.prepared is not None)]
