@@ -20,7 +20,9 @@ from pccl.version import __version__
 UNHEARD_VIEWS_MAX = 1000
 """That the dead master may have prepared without any witness knowing."""
 PEERS_PER_TERM = 10_000
-"""That it, and others before it, may have welcomed without any witness knowing."""
+"""That it may have welcomed without any witness knowing: each term begins a block of numbers."""
+TERMS = 100
+"""After these the blocks begin anew, beyond all that were used."""
 NUMBERS_PER_TERM = 2**40
 """So that what was asked by a dead master is never taken for an answer to this one."""
 
@@ -49,7 +51,7 @@ def successor(
     master = Master(run, replace(options, engine_threads=threads), term)
     master._now = now
     master._next_number = term * NUMBERS_PER_TERM + 1
-    master._next_peer = _highest_peer(recovered) + PEERS_PER_TERM * (term - 1)
+    master._next_peer = _next_peer(_highest_peer(recovered), term)
     master.view = recovered.view_heard + UNHEARD_VIEWS_MAX
     master.installed_view = recovered.view
     master._meeting = recovered.meeting
@@ -86,6 +88,11 @@ def successor(
     without = f", without peers {recovered.missing}" if recovered.missing else ""
     master._log("warning", f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
     return master
+
+
+def _next_peer(highest: int, term: int) -> int:
+    begun = highest - highest % (TERMS * PEERS_PER_TERM)
+    return max(highest + 1, begun + PEERS_PER_TERM * ((term - 1) % TERMS) + 1)
 
 
 def _highest_peer(recovered: Recovered) -> int:
