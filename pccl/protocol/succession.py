@@ -307,7 +307,7 @@ class Succession:
         return claim.since + GATHER_TIMEOUTS * self.options.peer_timeout_s
 
     def _send_away(self) -> bool:
-        """Who waits for long comes again if it lives; nothing else would tell that it does not. Whether there was one."""
+        """Who waits for long comes again if it lives: nothing else would tell. Whether there was one."""
         late = [claim for claim in self._claims.values() if self._now >= self._stays_until(claim)]
         for claim in late:
             self._release(claim.connection)
