@@ -88,6 +88,38 @@ def test_fsdp_diloco_with_torch() -> None:
     assert len(set(digests)) == 1
 
 
+@pytest.mark.slow
+def test_fsdp_diloco_with_torch_survives_the_loss_of_a_site_and_of_a_rank() -> None:
+    pytest.importorskip("torch")
+    arguments = ["examples/fsdp_diloco.py", "--steps", "5000", "--inner", "2"]
+    with ExitStack() as resources:
+        process = resources.enter_context(_popen(_launch("-n", "2", *arguments)))
+        assert process.stdout is not None
+        stdout = Lines(process.stdout)
+        site = stdout.expect(r"\[1\] pid (\d+); PCCL_MASTER=(\S+) .*")
+        stdout.expect(r"\[0\] +\d+ +2 .*")
+        os.kill(int(site[1]), signal.SIGKILL)
+        stdout.expect(r"\[0\] +\d+ +1 .*")
+        stdout.seen.clear()
+        again = resources.enter_context(
+            _popen(
+                [sys.executable, *arguments, "--peers", "2", "--index", "1"],
+                env={**os.environ, "PCCL_MASTER": site[2], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        )
+        stdout.expect(r"\[0\] +\d+ +2 .*")
+        stdout.seen.clear()
+        os.kill(_children(again.pid)[-1], signal.SIGKILL)
+        stdout.expect(r"\[0\] +\d+ +1 .*")
+        assert again.wait(TIMEOUT_S) == 1
+
+
+def _children(pid: int) -> list[int]:
+    """In the order of their starts."""
+    found = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True, check=True)
+    return sorted(map(int, found.stdout.split()))
+
+
 def test_ddp_gpt_with_torch() -> None:
     pytest.importorskip("torch")
     lines = _run("-n", "2", "examples/ddp_gpt.py", *SHORT)
