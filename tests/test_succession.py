@@ -10,6 +10,7 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.master import Close, Effect, MasterOptions, Send
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.pairs import pair_tag
 from pccl.protocol.succession import Succession
 from pccl.types import Result
 from tests.test_testimony import prepared, view, witness
@@ -173,6 +174,13 @@ def test_all_are_back_and_their_ops_run_on() -> None:
     rig.say(1, m.OpsDone(7, [OpRef(4, 2)]))
     rig.say(2, m.OpsDone(7, [OpRef(4, 2)]))
     assert rig.told(1) == rig.told(2) == [m.OpsCommit(7, [OpRef(4, 2)])]
+
+
+def test_a_verdict_on_an_op_of_two_is_told_to_the_two() -> None:
+    rig = Rig()
+    op = OpRef(pair_tag(0, 2, 5), 0)
+    rig.recover(1, 2, 3, commits=[op])
+    assert [m.OpsCommit(7, [op]) in rig.told(peer) for peer in (1, 2, 3)] == [True, False, True]
 
 
 def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() -> None:
