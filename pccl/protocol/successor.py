@@ -14,7 +14,6 @@ from pccl.protocol import topology
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.master import Master, MasterOptions, _Group, _Member
 from pccl.protocol.pairs import parties
-from pccl.protocol.pairs import parties
 from pccl.protocol.testimony import Group, Recovered, unheard
 from pccl.version import __version__
 
@@ -149,13 +148,15 @@ def _add_group(master: Master, recovered: Group) -> None:
 
 def _tell_verdicts(master: Master, recovered: Group) -> None:
     """Whoever knows them ignores them."""
+    epoch = recovered.epoch
     for peer in recovered.ring:
+        connection = master._members[peer].connection
         commits = [op for op in sorted(recovered.commits) if peer in parties(op.tag, recovered.former)]
-        aborts = [op for op in recovered.aborts.values() if peer in parties(op.tag, recovered.former)]
-        said: list[m.FromMaster] = [m.OpsCommit(recovered.epoch, commits)] if commits else []
-        said += [m.OpAbort(recovered.epoch, op.tag, op.sequence, op.code, op.reason) for op in aborts]
-        for verdict in said:
-            master._say(master._members[peer].connection, verdict)
+        if commits:
+            master._say(connection, m.OpsCommit(epoch, commits))
+        for op in recovered.aborts.values():
+            if peer in parties(op.tag, recovered.former):
+                master._say(connection, m.OpAbort(epoch, op.tag, op.sequence, op.code, op.reason))
 
 
 def _flush(master: Master, recovered: Group) -> None:
