@@ -20,6 +20,7 @@ from pccl import (
     CollectiveInfo,
     Communicator,
     DataType,
+    MasterNode,
     Membership,
     PCCLError,
     ReduceAlgorithm,
@@ -206,8 +207,6 @@ def test_nobody_passes_a_barrier_before_all_have_come(crew_of: CrewOf, world: in
 
 @loops
 def test_large_arrays_go_over_several_engine_threads(algorithm: ReduceAlgorithm) -> None:
-    from pccl import MasterNode
-
     with MasterNode("127.0.0.1:0", engine_threads=2) as master:
         crew = Crew(master.address)
         crew.join(3)
@@ -219,6 +218,26 @@ def test_large_arrays_go_over_several_engine_threads(algorithm: ReduceAlgorithm)
         assert all(np.all(x == 2) for x in arrays)
         for part in crew.each(lambda peer, i: peer.reduce_scatter(arrays[i], op=ReduceOp.PROD, algorithm=algorithm)):
             assert np.array_equal(part.array, np.full(500_000, 8))
+        crew.close_all()
+
+
+@loops
+def test_encrypted(algorithm: ReduceAlgorithm) -> None:
+    with MasterNode("127.0.0.1:0", token="a token") as master:
+        crew = Crew(master.address, token="a token", encrypt=True)
+        crew.join(3)
+        arrays = [np.random.default_rng(i).integers(0, 99, 300_001) for i in range(3)]
+        total = np.sum(arrays, axis=0)
+        rows = crew.each(lambda peer, i: peer.all_gather(arrays[i], algorithm=algorithm).array)
+        assert all(np.array_equal(row, arrays) for row in rows)
+        infos = crew.each(lambda peer, i: peer.reduce_scatter(arrays[i], op=ReduceOp.SUM, algorithm=algorithm))
+        assert np.array_equal(np.concatenate([info.array for info in infos]), total)
+        received = np.zeros_like(arrays[0])
+        together([lambda: crew[0].send(arrays[0], to=2), lambda: crew[2].recv(received, from_=0)])
+        assert np.array_equal(received, arrays[0])
+        crew.each(lambda peer, i: peer.broadcast(arrays[i], root=1, algorithm=algorithm))
+        assert np.array_equal(arrays[0], arrays[1])
+        assert np.array_equal(arrays[2], arrays[1])
         crew.close_all()
 
 
