@@ -12,7 +12,8 @@ import pytest
 from pccl.stress.deafness import LISTENING_HOST, Ears, HeldPort, Place, place, unavailable
 from tests.streams import TIMEOUT_S
 
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"deafness {unavailable()}")
+WHY_NOT = unavailable()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"deafness {WHY_NOT}")
 
 OWN = place(3, 0)
 A_MOMENT_S = 0.3

@@ -29,6 +29,7 @@ from pccl.stress.sockets import own_sockets
 
 LISTENING_HOST = "127.0.0.1"
 SO_ATTACH_FILTER = 26
+MOMENT_S = 0.1
 AGAIN_AFTER_S = 0.1
 """A connection that was accepted by the kernel, but not yet by the process, when a filter was set, gets it then."""
 
@@ -58,13 +59,22 @@ def unavailable() -> str:
     """Why no process can be made deaf here; empty if they can."""
     if not sys.platform.startswith("linux"):
         return "needs Linux, whose sockets can be told what not to hear"
+    own = place(0, 0)
     try:
-        with socket.socket() as sock:
-            sock.bind((place(0, 0).host, 0))
-            _attach(sock, _program([place(0, 1)]))
+        with (
+            socket.create_server((LISTENING_HOST, 0)) as server,
+            socket.create_connection(server.getsockname(), MOMENT_S, (own.host, 0)) as there,
+            server.accept()[0] as here,
+        ):
+            _attach(here, _program([own]))
+            there.send(b"?")
+            here.settimeout(MOMENT_S)
+            here.recv(1)
+    except TimeoutError:
+        return ""
     except OSError as error:
         return f"sockets here cannot be told what not to hear: {error}"
-    return ""
+    return "sockets here hear everything, whatever they are told"
 
 
 class Ears:
