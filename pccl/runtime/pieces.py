@@ -71,6 +71,8 @@ class Pieces(Lanes):
         """What feeds have said, in their threads."""
         self._own: list[EngineEvent] = []
         """Events that no engine reports."""
+        self._was_rung = False
+        """Spares ops without pieces a system call for each batch of events."""
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
         self._button.setblocking(False)
@@ -149,9 +151,11 @@ class Pieces(Lanes):
         super().freeze(epoch)
 
     def events(self) -> list[EngineEvent]:
-        with suppress(OSError):
-            while self._bell.recv(4096):
-                pass
+        if self._was_rung:
+            self._was_rung = False
+            with suppress(OSError):
+                while self._bell.recv(4096):
+                    pass
         while self._news:
             self._news.popleft()()
         found = super().events()
@@ -171,6 +175,8 @@ class Pieces(Lanes):
     def _ring(self) -> None:
         with suppress(OSError):  # closed; or so full that it will be heard anyway
             self._button.send(b"\0")
+        # Last: where it is set, there is nothing to come that would be missed.
+        self._was_rung = True
 
     def _submit_piece(self, op: int, number: int, buffers: Buffers) -> None:
         staged = self._staged.get(op)
