@@ -25,8 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-EFFICIENCY = 0.83
-OVERHEAD_S = 0.005
+EFFICIENCY = 0.90
+OVERHEAD_S = 0.039
 SIZES = (2**12, 2**20, 2**24, 2**28)
 
 
