@@ -71,6 +71,10 @@ class Member:
     def world(self) -> int:
         return self._peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
 
+    def has_master(self) -> bool:
+        session = self._peer._inner._session
+        return session is not None and session._machine.is_led
+
     def stats(self) -> int:
         return self._peer.stats["ops_open"]
 
