@@ -59,15 +59,14 @@ def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever(
     machine = Succession("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7), 0.0)
     assert isinstance(answer, m.Lead)
-    assert _say(machine, NEWCOMER, _hello(), 1.0) == []
     now = 0.0
     effects: list[Effect] = []
-    while not _told(effects, NEWCOMER):
+    while Close(AGAIN) not in effects:
         deadline = machine.deadline()
         assert deadline is not None
-        assert now < deadline <= (GATHER_TIMEOUTS + 2) * TIMEOUT_S
+        assert now < deadline <= GATHER_TIMEOUTS * TIMEOUT_S
         now = deadline
         effects += machine.tick(now)
     assert [type(each) for each in _told(effects, AGAIN)] == [m.Elsewhere]
-    assert Close(AGAIN) in effects
-    assert isinstance(_told(effects, NEWCOMER)[0], m.Welcome)
+    assert not any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), now))  # it may be back
+    assert isinstance(_say(machine, NEWCOMER + 1, _hello(), machine.birth_at)[0], m.Welcome)

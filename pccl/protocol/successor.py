@@ -17,8 +17,8 @@ from pccl.protocol.pairs import parties
 from pccl.protocol.testimony import Group, Recovered, unheard
 from pccl.version import __version__
 
-UNHEARD_VIEWS_MAX = 1000
-"""That the dead master may have prepared without any witness knowing."""
+VIEWS_PER_TERM = 10**6
+"""Each term begins a block of view numbers: two masters that know of the same view never make the same next one."""
 PEERS_PER_TERM = 10_000
 """That it may have welcomed without any witness knowing: each term begins a block of numbers."""
 TERMS = 100
@@ -52,7 +52,7 @@ def successor(
     master._now = now
     master._next_number = term * NUMBERS_PER_TERM + 1
     master._next_peer = _next_peer(_highest_peer(recovered), term)
-    master.view = recovered.view_heard + UNHEARD_VIEWS_MAX
+    master.view = max(recovered.view_heard + 1, (term - 1) * VIEWS_PER_TERM)
     master.installed_view = recovered.view
     master._meeting = recovered.meeting
     master._view_peers = len(recovered.peers)

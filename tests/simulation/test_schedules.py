@@ -28,6 +28,9 @@ FOUND = (
     # The last accepted peer of a run is sent away by the master that waits for others: a newcomer has none to wait for.
     '[22518,3,5,true,[["cut_master",63456,0],["long_wait",5514,0],["kill_master",59277,3],["leave",49709,0],'
     '["cut_master",20791,0],["replace_master",63137,3]],1]',
+    # Two successors that know of the same last view number the next one differently.
+    '[1379,1,5,true,[["launch_pair",16119,1],["replace_master",1480,100],["leave",33281,40],'
+    '["replace_master",13463,10]],2]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
