@@ -136,7 +136,7 @@ class World:
             node.machine.connections,
             node.name,
             masters=len(self.seats),
-            may_found=not any(other.machine.view for other in self.alive),
+            may_found=len(self.seats) == 1 or not any(other.machine.view for other in self.alive),
             site=node.machine.site,
             site_size=node.machine.site_size,
         )
