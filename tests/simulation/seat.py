@@ -31,6 +31,8 @@ class Seat:
     """Connections for signs of life that it knows."""
     seen: Master | None = None
     """The leader, as last looked at."""
+    run: str = ""
+    """Of the machine, as last looked at."""
 
     @property
     def is_away(self) -> bool:

@@ -28,6 +28,8 @@ FOUND = (
     # The last accepted peer of a run is sent away by the master that waits for others: a newcomer has none to wait for.
     '[22518,3,5,true,[["cut_master",63456,0],["long_wait",5514,0],["kill_master",59277,3],["leave",49709,0],'
     '["cut_master",20791,0],["replace_master",63137,3]],1]',
+    # A sync of those who are left ends, and a further loss in the same event deposes the master.
+    '[16085,2,5,true,[["sync",16161,3],["kill",39971,0],["kill",49780,0]],2]',
     # Two successors that know of the same last view number the next one differently.
     '[1379,1,5,true,[["launch_pair",16119,1],["replace_master",1480,100],["leave",33281,40],'
     '["replace_master",13463,10]],2]',

@@ -894,7 +894,9 @@ class World:
 
     def _act(self, seat: Seat, effects: list[ms.Effect]) -> None:
         self._note_succession(seat)
-        accepted = [node for node in self.nodes if node.is_accepted and self._is_in(node, seat)]
+        # What it tells before it is deposed, or once it leads, is of another run than the other part.
+        runs = {seat.run, seat.machine.run}
+        accepted = [node for node in self.nodes if node.is_accepted and node.home is seat and node.machine.run in runs]
         results: list[tuple[Node, m.JointResult]] = []
         cache = FrameCache()
         for effect in effects:
@@ -922,9 +924,13 @@ class World:
             self.checks.told(node, effect.message)
             if isinstance(effect.message, m.JointResult):
                 results.append((node, effect.message))
+                # Whom the master lets go of after that, as when it is deposed by a further loss, has been told.
+                accepted = [each for each in accepted if each.is_known]
             if not control.is_hung_up_on:
                 control.inbox.append(cache.frame(effect.message))
-        self.checks.joint_results(seat.machine.run, results, [node for node in accepted if node.is_known])
+        if results:
+            self.checks.joint_results(results[0][0].machine.run, results, accepted)
+        seat.run = seat.machine.run
         if seat.machine.master is not None:
             self.checks.sites(seat.machine.master, [node for node in self.nodes if self._is_in(node, seat)])
 
