@@ -47,6 +47,15 @@ def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up(
     assert any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), 6.0))
 
 
+def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it() -> None:
+    machine = _founded()
+    machine.master.term = 2
+    machine.silent(BEATS, TIMEOUT_S, TIMEOUT_S)
+    (answer,) = _say(machine, AGAIN, _resume("run", peer=7, term=1), 6.0)
+    assert isinstance(answer, m.Goodbye)
+    assert answer.reason == "evicted: run 'run' has ended without peer 7; connect again"
+
+
 def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left() -> None:
     machine = _founded()
     machine.disconnected(CONTROL, "reset", 1.0)

@@ -193,8 +193,12 @@ class Succession:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        if message.run == self.run and message.term <= self.master.term and message.peer in self.master.evicted:
-            # This master has led the run, up to the end of it, and not lost it.
+        if message.run == self.run and (
+            message.term < self.master.term
+            or (message.term == self.master.term and message.peer in self.master.evicted)
+        ):
+            # This master has led the run, up to the end of it, and not lost it: without this peer, if that follows
+            # a lower term.
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return

@@ -60,8 +60,8 @@ class Checks:
         """What peers came with to their last sync."""
         self._synced: dict[tuple[str, int], tuple[int, list[Node]]] = {}
         """Per run and group the last elected revision and who took part."""
-        self._leaders: dict[tuple[str, int], str] = {}
-        """By run and term."""
+        self._led: dict[tuple[str, int], set[tuple[Node, int]]] = {}
+        """By run and term, the peers that a master has led, with their numbers then."""
         self._inherited: set[tuple[int, int]] = set()
         """Epochs, by group, of which a master was found dead when some had heard all verdicts and some not."""
         self._meetings: dict[tuple[str, int, str, int], tuple[int, int]] = {}
@@ -77,10 +77,14 @@ class Checks:
         elif isinstance(message, m.JointCall) and message.offer is not None:
             self._offers[node] = message.offer
 
-    def succeeded(self, name: str, master: Master, nodes: list[Node]) -> None:
+    def succeeded(self, master: Master, nodes: list[Node]) -> None:
         """A master has taken a run over."""
-        assert (master.run, master.term) not in self._leaders, f"two masters lead {master.run} in term {master.term}"
-        self._leaders[master.run, master.term] = name
+        # Where all who followed the first are dead, nobody knows any more who of the others was evicted.
+        led = self._led.setdefault((master.run, master.term), set())
+        assert not any(node.is_alive and node.number == number for node, number in led), (
+            f"two masters lead {master.run} in term {master.term}"
+        )
+        led |= {(node, node.number) for node in nodes if node.number in master._members}
         self.has_succession = True
         for node in nodes:
             if node.machine.run == master.run and node.machine.view is not None:
@@ -256,7 +260,7 @@ class Checks:
                 assert self.has_succession
                 survivors = set(self._known(key[:2]))
             involved = self._parties(key, survivors)
-            assert not all(key in survivor.held for survivor in involved), (
+            assert not involved or not all(key in survivor.held for survivor in involved), (
                 f"{key} was aborted though {involved} hold it"
             )
         if effect.code is Result.SUCCESS:

@@ -944,7 +944,7 @@ class World:
             return
         seat.seen = master
         if master.term > 1:
-            self.checks.succeeded(seat.name, master, self.nodes)
+            self.checks.succeeded(master, self.nodes)
         else:
             self._runs += 1
             seat.number(self._runs)
