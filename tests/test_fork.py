@@ -135,7 +135,7 @@ def test_a_child_may_connect_the_communicator_that_it_has_inherited(crew: Crew) 
         with MasterNode("127.0.0.1:0") as own:
             inherited = Communicator(own.address)  # as a trainer that reads its address anew
             inherited.connect(timeout=30)
-            peer._inner.address = own.address
+            peer._inner._masters = inherited._inner._masters
             waiting = Background(partial(peer.connect, timeout=30))
             while inherited.world_size < 2:
                 inherited.update_topology(timeout=30)
