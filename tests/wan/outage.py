@@ -88,7 +88,7 @@ def outage(fault: Callable[[Stage], None], peer_timeout_s: float, link: Link) ->
             stack.callback(worker.discard)
         master, *peers = workers
         host = lab.hosts[0].address
-        address = f"{host}:{master.do('listen', peer_timeout=peer_timeout_s, host=host).rpartition(':')[2]}"
+        address = f"{host}:{master.do('listen', peer_timeout=peer_timeout_s, address=f'{host}:0').rpartition(':')[2]}"
         for world, peer in enumerate(peers, 1):
             peer.begin("connect", master=address)
             for other in peers[: world - 1]:
