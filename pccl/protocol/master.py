@@ -323,7 +323,7 @@ class Master:
         """update_topology is complete and waits for Install."""
         self._optimization: Optimization | None = None
         self.evicted: set[int] = set()
-        """Peers that this master has put out of its run."""
+        """Accepted peers that this master has put out of its run."""
         self.deposed = ""
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
@@ -584,7 +584,8 @@ class Master:
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
         member = self._members[peer]
-        self.evicted.add(peer)
+        if member.accepted:  # others have no run to come back to, and anybody could make these more and more
+            self.evicted.add(peer)
         self._say(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")
