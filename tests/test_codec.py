@@ -30,6 +30,7 @@ ALL_TYPES = [kind for kind in get_args(EVERYTHING) if isinstance(kind, type)]
 u32 = st.integers(0, 2**32 - 1)
 u63 = st.integers(0, 2**63 - 1)
 st.register_type_strategy(int, u63)
+st.register_type_strategy(float, st.floats(allow_nan=False))  # which equals nothing, itself included
 st.register_type_strategy(m.OpRef, st.builds(m.OpRef, u63, u32))
 anything: st.SearchStrategy[m.Message] = st.one_of([st.builds(kind) for kind in ALL_TYPES])
 
