@@ -6,13 +6,15 @@
  *
  * Life of an op
  *   submit -> (PCCL_EVENT_OP_DONE | PCCL_EVENT_OP_MISMATCH | nothing, while peers are missing)
+ *          -> PCCL_EVENT_OP_AGREED, if the ranks agree by themselves
  *          -> end(commit or abort) -> PCCL_EVENT_OP_ENDED
  * DONE says that all result bytes are in `recv`, and, where there is a link to each rank (rank_links), that all ranks have
  * submitted the op; it is no verdict. The caller must `end` every op it has
  * submitted, in whatever state. From OP_ENDED on the engine neither reads nor writes the op's buffers.
  * Ended by abort, `send` holds what it held at submit, also where `send == recv`; a separate `recv` is
  * unspecified. An op whose every rank has reported DONE may be committed without waiting for anything: all bytes
- * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL).
+ * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL). Ranks that agree by themselves tell each other
+ * when they are done; AGREED says that all ranks are.
  *
  * Memory beyond the caller's buffers. An op takes scratch of at most op_scratch_bytes_max (16 MiB), or of
  * 2W - 1 segments where that is more: in worlds of 16 ranks and more, if in any. None for RING without
@@ -45,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 12 };
+enum { PCCL_NATIVE_ABI = 13 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -166,12 +168,16 @@ typedef struct {
     uint64_t link_next;
     const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. May be
                                  * NULL for RING */
+    uint32_t agrees; /* 1: the ranks tell each other when they are done, which takes rank_links or a world of two; the
+                      * same on all ranks */
+    uint32_t reserved; /* 0 */
     const void *send;
     void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;
 
 enum pccl_event_kind {
-    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet */
+    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet. Where the ranks
+                             * agree by themselves, it waits for the next event that something depends on */
     PCCL_EVENT_OP_MISMATCH = 2, /* id: op; mine, theirs: the two descriptions; link: whose */
     PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
@@ -180,6 +186,8 @@ enum pccl_event_kind {
     PCCL_EVENT_LINK_LIMITED = 7, /* id: link; more connections would let it send faster: all it has were held back
                                  * for some time by their windows, not by the network. At most once for each
                                  * connection that was added */
+    PCCL_EVENT_OP_AGREED = 8, /* id: op; all ranks are done */
+    PCCL_EVENT_OP_FROZEN = 9, /* id: op */
     PCCL_EVENT_LINK_COUNTED = 10 /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
                                   * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
                                   * with frames' headers. It was the limit where for half a second, at every tick,
@@ -270,6 +278,9 @@ int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request);
 /* Stops every op of the group with this epoch: none of them becomes DONE after GROUP_FROZEN has been reported,
  * and ops submitted later with this epoch are frozen at once. */
 int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
+
+/* The same for one op, after OP_FROZEN. Of an op that is not there, there is none. */
+int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op);
 
 /* PCCL_COMMIT_BY_ALL: every rank has reported DONE. Nothing touches the buffers any more, and there is no
  * OP_ENDED to wait for. */

@@ -17,7 +17,8 @@
  * are. The checksum is taken right before, and so brings the payload into the cache for the system's copy. A
  * connection whose batch is not wholly taken by the socket waits for the poller. With
  * TCP_NOTSENT_LOWAT, "taken" means nearly on the wire, not merely copied to a deep socket buffer: that is
- * what makes faster connections carry more.
+ * what makes faster connections carry more. Inside a machine the wire is memory, and a buffer of a few megabytes,
+ * which is what systems give, is one that has left the caches when it is read; there the buffer is bounded.
  *
  * Loss. A connection that breaks, or damages a frame, or stands still while others of its link move, is given
  * up; the link lives as long as it has another. What was on its way is sent again:
@@ -41,8 +42,8 @@
  *
  * A frame is sent again from where it was sent from: no copy is kept. What is there is still the same. A range
  * is overwritten after it was sent only by what has come of it: a segment's final form, which cannot be on its
- * way before the frame was received, and then counted as such. Frames of ended ops are skipped: either every
- * rank is done and has received all, or the op is aborted and nobody wants them. A frame never arrives twice,
+ * way before the frame was received, and then counted as such. Frames of ended ops are skipped, but for DONE: either
+ * every rank is done and has received all, or the op is aborted and nobody wants them. A frame never arrives twice,
  * since its receiver has stopped reading before it says what it has.
  *
  * Sealed. A connection with keys sends its frames in boxes (boxes.h), several to a box or several boxes to a
@@ -113,15 +114,20 @@ enum {
 
 /* A frame sent and not known to be received. */
 typedef struct {
-    const uint8_t *payload;
     pccl_op *op; /* NULL: none, or it has ended */
-    struct pccl_conn *lost; /* LOST: what it is about, unless sent again */
     uint32_t payload_bytes;
-    uint32_t index;
-    uint32_t chunk;
-    uint32_t segment;
-    uint32_t hop;
     uint8_t type; /* enum pccl_frame_type */
+    union {
+        struct {
+            const uint8_t *payload;
+            uint32_t index;
+            uint32_t chunk;
+            uint32_t segment;
+            uint32_t hop;
+        } segment; /* READY, EAGER, SEGMENT */
+        struct pccl_conn *lost; /* LOST: what it is about, unless sent again */
+        pccl_op_key key; /* DONE: its op may be no more */
+    } of;
 } pccl_conn_record;
 
 typedef struct {
@@ -145,6 +151,7 @@ typedef struct pccl_conn {
     pccl_list in_resend; /* of the link: lost, with records to send again */
     pccl_list in_lost; /* of the host: lost, to be buried */
     pccl_boxes *boxes; /* NULL: frames travel as they are */
+    uint8_t is_local; /* the other end is on this machine */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;

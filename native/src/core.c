@@ -1,5 +1,6 @@
 #include "core.h"
 
+#include "agreement.h"
 #include "announcements.h"
 
 #include <errno.h>
@@ -104,6 +105,14 @@ static void op_post(pccl_core *core, pccl_op *op, const pccl_event *event)
     pccl_event_queue_post(core->events, event);
 }
 
+/* It need not be known before something else is. */
+static void op_post_quietly(pccl_core *core, pccl_op *op, const pccl_event *event)
+{
+    PCCL_ASSERT(op->events_promised > 0);
+    op->events_promised--;
+    pccl_event_queue_post_quietly(core->events, event);
+}
+
 /* Links */
 
 static pccl_link *link_find(const pccl_core *core, uint64_t id)
@@ -170,11 +179,15 @@ static void conn_bury(pccl_core *core, pccl_conn *conn)
 /* Takes all connections from a link, and the link from all that know it but the table. */
 static void link_strip(pccl_core *core, pccl_link *link)
 {
+    while (!pccl_list_is_empty(&link->dones))
+        pccl_agreement_take(link);
     for (pccl_list *node = core->ops.next; node != &core->ops; node = node->next) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, in_ops);
         for (uint32_t i = 0; i < op->peers_count; i++)
             if (op->peers[i].link == link)
                 peer_lose_link(&op->peers[i]);
+        if (op->agreement != NULL)
+            pccl_agreement_detach(op->agreement, link);
     }
     pccl_announcements_forget_link(&core->announcements, link);
     while (!pccl_list_is_empty(&link->conns)) {
@@ -307,12 +320,45 @@ static void peer_activate(pccl_op_peer *peer)
     pccl_link_note_pending(peer->link);
 }
 
+/* Nothing of the op is on its way any more, or comes. */
+static void op_let_go(pccl_core *core, pccl_op *op)
+{
+    if (op->is_let_go)
+        return;
+    op->is_let_go = 1;
+    op_silence(core, op);
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        if (op->peers[i].link == NULL)
+            continue;
+        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
+        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
+            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
+                pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
+    }
+}
+
+/* All that any rank had to send has been received. */
+static void op_look_if_agreed(pccl_core *core, pccl_op *op)
+{
+    if (!pccl_agreement_is_reached(op->agreement))
+        return;
+    pccl_event event = op_event(op, PCCL_EVENT_OP_AGREED);
+    op_let_go(core, op);
+    op_post(core, op, &event);
+}
+
 static void op_note_done(pccl_core *core, pccl_op *op)
 {
     op->is_done = 1;
     pccl_event event = op_event(op, PCCL_EVENT_OP_DONE);
     event.tx_bytes = pccl_op_tx_bytes_planned(op);
-    op_post(core, op, &event);
+    if (op->agreement == NULL) {
+        op_post(core, op, &event);
+        return;
+    }
+    op_post_quietly(core, op, &event);
+    pccl_agreement_say(op->agreement);
+    op_look_if_agreed(core, op);
 }
 
 /* A ring announces ops to their sources only; a target that describes the op in another way has to hear of
@@ -382,7 +428,7 @@ static void op_take_kept(pccl_core *core, pccl_op_peer *source, pccl_announcemen
     if (inbound.store != NULL)
         memcpy(inbound.store, kept->payload, kept->payload_bytes);
     else
-        pccl_op_reduce(op, &inbound, 0, kept->payload, inbound.range.count);
+        pccl_op_reduce(op, &inbound, 0, kept->payload, inbound.range.count, NULL);
     pccl_announcements_drop_payload(&core->announcements, kept);
     op_note_arrived(core, op, &inbound);
 }
@@ -446,6 +492,8 @@ static void op_attach(pccl_core *core, pccl_op *op, pccl_link *link)
             op->peers[i].link = link;
             peer_announce(core, &op->peers[i]);
         }
+    if (op->agreement != NULL)
+        pccl_agreement_attach(op->agreement, link);
     for (uint32_t i = 0; i < op->peers_count; i++)
         if (op->peers[i].link == link)
             peer_meet(core, &op->peers[i]);
@@ -459,6 +507,11 @@ static void op_attach_all(pccl_core *core, pccl_op *op)
             continue;
         op->peers[i].link = link;
         peer_announce(core, &op->peers[i]);
+    }
+    for (uint32_t i = 0; op->agreement != NULL && i < op->agreement->count; i++) {
+        pccl_link *link = link_find(core, op->agreement->parties[i].link_id);
+        if (link != NULL)
+            pccl_agreement_attach(op->agreement, link);
     }
     for (uint32_t i = 0; i < op->peers_count; i++)
         peer_meet(core, &op->peers[i]);
@@ -610,17 +663,23 @@ void pccl_core_freeze(pccl_core *core, uint32_t number, uint64_t epoch, pccl_gro
     pccl_event_queue_post(core->events, &event);
 }
 
+void pccl_core_freeze_op(pccl_core *core, uint64_t id)
+{
+    pccl_op *op = op_find_by_id(core, id);
+    if (op == NULL) {
+        pccl_event_queue_release(core->events, PCCL_EVENTS_PER_FREEZE);
+        return;
+    }
+    op_silence(core, op);
+    pccl_event event = op_event(op, PCCL_EVENT_OP_FROZEN);
+    pccl_event_queue_post(core->events, &event);
+}
+
 static void op_end(pccl_core *core, pccl_op *op, int verdict)
 {
-    op_silence(core, op);
-    for (uint32_t i = 0; i < op->peers_count; i++) {
-        if (op->peers[i].link == NULL)
-            continue;
-        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
-        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
-            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
-                pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
-    }
+    op_let_go(core, op);
+    if (op->agreement != NULL)
+        pccl_agreement_end(op->agreement);
     if (verdict == PCCL_ABORT || !op->is_done)
         pccl_op_restore(op);
     pccl_event event = op_event(op, PCCL_EVENT_OP_ENDED);
@@ -727,6 +786,27 @@ static const char *core_on_segment(pccl_core *core, pccl_conn *conn, const pccl_
     return NULL;
 }
 
+static const char *core_on_done(pccl_core *core, pccl_conn *conn, const pccl_frame *frame)
+{
+    pccl_table_node *node = pccl_table_first(&core->ops_by_key, pccl_op_key_hash(&frame->key));
+    for (; node != NULL; node = pccl_table_next(node)) {
+        pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_key);
+        if (op->agreement == NULL || !pccl_op_key_equal(&op->request.key, &frame->key))
+            continue;
+        pccl_party *party = pccl_agreement_find(op->agreement, conn->link);
+        if (party == NULL)
+            continue;
+        if (op->is_stopped)
+            return NULL;
+        if (party->is_heard)
+            return "the same op done twice";
+        pccl_agreement_hear(party);
+        op_look_if_agreed(core, op);
+        return NULL;
+    }
+    return NULL; /* it has ended here */
+}
+
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame)
 {
     pccl_core *core = PCCL_CONTAINER_OF(host, pccl_core, host);
@@ -740,6 +820,8 @@ static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const p
         return pccl_link_on_credit(conn->link, frame->eager_bytes);
     case PCCL_FRAME_LOST:
         return pccl_link_on_lost(conn, frame);
+    case PCCL_FRAME_DONE:
+        return core_on_done(core, conn, frame);
     case PCCL_FRAME_HELLO:
     case PCCL_FRAME_ACK:
         break;

@@ -8,6 +8,9 @@
  * announcement, with or without payload, whose description differs from ours makes the op a mismatch; for a
  * key not seen yet it is kept.
  *
+ * Ranks that agree by themselves (agreement.h) say DONE to each other. When all have, nothing touches the op's buffers
+ * any more; it stays until the caller has ended it, who alone decides.
+ *
  * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
  * hears of the loss, decides. */
 #ifndef PCCL_CORE_H
@@ -21,7 +24,7 @@
 #include "poller.h"
 
 /* Promised to the event queue by whoever hands these over. */
-enum { PCCL_EVENTS_PER_OP = 3, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1 };
+enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1 };
 
 typedef struct pccl_group {
     pccl_table_node by_number;
@@ -46,6 +49,7 @@ void pccl_core_link_close(pccl_core *core, uint64_t link);
 void pccl_core_link_count(pccl_core *core, uint64_t link); /* an event was promised */
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare);
 void pccl_core_freeze(pccl_core *core, uint32_t group, uint64_t epoch, pccl_group *spare);
+void pccl_core_freeze_op(pccl_core *core, uint64_t op); /* an event was promised */
 void pccl_core_end(pccl_core *core, uint64_t op, int verdict);
 
 /* A connection's descriptor is ready. Frees nothing, so that a batch of events stays valid. */

@@ -1,7 +1,7 @@
 #include "crc32c.h"
 
 #include "base.h"
-#include "simd.h"
+#include "folding.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -122,70 +122,46 @@ static uint32_t by_instruction(uint32_t r, const uint8_t *at, size_t bytes)
 #endif
 
 #if PCCL_SIMD_X86
-#include <immintrin.h>
+uint64_t pccl_fold_by_block[2];
+uint64_t pccl_fold_by_lane[2];
 
-#define TARGET_FOLDING __attribute__((target("sse4.2,avx512f,avx512vl,vpclmulqdq")))
-
-enum { FOLD_BYTES = 256, FOLD_COUNT = 2 };
-
-static uint64_t fold_by[FOLD_COUNT][2]; /* 128 bits by FOLD_BYTES, and by 64 */
-
-/* Moving 128 bits X = low x^64 + high (the lower address has the higher powers) by d bits:
- *
- *     X x^d = low x^(d+64) + high x^d
- *
- * The product of two reflected 64-bit numbers, read as a reflected 128-bit one, has one x too many, and a
- * 32-bit number in the lower half of 64 bits means x^32 times itself. So the factors are x^(d+31) and
- * x^(d-33). */
-static void fold_factors(uint64_t factors[2], unsigned bits)
+static void fold_factors(uint64_t factors[2], unsigned bytes)
 {
-    factors[0] = power(bits + 31u);
-    factors[1] = power(bits - 33u);
+    factors[0] = power(8 * bytes + 31u);
+    factors[1] = power(8 * bytes - 33u);
 }
 
-TARGET_FOLDING
-static inline __m512i load_512(const uint8_t *at) { return _mm512_loadu_si512((const void *)at); }
-
-TARGET_FOLDING
-static inline __m512i factors_512(const uint64_t factors[2])
-{
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)factors));
-}
-
-TARGET_FOLDING
-static inline __m512i fold_512(__m512i x, __m512i factors, __m512i onto)
-{
-    enum { XOR_OF_THREE = 0x96 };
-    __m512i low = _mm512_clmulepi64_epi128(x, factors, 0x00);
-    __m512i high = _mm512_clmulepi64_epi128(x, factors, 0x11);
-    return _mm512_ternarylogic_epi64(low, high, onto, XOR_OF_THREE);
-}
-
-TARGET_FOLDING
+PCCL_TARGET_FOLDING
 static uint32_t by_folding(uint32_t r, const uint8_t *at, size_t bytes)
 {
-    if (bytes < FOLD_BYTES)
+    pccl_folding folding;
+    if (bytes < PCCL_FOLD_BYTES)
         return by_instruction(r, at, bytes);
-    __m512i x[4];
-    for (int i = 0; i < 4; i++)
-        x[i] = load_512(at + 64 * i);
-    x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)r)));
-    at += FOLD_BYTES;
-    bytes -= FOLD_BYTES;
-    __m512i factors = factors_512(fold_by[0]);
-    for (; bytes >= FOLD_BYTES; at += FOLD_BYTES, bytes -= FOLD_BYTES)
-        for (int i = 0; i < 4; i++)
-            x[i] = fold_512(x[i], factors, load_512(at + 64 * i));
-    factors = factors_512(fold_by[1]);
-    for (int i = 1; i < 4; i++)
-        x[i] = fold_512(x[i - 1], factors, x[i]);
-    /* 512 bits are left: a message like any other. */
-    uint64_t last[8];
-    _mm512_storeu_si512((void *)last, x[3]);
-    r = 0;
-    for (int i = 0; i < 8; i++)
-        r = INSTRUCTION_8(r, last[i]);
-    return by_instruction(r, at, bytes);
+    pccl_fold_begin(&folding, r);
+    for (; bytes >= PCCL_FOLD_BYTES; at += PCCL_FOLD_BYTES, bytes -= PCCL_FOLD_BYTES)
+        for (int i = 0; i < PCCL_FOLD_LANES; i++)
+            pccl_fold_lane(&folding, i, pccl_fold_load(at + i * PCCL_FOLD_LANE_BYTES));
+    return by_instruction(pccl_fold_end(&folding), at, bytes);
+}
+
+/* `to` is aligned to a lane. */
+PCCL_TARGET_FOLDING
+static uint32_t copy_by_folding(uint32_t r, uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    pccl_folding folding;
+    if (bytes >= PCCL_FOLD_BYTES) {
+        pccl_fold_begin(&folding, r);
+        for (; bytes >= PCCL_FOLD_BYTES; to += PCCL_FOLD_BYTES, from += PCCL_FOLD_BYTES, bytes -= PCCL_FOLD_BYTES)
+            for (int i = 0; i < PCCL_FOLD_LANES; i++) {
+                __m512i lane = pccl_fold_load(from + i * PCCL_FOLD_LANE_BYTES);
+                _mm512_stream_si512((void *)(to + i * PCCL_FOLD_LANE_BYTES), lane);
+                pccl_fold_lane(&folding, i, lane);
+            }
+        _mm_sfence();
+        r = pccl_fold_end(&folding);
+    }
+    memcpy(to, from, bytes);
+    return by_instruction(r, from, bytes);
 }
 #endif
 
@@ -214,9 +190,8 @@ static void prepare(void)
         ways[PCCL_CRC32C_INSTRUCTION] = best = by_instruction;
 #endif
 #if PCCL_SIMD_X86
-    static const unsigned fold_bits[FOLD_COUNT] = {8 * FOLD_BYTES, 8 * 64};
-    for (int i = 0; i < FOLD_COUNT; i++)
-        fold_factors(fold_by[i], fold_bits[i]);
+    fold_factors(pccl_fold_by_block, PCCL_FOLD_BYTES);
+    fold_factors(pccl_fold_by_lane, PCCL_FOLD_LANE_BYTES);
     if (pccl_simd_has(PCCL_SIMD_CRC32C) && pccl_simd_has(PCCL_SIMD_VPCLMULQDQ_512))
         ways[PCCL_CRC32C_FOLDING] = best = by_folding;
 #endif
@@ -226,6 +201,28 @@ uint32_t pccl_crc32c(uint32_t crc, const void *data, size_t bytes)
 {
     pthread_once(&once, prepare);
     return ~best(~crc, data, bytes);
+}
+
+uint32_t pccl_crc32c_copy(uint32_t crc, void *to, const void *from, size_t bytes)
+{
+    pthread_once(&once, prepare);
+#if PCCL_SIMD_X86
+    if (ways[PCCL_CRC32C_FOLDING] != NULL) {
+        size_t head = pccl_min_size(-(uintptr_t)to % PCCL_FOLD_LANE_BYTES, bytes);
+        memcpy(to, from, head);
+        uint32_t r = by_instruction(~crc, from, head);
+        return ~copy_by_folding(r, (uint8_t *)to + head, (const uint8_t *)from + head, bytes - head);
+    }
+#endif
+    enum { PIECE_BYTES = 16 << 10 };
+    uint8_t *destination = to;
+    const uint8_t *source = from;
+    for (size_t done = 0; done < bytes; done += PIECE_BYTES) {
+        size_t piece_bytes = pccl_min_size(PIECE_BYTES, bytes - done);
+        memcpy(destination + done, source + done, piece_bytes);
+        crc = pccl_crc32c(crc, source + done, piece_bytes);
+    }
+    return crc;
 }
 
 int pccl_crc32c_has(enum pccl_crc32c_way way)

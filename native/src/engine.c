@@ -6,6 +6,7 @@
  * the thread only links them in. */
 #include "pccl_native.h"
 
+#include "agreement.h"
 #include "core.h"
 #include "event_queue.h"
 #include "fd_registry.h"
@@ -27,6 +28,7 @@ enum command_kind {
     COMMAND_LINK_COUNT,
     COMMAND_SUBMIT,
     COMMAND_FREEZE,
+    COMMAND_FREEZE_OP,
     COMMAND_END,
     COMMAND_STOP
 };
@@ -91,6 +93,9 @@ static void command_run(pccl_engine *engine, command *todo)
         break;
     case COMMAND_FREEZE:
         pccl_core_freeze(engine->core, todo->group, todo->id, todo->spare_group);
+        break;
+    case COMMAND_FREEZE_OP:
+        pccl_core_freeze_op(engine->core, todo->id);
         break;
     case COMMAND_END:
         pccl_core_end(engine->core, todo->id, todo->verdict);
@@ -348,11 +353,14 @@ int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
     command *todo = command_create(COMMAND_SUBMIT);
     pccl_group *spare = calloc(1, sizeof *spare);
     status = PCCL_E_MEMORY;
-    if (todo != NULL && spare != NULL)
+    if (request->agrees)
+        op->agreement = pccl_agreement_create(request);
+    if (todo != NULL && spare != NULL && (!request->agrees || op->agreement != NULL))
         status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_OP);
     if (status != 0) {
         free(todo);
         free(spare);
+        free(op->agreement);
         pccl_op_destroy(op);
         return status;
     }
@@ -377,6 +385,19 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
     todo->group = group;
     todo->id = epoch;
     todo->spare_group = spare;
+    engine_command(engine, todo);
+    return 0;
+}
+
+int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op)
+{
+    command *todo = command_create(COMMAND_FREEZE_OP);
+    int status = todo == NULL ? PCCL_E_MEMORY : pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_FREEZE);
+    if (status != 0) {
+        free(todo);
+        return status;
+    }
+    todo->id = op;
     engine_command(engine, todo);
     return 0;
 }

@@ -14,6 +14,7 @@ struct pccl_event_queue {
     size_t count;
     size_t first;
     size_t capacity; /* >= promised + count */
+    int is_signaled;
     pccl_event *ring;
 };
 
@@ -86,14 +87,27 @@ void pccl_event_queue_release(pccl_event_queue *queue, unsigned count)
     pthread_mutex_unlock(&queue->mutex);
 }
 
+static void queue_add(pccl_event_queue *queue, const pccl_event *event)
+{
+    PCCL_ASSERT(queue->promised > 0);
+    queue->promised--;
+    queue->ring[(queue->first + queue->count++) % queue->capacity] = *event;
+}
+
 void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event)
 {
     pthread_mutex_lock(&queue->mutex);
-    PCCL_ASSERT(queue->promised > 0);
-    queue->promised--;
-    queue->ring[(queue->first + queue->count) % queue->capacity] = *event;
-    if (queue->count++ == 0)
+    queue_add(queue, event);
+    if (!queue->is_signaled)
         pccl_wake_signal(&queue->wake);
+    queue->is_signaled = 1;
+    pthread_mutex_unlock(&queue->mutex);
+}
+
+void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *event)
+{
+    pthread_mutex_lock(&queue->mutex);
+    queue_add(queue, event);
     pthread_mutex_unlock(&queue->mutex);
 }
 
@@ -103,14 +117,15 @@ int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int event
 {
     int n = 0;
     pthread_mutex_lock(&queue->mutex);
-    int waiting = queue->count > 0;
     for (; n < events_max && queue->count > 0; n++) {
         events[n] = queue->ring[queue->first];
         queue->first = (queue->first + 1) % queue->capacity;
         queue->count--;
     }
-    if (waiting && queue->count == 0)
+    if (queue->is_signaled && queue->count == 0) {
         pccl_wake_clear(&queue->wake);
+        queue->is_signaled = 0;
+    }
     pthread_mutex_unlock(&queue->mutex);
     return n;
 }

@@ -114,6 +114,14 @@ static const char *lost_decode(const uint8_t *body, pccl_frame *frame)
     return reserved_check(body, frame, 12);
 }
 
+static const char *done_decode(const uint8_t *body, const pccl_frame *frame)
+{
+    static const uint8_t zeros[BODY_BYTES];
+    if (memcmp(body, zeros, sizeof zeros) != 0)
+        return "reserved bytes in use";
+    return frame->payload_bytes != 0 ? "payload after a DONE frame" : NULL;
+}
+
 static uint32_t header_crc(const uint8_t *header)
 {
     uint32_t crc = pccl_crc32c(0, header, AT_HEADER_CRC);
@@ -158,6 +166,8 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
         pccl_put_u32(header + AT_BODY, frame->connection);
         pccl_put_u32(header + AT_BODY + 4, frame->peer_connection);
         pccl_put_u32(header + AT_BODY + 8, frame->frames);
+        break;
+    case PCCL_FRAME_DONE:
         break;
     }
     pccl_frame_seal(header);
@@ -206,6 +216,9 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
     case PCCL_FRAME_LOST:
         frame->type = PCCL_FRAME_LOST;
         return lost_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_DONE:
+        frame->type = PCCL_FRAME_DONE;
+        return done_decode(header + AT_BODY, frame);
     default:
         return "unknown frame type";
     }

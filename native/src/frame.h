@@ -16,6 +16,7 @@
  *          HELLO    connection u32, reserved 20 bytes
  *          ACK      received_bytes u64, reserved 16 bytes
  *          LOST     connection u32, peer_connection u32, frames u32, reserved 12 bytes
+ *          DONE     reserved 24 bytes
  *
  * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come.
  * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h); without payload it only says that
@@ -23,6 +24,7 @@
  * for this receiver on its first hop, with the shape, because the receiver may not have submitted the op yet.
  * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer kept, counted
  * from the link's beginning (link.h).
+ * DONE has no payload: the sender is done with the op of this key (agreement.h).
  *
  * HELLO, ACK and LOST are about connections (conn.h) and belong to no op either. The sender calls this one, or a
  * lost one, `connection`, the receiver calls the latter `peer_connection`. received_frames is how many frames
@@ -46,7 +48,8 @@ enum pccl_frame_type {
     PCCL_FRAME_CREDIT = 4,
     PCCL_FRAME_HELLO = 5,
     PCCL_FRAME_ACK = 6,
-    PCCL_FRAME_LOST = 7
+    PCCL_FRAME_LOST = 7,
+    PCCL_FRAME_DONE = 8
 };
 
 typedef struct {

@@ -31,13 +31,13 @@ PCCL_TARGET_AVX2 static void f16_widen_avx2(const void *halves, size_t count, fl
     f16_widen_loop(x + i, count - i, values + i);
 }
 
-PCCL_TARGET_AVX2 static void f16_narrow_avx2(const float *values, size_t count, void *halves)
+PCCL_TARGET_AVX2 static void f16_narrow_avx2(const pccl_f32 *values, size_t count, void *halves)
 {
     pccl_u16 *y = halves;
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
     size_t i = 0;
     for (; i + 8 <= count; i += 8) {
-        __m256 v = _mm256_loadu_ps(values + i);
+        __m256 v = _mm256_loadu_ps((const float *)(const void *)(values + i));
         v = _mm256_blendv_ps(v, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
         _mm_storeu_si128(
             (__m128i *)(void *)(y + i), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -50,7 +50,7 @@ PCCL_TARGET_AVX2 static void bf16_widen_avx2(const void *bf16s, size_t count, fl
     bf16_widen_loop(bf16s, count, values);
 }
 
-PCCL_TARGET_AVX2 static void bf16_narrow_avx2(const float *values, size_t count, void *bf16s)
+PCCL_TARGET_AVX2 static void bf16_narrow_avx2(const pccl_f32 *values, size_t count, void *bf16s)
 {
     bf16_narrow_loop(values, count, bf16s);
 }
@@ -70,7 +70,7 @@ void pccl_f16_widen(const void *halves, size_t count, float *values)
     f16_widen_loop(halves, count, values);
 }
 
-void pccl_f16_narrow(const float *values, size_t count, void *halves)
+void pccl_f16_narrow(const pccl_f32 *values, size_t count, void *halves)
 {
     USE_AVX2(f16_narrow_avx2(values, count, halves))
     f16_narrow_loop(values, count, halves);
@@ -82,7 +82,7 @@ void pccl_bf16_widen(const void *bf16s, size_t count, float *values)
     bf16_widen_loop(bf16s, count, values);
 }
 
-void pccl_bf16_narrow(const float *values, size_t count, void *bf16s)
+void pccl_bf16_narrow(const pccl_f32 *values, size_t count, void *bf16s)
 {
     USE_AVX2(bf16_narrow_avx2(values, count, bf16s))
     bf16_narrow_loop(values, count, bf16s);

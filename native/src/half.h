@@ -97,8 +97,8 @@ PCCL_INLINE uint16_t pccl_f16_dithered(float value, uint32_t random)
 
 /* From and to nearest for arrays, with the CPU's own conversion where it has one. */
 void pccl_f16_widen(const void *halves, size_t count, float *values);
-void pccl_f16_narrow(const float *values, size_t count, void *halves);
+void pccl_f16_narrow(const pccl_f32 *values, size_t count, void *halves);
 void pccl_bf16_widen(const void *bf16s, size_t count, float *values);
-void pccl_bf16_narrow(const float *values, size_t count, void *bf16s);
+void pccl_bf16_narrow(const pccl_f32 *values, size_t count, void *bf16s);
 
 #endif

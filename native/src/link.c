@@ -21,6 +21,7 @@ pccl_link *pccl_link_create(uint64_t id)
     pccl_list_init(&link->talk_conns);
     pccl_list_init(&link->notices);
     pccl_list_init(&link->resends);
+    pccl_list_init(&link->dones);
     pccl_list_init(&link->ready_ops);
     pccl_list_init(&link->active_ops);
     pccl_list_init(&link->announced);
@@ -118,9 +119,11 @@ void pccl_link_note_lost(pccl_link *link, pccl_conn *conn)
     /* Notices do not wait to be asked for again: two ends could wait for each other's. */
     for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
         pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
-        if (record->lost != NULL)
-            link_queue_notice(record->lost);
-        record->lost = NULL;
+        if (record->type != PCCL_FRAME_LOST)
+            continue;
+        if (record->of.lost != NULL)
+            link_queue_notice(record->of.lost);
+        record->of.lost = NULL;
     }
 }
 
@@ -215,10 +218,13 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
     return has_more;
 }
 
-/* Since the last look: for most of the time, and of that for most by its window. */
+/* Since the last look: for most of the time, and of that for most by its window. Inside a machine more connections do not
+ * help. */
 static int conn_is_limited(const pccl_conn *conn, pccl_tcp_limits before)
 {
     enum { BUSY_US_MIN = 50000 };
+    if (conn->is_local)
+        return 0;
     uint64_t busy_us = conn->limits.busy_us - before.busy_us;
     return busy_us >= BUSY_US_MIN && (conn->limits.window_us - before.window_us) * 2 > busy_us;
 }
@@ -357,6 +363,21 @@ static void link_add_credit(pccl_link *link, pccl_conn *conn)
 
 /* What is to be sent */
 
+static void link_add_done(pccl_conn *conn, const pccl_op_key *key)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_DONE;
+    frame.key = *key;
+    pccl_conn_add(conn, &frame, NULL, NULL, 0);
+}
+
+static void link_add_next_done(pccl_link *link, pccl_conn *conn)
+{
+    pccl_op_key key = pccl_agreement_take(link);
+    link_add_done(conn, &key);
+}
+
 static void link_add_announcement(pccl_link *link, pccl_conn *conn)
 {
     pccl_frame frame;
@@ -394,10 +415,10 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
     memset(&frame, 0, sizeof frame);
     frame.type = (enum pccl_frame_type)record.type;
     frame.payload_bytes = record.payload_bytes;
-    frame.chunk = record.chunk;
-    frame.segment = record.segment;
-    frame.hop = record.hop;
     if (record.op != NULL) {
+        frame.chunk = record.of.segment.chunk;
+        frame.segment = record.of.segment.segment;
+        frame.hop = record.of.segment.hop;
         frame.key = record.op->request.key;
         frame.shape = record.op->request.shape;
     }
@@ -412,7 +433,10 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
     case PCCL_FRAME_READY:
     case PCCL_FRAME_SEGMENT:
         if (record.op != NULL)
-            pccl_conn_add(conn, &frame, record.payload, record.op, record.index);
+            pccl_conn_add(conn, &frame, record.of.segment.payload, record.op, record.of.segment.index);
+        break;
+    case PCCL_FRAME_DONE:
+        link_add_done(conn, &record.of.key);
         break;
     case PCCL_FRAME_CREDIT:
         link->eager.is_credit_due = 1;
@@ -448,8 +472,8 @@ static void link_add_segment(pccl_link *link, pccl_conn *conn)
 static int link_has_work(const pccl_link *link)
 {
     return link->eager.is_credit_due || !pccl_list_is_empty(&link->notices) ||
-           !pccl_list_is_empty(&link->resends) || !pccl_list_is_empty(&link->ready_ops) ||
-           !pccl_list_is_empty(&link->active_ops);
+           !pccl_list_is_empty(&link->resends) || !pccl_list_is_empty(&link->dones) ||
+           !pccl_list_is_empty(&link->ready_ops) || !pccl_list_is_empty(&link->active_ops);
 }
 
 /* Where there are several connections they had better share what there is: each has a window of its own. */
@@ -464,6 +488,8 @@ static void link_fill(pccl_link *link, pccl_conn *conn)
             link_add_credit(link, conn);
         else if (!pccl_list_is_empty(&link->resends))
             link_add_again(link, conn);
+        else if (!pccl_list_is_empty(&link->dones))
+            link_add_next_done(link, conn);
         else if (!pccl_list_is_empty(&link->ready_ops))
             link_add_announcement(link, conn);
         else

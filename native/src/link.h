@@ -1,7 +1,7 @@
 /* link.h: all connections to one peer, and what is to be sent over them.
  *
- * A link has two queues: ops to be announced (READY, EAGER), and active ops, which have segments to send.
- * Announcements go first, in order; active ops take turns segment by segment, so that a large op does not
+ * A link has three queues: ops that are done (DONE), ops to be announced (READY, EAGER), and active ops, which have
+ * segments to send. They take precedence in this order; active ops take turns segment by segment, so that a large op does not
  * hold up a small one. Whichever connection is free, that is drained and between frames, takes the next
  * frames. A slow connection is seldom free and so carries less.
  *
@@ -12,6 +12,7 @@
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
+#include "agreement.h"
 #include "conn.h"
 #include "list.h"
 #include "op.h"
@@ -50,6 +51,7 @@ typedef struct pccl_link {
     pccl_list talk_conns;
     pccl_list notices;
     pccl_list resends;
+    pccl_list dones; /* pccl_party.in_dones */
     pccl_list ready_ops; /* pccl_op_peer.in_ready */
     pccl_list active_ops; /* pccl_op_peer.in_active */
     pccl_link_eager eager;

@@ -8,10 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    SLOT_ALIGNMENT_BYTES = 16,
-    REDUCE_BYTES = 16 << 10 /* at a time: what is saved and reduced is still in the cache for the next step */
-};
+enum { SLOT_ALIGNMENT_BYTES = 16 };
 
 uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements)
 {
@@ -29,7 +26,7 @@ static uint32_t shape_chunks(const pccl_op_shape *shape)
 /* Whether a ring may leave a rank with all that it gets, and its neighbour heard, while others have not begun. */
 static int shape_may_end_early(const pccl_op_shape *shape)
 {
-    return pccl_op_shape_has_root(shape) || shape->count < shape->world_size;
+    return pccl_op_shape_has_root(shape) || shape->count < shape->world_size || shape->last_slice > 0;
 }
 
 /* Of a shape whose world is right. */
@@ -100,6 +97,8 @@ int pccl_op_request_check(const pccl_op_request *request)
     if (shape->world_size == 1 && shape->last_slice > 0)
         return PCCL_E_INVALID;
     if (shape->algorithm == PCCL_DIRECT && shape->world_size > 1 && request->rank_links == NULL)
+        return PCCL_E_INVALID;
+    if (request->agrees > 1 || (request->agrees && shape->world_size > 2 && request->rank_links == NULL))
         return PCCL_E_INVALID;
     if (shape->segment_bytes < element_bytes || shape->count > SIZE_MAX / 4 / element_bytes)
         return PCCL_E_INVALID;
@@ -310,43 +309,25 @@ void pccl_op_stop(pccl_op *op)
 
 /* Originals */
 
+static uint8_t *op_backup_at(const pccl_op *op, pccl_range range, size_t first)
+{
+    return op->backup + (range.place + first) * op->element_bytes;
+}
+
 const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range)
 {
     PCCL_ASSERT(op->backup == NULL || op->segments[index].saved == range.count);
-    return op->backup != NULL ? op->backup + range.place * op->element_bytes : pccl_op_send_at(op, range);
-}
-
-/* Elements up to number `end`. */
-static void op_save_until(pccl_op *op, uint32_t index, pccl_range range, size_t end)
-{
-    pccl_op_segment *segment = &op->segments[index];
-    size_t offset_bytes = (size_t)segment->saved * op->element_bytes;
-    memcpy(op->backup + range.place * op->element_bytes + offset_bytes,
-           pccl_op_recv_at(op, range) + offset_bytes, (end - segment->saved) * op->element_bytes);
-    segment->saved = (uint32_t)end;
-}
-
-const uint8_t *pccl_op_take_own(
-    pccl_op *op, uint32_t index, pccl_range range, size_t first, size_t *elements)
-{
-    size_t offset_bytes = first * op->element_bytes;
-    *elements = pccl_min_size(*elements, REDUCE_BYTES / op->element_bytes);
-    if (op->backup == NULL)
-        return pccl_op_send_at(op, range) + offset_bytes;
-    size_t saved = op->segments[index].saved;
-    if (first < saved) {
-        *elements = pccl_min_size(*elements, saved - first);
-        return op->backup + range.place * op->element_bytes + offset_bytes;
-    }
-    PCCL_ASSERT(first == saved);
-    op_save_until(op, index, range, first + *elements);
-    return pccl_op_recv_at(op, range) + offset_bytes;
+    return op->backup != NULL ? op_backup_at(op, range, 0) : pccl_op_send_at(op, range);
 }
 
 void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range)
 {
-    if (op->backup != NULL && op->segments[index].saved < range.count)
-        op_save_until(op, index, range, range.count);
+    pccl_op_segment *segment = &op->segments[index];
+    if (op->backup == NULL || segment->saved == range.count)
+        return;
+    memcpy(op_backup_at(op, range, segment->saved), pccl_op_recv_at(op, range) + segment->saved * op->element_bytes,
+           (size_t)(range.count - segment->saved) * op->element_bytes);
+    segment->saved = range.count;
 }
 
 void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range range)
@@ -354,16 +335,10 @@ void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range
     if (op->backup == NULL || op->segments[index].saved == range.count)
         return;
     PCCL_ASSERT(op->segments[index].saved == 0);
-    const uint8_t *original = pccl_op_recv_at(op, range);
-    size_t step = REDUCE_BYTES / op->element_bytes;
-    frame->payload_crc = 0;
     frame->has_payload_crc = 1;
-    for (size_t first = 0; first < range.count; first += step) {
-        size_t end = pccl_min_size(first + step, range.count);
-        op_save_until(op, index, range, end);
-        frame->payload_crc = pccl_crc32c(
-            frame->payload_crc, original + first * op->element_bytes, (end - first) * op->element_bytes);
-    }
+    frame->payload_crc = pccl_crc32c_copy(0, op_backup_at(op, range, 0), pccl_op_recv_at(op, range),
+                                          (size_t)range.count * op->element_bytes);
+    op->segments[index].saved = range.count;
 }
 
 void pccl_op_restore(pccl_op *op)
@@ -379,8 +354,7 @@ void pccl_op_restore(pccl_op *op)
         uint32_t segment;
         pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
         pccl_range range = pccl_tiling_range(&op->tiling, chunk, segment);
-        memcpy(pccl_op_recv_at(op, range), op->backup + range.place * op->element_bytes,
-               saved * op->element_bytes);
+        memcpy(pccl_op_recv_at(op, range), op_backup_at(op, range, 0), saved * op->element_bytes);
         op->segments[index].saved = 0;
     }
 }
@@ -542,14 +516,37 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
     return op->algorithm->accept(source, &segment, inbound);
 }
 
-void pccl_op_reduce(
-    pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements)
+/* Where the own elements from number `first` on are, and where they are to be kept; how many of them. */
+static size_t op_take_own(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, size_t elements, pccl_reduction *reduction)
+{
+    pccl_range range = inbound->range;
+    uint32_t *saved = &op->segments[inbound->index].saved;
+    reduction->own = pccl_op_send_at(op, range) + first * op->element_bytes;
+    reduction->kept = NULL;
+    if (op->backup == NULL)
+        return elements;
+    if (first < *saved) {
+        reduction->own = op_backup_at(op, range, first);
+        return pccl_min_size(elements, *saved - first);
+    }
+    PCCL_ASSERT(first == *saved);
+    reduction->kept = op_backup_at(op, range, first);
+    *saved += (uint32_t)elements;
+    return elements;
+}
+
+void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
+                    size_t elements, uint32_t *payload_crc)
 {
     PCCL_ASSERT(first + elements <= inbound->range.count && !op->is_stopped);
     while (elements > 0) {
-        size_t n = elements;
-        const uint8_t *own = pccl_op_take_own(op, inbound->index, inbound->range, first, &n);
-        op->algorithm->reduce(op, inbound, first, own, payload, n);
+        pccl_reduction reduction;
+        memset(&reduction, 0, sizeof reduction);
+        size_t n = op_take_own(op, inbound, first, elements, &reduction);
+        reduction.payload = payload;
+        reduction.payload_crc = payload_crc;
+        op->algorithm->reduce(op, inbound, first, &reduction, n);
         first += n;
         payload += n * op->element_bytes;
         elements -= n;

@@ -32,8 +32,8 @@
  * it sends to have been heard, so that nothing about it comes later.
  *
  * So whoever is done knows that all ranks have submitted the op: their elements are in the result, or all were heard.
- * Around a ring neither need be, if elements come from one rank or are too few for all: there every rank announces the op
- * to every other one, too, where there are the links for that. */
+ * Around a ring neither need be, if elements come from one rank or are too few for all, or for all to be in a slice:
+ * there every rank announces the op to every other one, too, where there are the links for that. */
 #ifndef PCCL_OP_H
 #define PCCL_OP_H
 
@@ -44,6 +44,7 @@
 #include "table.h"
 #include "tiling.h"
 
+struct pccl_agreement;
 struct pccl_link;
 struct pccl_op;
 struct pccl_op_algorithm;
@@ -51,7 +52,7 @@ struct pccl_op_algorithm;
 typedef struct {
     uint32_t next; /* in the FIFO of sendable segments */
     uint32_t saved; /* elements of its original, from the first, that are in backup */
-    uint32_t crc; /* ring: of what goes out of recv; spread: of what is PCCL_SEGMENT_CHECKED */
+    uint32_t crc; /* ring: of what goes out of recv; else of what is PCCL_SEGMENT_CHECKED */
     uint8_t state; /* enum pccl_op_segment_state in op_algorithm.h */
 } pccl_op_segment;
 
@@ -121,6 +122,8 @@ typedef struct pccl_op {
     uint8_t is_mismatched; /* and not frozen: the others are to hear of it */
 
     /* The core's: */
+    struct pccl_agreement *agreement; /* NULL: ranks do not tell each other when they are done */
+    uint8_t is_let_go; /* no connection knows of it any more */
     unsigned events_promised;
     pccl_table_node by_id;
     pccl_table_node by_key;
@@ -186,9 +189,10 @@ const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint3
 /* A SEGMENT or EAGER frame from a source: NULL with `inbound` set, or the rule that it breaks. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
-/* `elements` more of an inbound partial, the first of which is number `first` in the segment. */
-void pccl_op_reduce(
-    pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements);
+/* `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum goes on in
+ * `payload_crc`, unless it is NULL. */
+void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
+                    size_t elements, uint32_t *payload_crc);
 
 /* The rest of the payload will not come, or it is damaged: the segment may come again from its beginning. What
  * of it was reduced does no harm: reducing takes the own elements from where they still are. */

@@ -4,6 +4,7 @@
 #define PCCL_OP_ALGORITHM_H
 
 #include "op.h"
+#include "reduce.h"
 
 enum pccl_op_segment_state {
     PCCL_SEGMENT_PARTIAL_IN = 1, /* accepted, perhaps still on its way */
@@ -11,7 +12,7 @@ enum pccl_op_segment_state {
     PCCL_SEGMENT_FINAL_IN = 4, /* the same */
     PCCL_SEGMENT_PARTIAL_READY = 8, /* ring: may be sent on once the window allows */
     PCCL_SEGMENT_FINAL = 16, /* all of it is here, as it will stay */
-    PCCL_SEGMENT_CHECKED = 32 /* spread: its checksum is known */
+    PCCL_SEGMENT_CHECKED = 32 /* spread, finals of direct: the checksum is known */
 };
 
 #define PCCL_NO_CHUNK UINT32_MAX
@@ -41,9 +42,9 @@ typedef struct pccl_op_algorithm {
 
     /* What pccl_op_accept has filled in is index, range, payload_bytes and from. */
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
-    /* `own` may be where the result goes. */
-    void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
-                   const uint8_t *payload, size_t elements);
+    /* The reduction lacks what follows from the algorithm: the destination, its checksum, what is divided. */
+    void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
+                   size_t elements);
     void (*retract)(pccl_op *op, const pccl_op_inbound *inbound);
     int (*arrived)(pccl_op *op, const pccl_op_inbound *inbound);
 } pccl_op_algorithm;
@@ -118,11 +119,6 @@ uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements);
 
 /* The own elements of a segment that is saved, if it needs to be. */
 const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range);
-
-/* The own elements from number `first` of a segment on, at most `*elements` and as many as are told there. In
- * place they are saved by that, so that recv may be overwritten with what is made of them. */
-const uint8_t *pccl_op_take_own(
-    pccl_op *op, uint32_t index, pccl_range range, size_t first, size_t *elements);
 
 /* In place: all of the segment's original. */
 void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range);

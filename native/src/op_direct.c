@@ -20,6 +20,7 @@
  * folded. */
 #include "op_algorithm.h"
 
+#include "crc32c.h"
 #include "direct_plan.h"
 #include "quant.h"
 
@@ -136,6 +137,30 @@ static void direct_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32
     *hop = source->rank;
 }
 
+static const uint8_t *direct_take_share(pccl_op *op, uint32_t index, pccl_range range, pccl_frame *frame)
+{
+    if (!pccl_op_is_quantized(op)) {
+        pccl_op_save_for(frame, op, index, range);
+        return pccl_op_send_at(op, range);
+    }
+    pccl_op_encode(op, index, range, pccl_op_send_at(op, range));
+    pccl_op_save(op, index, range);
+    return pccl_op_wire_at(op, index);
+}
+
+/* Checksummed for the first target only. */
+static const uint8_t *direct_take_final(pccl_op *op, uint32_t index, pccl_range range, pccl_frame *frame)
+{
+    pccl_op_segment *segment = &op->segments[index];
+    const uint8_t *payload = pccl_op_is_quantized(op) ? pccl_op_wire_at(op, index) : pccl_op_recv_at(op, range);
+    if ((segment->state & PCCL_SEGMENT_CHECKED) == 0)
+        segment->crc = pccl_crc32c(0, payload, frame->payload_bytes);
+    segment->state |= PCCL_SEGMENT_CHECKED;
+    frame->payload_crc = segment->crc;
+    frame->has_payload_crc = 1;
+    return payload;
+}
+
 static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
 {
     pccl_op *op = target->op;
@@ -155,16 +180,7 @@ static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *fra
         return NULL;
     pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
     frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
-    if (pccl_op_is_quantized(op)) {
-        if (is_share) {
-            pccl_op_encode(op, *index, range, pccl_op_send_at(op, range));
-            pccl_op_save(op, *index, range);
-        }
-        return pccl_op_wire_at(op, *index);
-    }
-    if (is_share)
-        pccl_op_save_for(frame, op, *index, range);
-    return is_share ? pccl_op_send_at(op, range) : pccl_op_recv_at(op, range);
+    return is_share ? direct_take_share(op, *index, range, frame) : direct_take_final(op, *index, range, frame);
 }
 
 static int direct_is_final_hop(const pccl_op *op, uint32_t hop) { return hop == direct_world(op); }
@@ -178,6 +194,7 @@ static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t 
         return;
     }
     PCCL_ASSERT(op->direct.turns[segment] == inbound->from);
+    op->segments[inbound->index].crc = 0;
     if (pccl_op_is_quantized(op)) {
         int has_slot = direct_waiting_slots(op) > 0;
         inbound->store = has_slot ? direct_waiting(op, segment, first) : pccl_op_wire_at(op, inbound->index);
@@ -236,18 +253,20 @@ static void direct_fold_own(pccl_op *op, uint32_t from, uint8_t *recv, const uin
 }
 
 /* The share with the first turn, as it comes: there is something to fold it with at once. */
-static void direct_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
-                          const uint8_t *payload, size_t elements)
+static void direct_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
+                          size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    uint8_t *recv = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
-    int is_own_first = direct_owner(op) == 0;
     PCCL_ASSERT(inbound->from == pccl_direct_first_turn(direct_owner(op)));
-    PCCL_ASSERT(is_own_first || inbound->from + 1 == direct_owner(op));
-    pccl_kernel_reduce(shape->dtype, shape->reduce_op, recv, is_own_first ? own : payload,
-                       is_own_first ? payload : own, elements);
-    if (shape->reduce_op == PCCL_AVG && shape->world_size == 2)
-        pccl_kernel_average(shape->dtype, recv, elements, shape->world_size);
+    PCCL_ASSERT(direct_owner(op) == 0 || inbound->from + 1 == direct_owner(op));
+    reduction->destination = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
+    reduction->is_payload_first = direct_owner(op) != 0;
+    if (shape->world_size == 2) { /* that is all */
+        reduction->sum_crc = &op->segments[inbound->index].crc;
+        op->segments[inbound->index].state |= PCCL_SEGMENT_CHECKED;
+        reduction->ranks = shape->reduce_op == PCCL_AVG ? shape->world_size : 0;
+    }
+    pccl_reduce(shape->dtype, shape->reduce_op, reduction, elements);
 }
 
 /* A whole share in its turn, not the first. */

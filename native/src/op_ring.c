@@ -17,7 +17,6 @@
  * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
 #include "op_algorithm.h"
 
-#include "crc32c.h"
 #include "quant.h"
 #include "ring_plan.h"
 
@@ -178,22 +177,18 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
     return NULL;
 }
 
-static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *own,
-                        const uint8_t *payload, size_t elements)
+static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
+                        size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    uint8_t *destination = ring_sum_at(op, inbound->index, inbound->range) + first * op->element_bytes;
-    pccl_kernel_reduce(shape->dtype, shape->reduce_op, destination, own, payload, elements);
-    if (shape->reduce_op == PCCL_AVG) {
-        uint32_t chunk;
-        uint32_t segment;
-        pccl_tiling_locate(&op->tiling, inbound->index, &chunk, &segment);
-        pccl_ring_hops hops = ring_hops(op, chunk);
-        if (ring_is_owner(&hops))
-            pccl_kernel_average(shape->dtype, destination, elements, shape->world_size);
-    }
-    uint32_t *crc = &op->segments[inbound->index].crc;
-    *crc = pccl_crc32c(*crc, destination, elements * op->element_bytes);
+    uint32_t chunk;
+    uint32_t segment;
+    pccl_tiling_locate(&op->tiling, inbound->index, &chunk, &segment);
+    pccl_ring_hops hops = ring_hops(op, chunk);
+    reduction->destination = ring_sum_at(op, inbound->index, inbound->range) + first * op->element_bytes;
+    reduction->sum_crc = &op->segments[inbound->index].crc;
+    reduction->ranks = shape->reduce_op == PCCL_AVG && ring_is_owner(&hops) ? shape->world_size : 0;
+    pccl_reduce(shape->dtype, shape->reduce_op, reduction, elements);
 }
 
 static void ring_retract(pccl_op *op, const pccl_op_inbound *inbound)

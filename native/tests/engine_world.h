@@ -222,9 +222,10 @@ static inline int node_wait_for(node *n, uint32_t kind, uint64_t id, pccl_event 
             return 1;
         struct pollfd pfd = {.fd = pccl_engine_event_fd(n->engine), .events = POLLIN};
         int64_t left_ms = deadline_ms - now_ms();
-        if (left_ms < 0 || poll(&pfd, 1, (int)left_ms) == 0)
-            return 0;
+        int is_late = left_ms < 0 || poll(&pfd, 1, (int)left_ms) == 0;
         node_collect(n);
+        if (is_late) /* there may be what nobody had to be woken for */
+            return node_take_collected(n, kind, id, event);
     }
 }
 
@@ -237,6 +238,17 @@ static inline pccl_event node_wait(node *n, uint32_t kind, uint64_t id)
         abort();
     }
     return event;
+}
+
+/* Of every other op the ranks tell each other when they are done. */
+static inline int ranks_agree(uint64_t op) { return op % 2 == 1; }
+
+/* All of them are: so it is where none waits for more. */
+static inline void node_wait_done(node *n, uint64_t op)
+{
+    node_wait(n, ranks_agree(op) ? PCCL_EVENT_OP_AGREED : PCCL_EVENT_OP_DONE, op);
+    if (ranks_agree(op))
+        node_wait(n, PCCL_EVENT_OP_DONE, op);
 }
 
 static inline pccl_op_request request_for(
@@ -252,6 +264,7 @@ static inline pccl_op_request request_for(
     request.link_prev = link_to_prev(w, rank);
     request.link_next = link_to_next(w, rank);
     request.rank_links = w->rank_links[rank];
+    request.agrees = ranks_agree(op);
     return request;
 }
 

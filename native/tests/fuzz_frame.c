@@ -28,7 +28,7 @@ enum {
     CONNECTIONS_MAX = 2,
     HONEST_COUNT = 3000,
     EVENT_MS = 20000, /* far more than anything here takes */
-    MEMORY_GROWTH_KIB_MAX = 256 * 1024
+    MEMORY_GROWTH_KIB_MAX = 32 * 1024
 };
 
 /* Freed memory is kept for a while to find its use; keep less, so that growth means something. */
@@ -89,20 +89,34 @@ static pccl_op_request fuzzed_request(uint64_t link, float *values)
     if (below(3) == 0)
         request.shape.algorithm = PCCL_DIRECT;
     if (below(3) == 0) {
+        /* Nothing has to be sent for it, so that one stream may be all that it takes. */
+        request.shape.collective = PCCL_BROADCAST;
+        request.shape.root = 1;
+        request.shape.count = below(2) ? COUNT / 4 : COUNT / 2;
+    } else if (below(3) == 0) {
         request.shape.quantization = PCCL_QUANT_MIN_MAX;
         request.shape.quantized_dtype = PCCL_UINT8;
         request.shape.quantization_block = 8;
     }
     request.link_prev = request.link_next = link;
     request.rank_links = links;
+    request.agrees = below(2);
     request.send = request.recv = values;
     return request;
+}
+
+/* Far from that of any stream's op: a damaged frame of that must not become a contradicting description of the honest
+ * one, which would count, since any link may be to a rank of the op that calls it with another algorithm. */
+static pccl_op_key honest_key(uint64_t op)
+{
+    return (pccl_op_key){.epoch = 1, .tag = op * 0x9e3779b97f4a7c15u, .sequence = op};
 }
 
 static pccl_op_request honest_request(uint32_t rank, uint64_t op, float *values)
 {
     pccl_op_shape shape = plain_shape(HONEST_COUNT, PCCL_FLOAT32, PCCL_SUM, 4096, 2);
     pccl_op_request request = request_for(&honest, rank, op, &shape);
+    request.key = honest_key(op);
     request.send = request.recv = values;
     return request;
 }
@@ -110,13 +124,13 @@ static pccl_op_request honest_request(uint32_t rank, uint64_t op, float *values)
 static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index)
 {
     static const uint8_t types[] = {PCCL_FRAME_READY, PCCL_FRAME_SEGMENT, PCCL_FRAME_SEGMENT, PCCL_FRAME_SEGMENT,
-        PCCL_FRAME_EAGER, PCCL_FRAME_CREDIT, PCCL_FRAME_HELLO, PCCL_FRAME_ACK, PCCL_FRAME_LOST};
+        PCCL_FRAME_EAGER, PCCL_FRAME_CREDIT, PCCL_FRAME_HELLO, PCCL_FRAME_ACK, PCCL_FRAME_LOST, PCCL_FRAME_DONE};
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);
     frame.type = (enum pccl_frame_type)types[below(sizeof types)];
     if (index == 0 && below(16) != 0)
         frame.type = PCCL_FRAME_HELLO;
-    frame.received_frames = below(4);
+    frame.received_frames = below(4) == 0 ? below(4) : 0; /* too many are the end */
     switch (frame.type) {
     case PCCL_FRAME_READY:
     case PCCL_FRAME_EAGER:
@@ -128,6 +142,9 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
         frame.chunk = below(2);
         frame.segment = below(2);
         frame.hop = below(2);
+        break;
+    case PCCL_FRAME_DONE:
+        frame.key = request->key;
         break;
     case PCCL_FRAME_CREDIT:
         frame.eager_bytes = below(200);
@@ -260,7 +277,7 @@ static void play_close(play *p)
         pccl_op_request request = honest_request(1, p->honest_op, p->honest_values[1]);
         require(pccl_engine_submit(honest.nodes[1].engine, &request) == 0, "submit");
         for (uint32_t rank = 0; rank < 2; rank++)
-            wait_for(rank, PCCL_EVENT_OP_DONE, p->honest_op);
+            wait_for(rank, ranks_agree(p->honest_op) ? PCCL_EVENT_OP_AGREED : PCCL_EVENT_OP_DONE, p->honest_op);
         for (uint32_t rank = 0; rank < 2; rank++) {
             pccl_engine_end(honest.nodes[rank].engine, p->honest_op, 1);
             wait_for(rank, PCCL_EVENT_OP_ENDED, p->honest_op);
@@ -269,6 +286,7 @@ static void play_close(play *p)
         }
     }
     wait_for(0, PCCL_EVENT_LINK_LOST, p->link);
+    require(pccl_engine_link_close(victim->engine, p->link) == 0, "link_close");
     require(pccl_engine_end(victim->engine, p->request.op, 0) == 0, "end");
     wait_for(0, PCCL_EVENT_OP_ENDED, p->request.op);
     for (int i = 0; i < COUNT; i++)
@@ -361,10 +379,10 @@ int main(int argc, char **argv)
             for (uint32_t i = 0, count = 1 + below(FRAMES_MAX); i < count; i++) {
                 pccl_frame frame = plausible_frame(&p.request, i);
                 int is_honest = below(i == 0 ? 8 : 2) != 0;
-                if (p.is_with_honest && frame.type == PCCL_FRAME_SEGMENT && below(4) == 0) {
-                    /* Payload for somebody else's op. A contradicting description of it would count: any link may
-                     * be to a rank of the op that calls it with another algorithm. */
-                    frame.key.sequence = p.honest_op;
+                if (p.is_with_honest && below(4) == 0 &&
+                    (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_DONE)) {
+                    /* Of somebody else's op. */
+                    frame.key = honest_key(p.honest_op);
                     is_honest = 1;
                 }
                 append_frame(&s, &frame, is_honest);

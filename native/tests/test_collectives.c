@@ -103,7 +103,7 @@ static void job_submit_all(const job *j, world *w)
 static void job_await_done(const job *j, world *w)
 {
     for (uint32_t rank = 0; rank < w->size; rank++)
-        node_wait(&w->nodes[rank], PCCL_EVENT_OP_DONE, j->number);
+        node_wait_done(&w->nodes[rank], j->number);
 }
 
 static pccl_event job_end(const job *j, world *w, uint32_t rank, int verdict)
@@ -355,9 +355,11 @@ static void a_ring_needs_no_other_links(void)
             request.send = j.send[rank];
             request.recv = j.recv[rank];
             request.rank_links = NULL;
+            request.agrees = 0;
             CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
         }
-        job_await_done(&j, &w);
+        for (uint32_t rank = 0; rank < 4; rank++)
+            node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, j.number);
         for (uint32_t rank = 0; rank < 4; rank++) {
             job_end(&j, &w, rank, PCCL_COMMIT);
             job_check_result(&j, rank);

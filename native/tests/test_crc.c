@@ -115,6 +115,26 @@ static void pieces_add_up(void)
     free(data);
 }
 
+static void copies_are_checked_as_they_are_made(void)
+{
+    enum { LENGTH_MAX = 40000, MARGIN = 64 };
+    static uint8_t to[LENGTH_MAX + 2 * MARGIN], expected[LENGTH_MAX + 2 * MARGIN];
+    uint8_t *data = noise(LENGTH_MAX + MARGIN);
+    REQUIRE(data != NULL);
+    for (int i = 0; i < 2000; i++) {
+        size_t bytes = random_u32() % (i % 10 == 0 ? LENGTH_MAX : 900);
+        size_t at = random_u32() % MARGIN;
+        const uint8_t *from = data + random_u32() % MARGIN;
+        uint32_t crc = random_u32();
+        memset(to, 0xa5, sizeof to);
+        memset(expected, 0xa5, sizeof expected);
+        memcpy(expected + at, from, bytes);
+        CHECK(pccl_crc32c_copy(crc, to + at, from, bytes) == pccl_crc32c(crc, from, bytes));
+        CHECK(memcmp(to, expected, sizeof to) == 0);
+    }
+    free(data);
+}
+
 static void every_flipped_bit_shows(void)
 {
     enum { BYTES = 700 };
@@ -167,6 +187,7 @@ int main(int argc, char **argv)
     RUN(published_vectors);
     RUN(all_ways_agree);
     RUN(pieces_add_up);
+    RUN(copies_are_checked_as_they_are_made);
     RUN(every_flipped_bit_shows);
     return check_summary();
 }

@@ -77,6 +77,15 @@ static pccl_frame ready_for(const pccl_op_request *request)
     return frame;
 }
 
+static pccl_frame done_for(const pccl_op_request *request)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_DONE;
+    frame.key = request->key;
+    return frame;
+}
+
 static const float ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 /* With the checksum that its payload has if it is ones. */
@@ -596,6 +605,96 @@ static void payload_of_unknown_ops_is_dropped(void)
     wire_close(&w);
 }
 
+static void wire_submit_agreed(wire *w)
+{
+    w->values = ramp(COUNT);
+    w->request = wire_request(1, w->values, COUNT, SEGMENT_BYTES);
+    w->request.agrees = 1;
+    if (pccl_engine_submit(w->n.engine, &w->request) != 0)
+        stop_test("submit");
+    read_header(w->peer);
+}
+
+static void read_segments(wire *w)
+{
+    uint8_t payload[SEGMENT_BYTES];
+    for (int i = 0; i < 2; i++)
+        CHECK(read_header(w->peer).type == PCCL_FRAME_SEGMENT && read_all(w->peer, payload, sizeof payload));
+}
+
+static void write_segments(wire *w, uint32_t chunk, uint32_t hop)
+{
+    for (uint32_t segment = 0; segment < 2; segment++) {
+        pccl_frame frame = segment_for(&w->request, chunk, segment, hop, SEGMENT_BYTES);
+        write_frame(w->peer, &frame, ones);
+    }
+}
+
+/* Frames may overtake each other on a link's connections, so the other end may be heard to be done at any time. */
+static void done_is_said_and_heard(void)
+{
+    for (int is_first = 0; is_first < 2; is_first++) {
+        wire w;
+        wire_open_bare(&w);
+        wire_submit_agreed(&w);
+        pccl_frame done = done_for(&w.request);
+        pccl_frame frame = ready_for(&w.request);
+        write_frame(w.peer, &frame, NULL);
+        read_segments(&w);
+        write_segments(&w, 1, 0);
+        read_segments(&w);
+        if (is_first)
+            write_frame(w.peer, &done, NULL);
+        write_segments(&w, 0, 1);
+        frame = read_header(w.peer);
+        CHECK(frame.type == PCCL_FRAME_DONE && pccl_op_key_equal(&frame.key, &w.request.key));
+        if (!is_first)
+            write_frame(w.peer, &done, NULL);
+        node_wait(&w.n, PCCL_EVENT_OP_AGREED, 1);
+        wire_close(&w);
+    }
+}
+
+static void done_twice_loses_the_link(void)
+{
+    wire w;
+    wire_open_bare(&w);
+    wire_submit_agreed(&w);
+    pccl_frame done = done_for(&w.request);
+    write_frame(w.peer, &done, NULL);
+    write_frame(w.peer, &done, NULL);
+    expect_lost(&w, "the same op done twice");
+    wire_close(&w);
+}
+
+/* Of what has ended here, has been stopped, or never was. */
+static void other_words_of_being_done_are_dropped(void)
+{
+    wire w;
+    pccl_event event;
+    wire_open_bare(&w);
+    wire_submit_agreed(&w);
+    CHECK(pccl_engine_freeze_op(w.n.engine, 1) == 0);
+    node_wait(&w.n, PCCL_EVENT_OP_FROZEN, 1);
+    pccl_op_request unknown = wire_request(99, NULL, COUNT, SEGMENT_BYTES);
+    pccl_frame frames[] = {done_for(&w.request), done_for(&unknown)};
+    for (int i = 0; i < 4; i++)
+        write_frame(w.peer, &frames[i % 2], NULL);
+
+    float *values = ramp(COUNT);
+    pccl_op_request later = wire_request(2, values, COUNT, SEGMENT_BYTES);
+    CHECK(pccl_engine_submit(w.n.engine, &later) == 0);
+    CHECK(read_header(w.peer).type == PCCL_FRAME_READY);
+    pccl_frame ready = ready_for(&later);
+    write_frame(w.peer, &ready, NULL);
+    CHECK(read_header(w.peer).type == PCCL_FRAME_SEGMENT);
+    CHECK(!node_take_collected(&w.n, PCCL_EVENT_LINK_LOST, LINK, &event));
+    CHECK(pccl_engine_end(w.n.engine, 2, 0) == 0);
+    node_wait(&w.n, PCCL_EVENT_OP_ENDED, 2);
+    free(values);
+    wire_close(&w);
+}
+
 static void announcements_are_bounded(void)
 {
     wire w;
@@ -804,6 +903,9 @@ int main(void)
     RUN(nothing_is_sent_before_the_greeting);
     RUN(what_was_not_received_comes_again);
     RUN(payload_of_unknown_ops_is_dropped);
+    RUN(done_is_said_and_heard);
+    RUN(done_twice_loses_the_link);
+    RUN(other_words_of_being_done_are_dropped);
     RUN(announcements_are_bounded);
     RUN(announcements_of_old_epochs_are_forgotten);
     RUN(a_slow_connection_carries_less);

@@ -85,6 +85,15 @@ static pccl_frame connection_frame(enum pccl_frame_type type)
     return frame;
 }
 
+static pccl_frame done_frame(void)
+{
+    pccl_frame frame = credit_frame();
+    frame.type = PCCL_FRAME_DONE;
+    frame.eager_bytes = 0;
+    frame.key = ready_frame().key;
+    return frame;
+}
+
 static void what_is_encoded_is_decoded(void)
 {
     uint8_t header[PCCL_FRAME_BYTES];
@@ -112,6 +121,11 @@ static void what_is_encoded_is_decoded(void)
     pccl_frame_encode(&in, header);
     CHECK(pccl_frame_decode(header, &out) == NULL);
     CHECK(out.type == in.type && out.eager_bytes == in.eager_bytes && out.received_frames == in.received_frames);
+
+    in = done_frame();
+    pccl_frame_encode(&in, header);
+    CHECK(pccl_frame_decode(header, &out) == NULL);
+    CHECK(out.type == in.type && pccl_op_key_equal(&out.key, &in.key) && out.received_frames == in.received_frames);
 
     for (int type = PCCL_FRAME_HELLO; type <= PCCL_FRAME_LOST; type++) {
         in = connection_frame((enum pccl_frame_type)type);
@@ -194,6 +208,12 @@ static void what_is_malformed_is_refused(void)
         pccl_frame_encode(&credit, header);
         header[at] = 1;
         CHECK((pccl_frame_decode(header, &out) == NULL) == (at >= 44 && at < 56));
+    }
+    pccl_frame done = done_frame();
+    for (int at = 8; at < PCCL_FRAME_BYTES; at++) {
+        pccl_frame_encode(&done, header);
+        header[at] = 1;
+        CHECK((pccl_frame_decode(header, &out) == NULL) == (at >= 16 && at < 48));
     }
     static const int body_ends[] = {52, 56, 60};
     for (int type = PCCL_FRAME_HELLO; type <= PCCL_FRAME_LOST; type++)

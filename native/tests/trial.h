@@ -131,7 +131,7 @@ static inline void trial_submit_all(const trial *t, world *w)
 static inline void trial_await_done(const trial *t, world *w)
 {
     for (uint32_t rank = 0; rank < w->size; rank++)
-        node_wait(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number);
+        node_wait_done(&w->nodes[rank], t->number);
 }
 
 static inline pccl_event trial_end(const trial *t, world *w, uint32_t rank, int commit)
