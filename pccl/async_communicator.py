@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import trio
 
 from pccl import security, timeouts
-from pccl.collective_methods import AwaitedCollectives
+from pccl.collective_methods import Collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
 from pccl.protocol.messages import Kind
@@ -23,7 +23,7 @@ from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses, portal
 from pccl.runtime.engine import OpSpec
 from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
-from pccl.runtime.state_blocks import StateTensor, fingerprint
+from pccl.runtime.state_blocks import StateTensor, StoreError, fingerprint
 from pccl.runtime.state_transfer import Transfer
 from pccl.shared_state import SharedState
 from pccl.timeouts import DEFAULT, Default, Timeout
@@ -60,7 +60,7 @@ def converting(func_name: str) -> Iterator[None]:
         raise PCCLError(error.result, func_name, error.message) from None
 
 
-class AsyncCommunicator(AwaitedCollectives):
+class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
     """A peer of a run, as coroutines for trio. Same methods and errors as `Communicator`, which documents them.
 
     All methods must be called from one trio run. Background tasks are trio system tasks: they end with `close`, with
@@ -256,7 +256,10 @@ class AsyncCommunicator(AwaitedCollectives):
 
         async def take_part() -> tuple[int, Transfer]:
             nonlocal transfer
-            own = await trio.to_thread.run_sync(fingerprint, tensors, abandon_on_cancel=True)
+            try:
+                own = await trio.to_thread.run_sync(fingerprint, tensors, abandon_on_cancel=True)
+            except StoreError as error:
+                raise session.store_failed(str(error)) from error
             transfer = Transfer(tensors, own)
             return await session.sync(strategy.value, shared_state.revision, transfer), transfer
 
@@ -265,7 +268,8 @@ class AsyncCommunicator(AwaitedCollectives):
                 with converting(name):
                     revision, done = await self._bounded(name, timeout, take_part)
             finally:
-                await _settle(tensors)
+                with converting(name):
+                    await _settle(session, tensors)
         except PCCLError as error:
             if transfer is None or not transfer.overwritten:
                 raise
@@ -406,6 +410,10 @@ class AsyncCommunicator(AwaitedCollectives):
         session = self._session
         if session is None or (session.view is None and session.failure is None):
             raise PCCLError(Result.NOT_INITIALIZED, func_name, "call connect() first")
+        if session.is_forgotten:
+            # Before anything is asked of a device: a forked child may not use one.
+            assert session.failure is not None
+            raise PCCLError(session.failure.result, func_name, session.failure.message)
         return session
 
     def view(self, func_name: str) -> View:
@@ -441,12 +449,15 @@ class AsyncCommunicator(AwaitedCollectives):
         )
 
 
-async def _settle(tensors: Sequence[StateTensor]) -> None:
-    """Waits for what is on its way to devices."""
+async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
+    """Waits for what is on its way to devices. SessionError."""
     for tensor in tensors:
         if tensor.store is not None:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(tensor.store.settle)
+                try:
+                    await trio.to_thread.run_sync(tensor.store.settle)
+                except StoreError as error:
+                    raise session.store_failed(str(error)) from error
 
 
 MASTER_SILENT = "the op could not be ended in time: the master does not answer"

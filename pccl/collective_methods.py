@@ -1,26 +1,29 @@
 """What both communicators have of the collectives besides all_reduce: their methods, of which `collectives` makes ops.
 
-`BlockingCollectives` documents them; `AwaitedCollectives` has the same as coroutines. The `_async` ones are plain
-functions in both.
+Those of `Collectives` return what it is made for: the result, or a coroutine that does. The `_async` ones are plain
+functions in both communicators.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 
 from pccl import collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.timeouts import DEFAULT, Timeout
-from pccl.types import CollectiveInfo, ReduceAlgorithm, ReduceOp
+from pccl.types import ReduceAlgorithm, ReduceOp
+
+T = TypeVar("T")
 
 
-class LaunchedCollectives:
+class LaunchedCollectives(ABC):
     """Each launches a collective and returns at once, as `all_reduce_async` does: leave the arrays alone until the
     handle's `wait` returns. Arguments and errors are those of the method without `_async`."""
 
+    @abstractmethod
     def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
         """Of the communicator."""
-        raise NotImplementedError
 
     def all_gather_async(
         self, send: Any, recv: Any = None, *, tag: int = 0, algorithm: ReduceAlgorithm | None = None
@@ -48,19 +51,22 @@ class LaunchedCollectives:
         return self.launch_collective(collectives.barrier(tag), "barrier_async")
 
 
-class BlockingCollectives(LaunchedCollectives):
+class Collectives(LaunchedCollectives, Generic[T]):
     """All of them keep what `all_reduce` promises: they succeed on all peers that stay, or on none; on failure what was
     given is as it was, and an array that was given for the result alone is undefined; ops of several peers meet by
     `tag`, and their errors and timeouts are the same, with TOO_FEW_PEERS for who is alone in the group. Peers whose
     calls with one tag differ all get INVALID_USAGE (what was called) or INVALID_ARGUMENT (with what), and the text
     shows both.
 
-    Arrays are contiguous NumPy arrays or torch CPU tensors; where nothing is reduced, of any dtype whose elements are
-    plain memory, so also of bool, complex or structured ones, or bytes, a bytearray or a memoryview of bytes.
+    Arrays are contiguous NumPy arrays or torch tensors; where nothing is reduced, of any dtype whose elements are
+    plain memory, so also of bool, complex or structured ones, or bytes, a bytearray or a memoryview of bytes. Tensors
+    on CUDA devices go through host memory, as in `all_reduce` but whole, and results that are not given an array come
+    to one on the device of `send`; peers with CPU tensors can take part.
     """
 
-    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
-        raise NotImplementedError
+    @abstractmethod
+    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> T:
+        """Of the communicator."""
 
     def all_gather(
         self,
@@ -70,7 +76,7 @@ class BlockingCollectives(LaunchedCollectives):
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
+    ) -> T:
         """Gives every peer the `send` of all: row r of the result is that of rank r.
 
         `send` has the same dtype and number of elements on all peers. The result is in `recv`, or, if that is left out,
@@ -90,7 +96,7 @@ class BlockingCollectives(LaunchedCollectives):
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
+    ) -> T:
         """Reduces `send` over the peer group and leaves every peer with its rank's part of the result: the same bits
         that an all_reduce of the same `algorithm` would have there.
 
@@ -110,7 +116,7 @@ class BlockingCollectives(LaunchedCollectives):
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
+    ) -> T:
         """Gives every peer the contents of rank `root`'s array, in place.
 
         `root` is a rank in the group as the caller sees it (`membership`, which also tells how to name a peer for
@@ -121,7 +127,7 @@ class BlockingCollectives(LaunchedCollectives):
         """
         return self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
 
-    def send(self, array: Any, *, to: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+    def send(self, array: Any, *, to: int, tag: int = 0, timeout: Timeout = DEFAULT) -> T:
         """Sends `array` to rank `to`, and returns once that has received it.
 
         The two peers alone take part; the others of the group make no such call. So it can wait for ever where two
@@ -135,61 +141,10 @@ class BlockingCollectives(LaunchedCollectives):
         """
         return self._collective(collectives.send(array, to, tag), timeout, "send")
 
-    def recv(self, array: Any, *, from_: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+    def recv(self, array: Any, *, from_: int, tag: int = 0, timeout: Timeout = DEFAULT) -> T:
         """Receives into `array` what rank `from_` sends; see `send`. On failure the array is undefined."""
         return self._collective(collectives.recv(array, from_, tag), timeout, "recv")
 
-    def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+    def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> T:
         """Returns once all peers of the group have called it."""
         return self._collective(collectives.barrier(tag), timeout, "barrier")
-
-
-class AwaitedCollectives(LaunchedCollectives):
-    """As `BlockingCollectives`."""
-
-    async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
-        raise NotImplementedError
-
-    async def all_gather(
-        self,
-        send: Any,
-        recv: Any = None,
-        *,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        return await self._collective(collectives.all_gather(send, recv, tag, algorithm), timeout, "all_gather")
-
-    async def reduce_scatter(
-        self,
-        send: Any,
-        recv: Any = None,
-        *,
-        op: ReduceOp,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        call = collectives.reduce_scatter(send, recv, op, tag, algorithm)
-        return await self._collective(call, timeout, "reduce_scatter")
-
-    async def broadcast(
-        self,
-        array: Any,
-        *,
-        root: int,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        return await self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
-
-    async def send(self, array: Any, *, to: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        return await self._collective(collectives.send(array, to, tag), timeout, "send")
-
-    async def recv(self, array: Any, *, from_: int, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        return await self._collective(collectives.recv(array, from_, tag), timeout, "recv")
-
-    async def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        return await self._collective(collectives.barrier(tag), timeout, "barrier")

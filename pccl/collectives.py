@@ -5,6 +5,8 @@ How large a result is depends on the world, which is known when the op starts: a
 caller's array fits, or makes one. One that does not fit fails the op on all peers, which would wait for this one in
 vain otherwise.
 
+Arrays on a device go through this machine's memory, whole (`pccl.devices.staging`).
+
 A rank names a peer in the view that its caller has seen. Until the op starts that view may be gone, so a root is bound
 to its peer when the call is made (`Root`).
 """
@@ -13,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from pccl.devices.device import Device
+from pccl.devices.staging import Cargo, Piece, Span, Staging
 from pccl.errors import PCCLError
-from pccl.operands import Operand, empty_like, resolve, resolve_bytes
+from pccl.operands import Operand, empty_like, require_alike, resolve, resolve_bytes
 from pccl.protocol.pairs import PAIR_TAG_MAX
 from pccl.protocol.peer import View
-from pccl.reduce import AsyncHandle, check_algorithm, check_tag
+from pccl.reduce import AsyncHandle, check_algorithm, check_tag, delivered
 from pccl.runtime.engine import Buffers, OpSpec, Pair, Placement, Root
 from pccl.runtime.peer_session import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
@@ -32,11 +37,8 @@ class CollectiveCall(NamedTuple):
     array: Callable[[], Any]
 
     def info(self, op: PendingOp, func_name: str) -> CollectiveInfo:
-        """What the op did once it is over, or why it failed (PCCLError)."""
-        result = op.result
-        assert result is not None
-        if result.code is not Result.SUCCESS:
-            raise PCCLError(result.code, func_name, result.reason)
+        """What the op did once it is over; PCCLError as `delivered`."""
+        result = delivered(op, func_name)
         return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, self.array())
 
 
@@ -53,100 +55,119 @@ CallOf = Callable[[View, str], CollectiveCall]
 
 def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
-        source = _resolve(send, "send", func_name)
-        target = None if recv is None else _target(recv, "recv", func_name, source)
-        placement = _Gathered(source, target, recv)
+        source = resolve_bytes(send, "send", func_name)
+        placement = _Gathered(source, _target(recv, func_name, source), recv)
         spec = _spec(Collective.ALL_GATHER, source.dtype, placement, tag, algorithm, func_name)
-        return CollectiveCall(spec, lambda: placement.array)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
 
     return call
 
 
-class _Gathered:
+class _Result:
+    """A placement of what this peer gives and of what it gets, for which there may be no array yet."""
+
     def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
         self.array = array
         self._send = send
         self._recv = recv
+        self._shape: tuple[int, ...] = ()
+        self._count = 0
 
+    def _destination(self, shape: tuple[int, ...]) -> Operand | None:
+        """Where the result goes. None for an array on a device that is made when there is a result: then it is known
+        whose stream it belongs to."""
+        if self._recv is not None:
+            return self._recv
+        self._shape = shape
+        if self._send.device is not None:
+            return None
+        self.array = empty_like(self._send, shape)
+        return resolve_bytes(self.array, "recv", "")
+
+    def _delivery(self) -> Any:
+        if self.array is None:
+            self.array = empty_like(self._send, self._shape)
+        return self.array if self._recv is None else self._recv.owner
+
+    def _cargo(self, count: int, size_bytes: int) -> Cargo:
+        piece = Piece(count, Span(0, self._send.size_bytes), Span(0, size_bytes))
+        return Cargo(self._send.owner, self._delivery, [piece])
+
+
+class _Gathered(_Result):
     def place(self, rank: int, world_size: int) -> Buffers:
-        send, recv = self._send, self._recv
+        send = self._send
+        self._count = world_size * send.count
+        recv = self._destination((world_size, *send.shape))
         if recv is None:
-            self.array = empty_like(send.owner, (world_size, *send.shape))
-            recv = _resolve(self.array, "recv", "")
-        if recv.count != world_size * send.count:
+            return Buffers(0, 0, self._count, None)
+        if recv.count != self._count:
             what = "bytes" if send.dtype is DataType.UINT8 else "elements"
             raise ValueError(
                 f"recv has {recv.count} {what}, but {world_size} peers give {send.count} each, "
-                f"{world_size * send.count} in all; leave recv out to have one made that fits"
+                f"{self._count} in all; leave recv out to have one made that fits"
             )
         is_own_part = recv.address + rank * send.size_bytes == send.address
         if not is_own_part and _overlap(send, recv):
             raise ValueError(f"send lies within recv, but not where rank {rank} has its part of it")
         return Buffers(send.address, recv.address, recv.count, (send.owner, recv.owner))
 
+    def cargo(self) -> Cargo:
+        return self._cargo(self._count, self._count * self._send.dtype.itemsize)
+
 
 def reduce_scatter(send: Any, recv: Any, op: ReduceOp, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
-        source = _resolve(send, "send", func_name, resolve)
-        target = None if recv is None else _target(recv, "recv", func_name, source)
+        source = resolve(send, "send", func_name)
+        target = _target(recv, func_name, source)
         if not isinstance(op, ReduceOp):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
         placement = _Scattered(source, target, recv)
         spec = _spec(Collective.REDUCE_SCATTER, source.dtype, placement, tag, algorithm, func_name, reduce_op=op)
-        return CollectiveCall(spec, lambda: placement.array)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
 
     return call
 
 
-class _Scattered:
-    def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
-        self.array = array
-        self._send = send
-        self._recv = recv
-
+class _Scattered(_Result):
     def place(self, rank: int, world_size: int) -> Buffers:
-        send, recv = self._send, self._recv
-        count = send.count // world_size + (rank < send.count % world_size)
+        send = self._send
+        self._count = send.count // world_size + (rank < send.count % world_size)
+        recv = self._destination((self._count,))
         if recv is None:
-            self.array = empty_like(send.owner, (count,))
-            recv = _resolve(self.array, "recv", "")
-        if recv.count != count:
+            return Buffers(0, 0, send.count, None)
+        if recv.count != self._count:
             raise ValueError(
-                f"recv has {recv.count} elements, but rank {rank} of {world_size} gets {count} of {send.count}; leave "
-                f"recv out to have one made that fits"
+                f"recv has {recv.count} elements, but rank {rank} of {world_size} gets {self._count} of {send.count}; "
+                f"leave recv out to have one made that fits"
             )
         if _overlap(send, recv):
             raise ValueError("recv overlaps send, which has to stay as it is")
         return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
+
+    def cargo(self) -> Cargo:
+        return self._cargo(self._send.count, self._count * self._send.dtype.itemsize)
 
 
 def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         if isinstance(root, bool) or not isinstance(root, int):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"root must be a rank, not {root!r}")
-        operand = _resolve(array, "array", func_name)
-        placement = _Broadcast(operand)
+        operand = resolve_bytes(array, "array", func_name)
+        buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
         named = Root(root, view.ring[root] if 0 <= root < view.world_size else 0)
-        if not operand.is_writable and named.peer != view.peer:
+        is_root = named.peer == view.peer
+        if not operand.is_writable and not is_root:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
-        spec = _spec(Collective.BROADCAST, operand.dtype, placement, tag, algorithm, func_name, named)
-        return CollectiveCall(spec, lambda: array)
+        spec = _spec(Collective.BROADCAST, operand.dtype, buffers, tag, algorithm, func_name, named)
+        return CollectiveCall(_one_way(spec, operand, is_root), lambda: array)
 
     return call
 
 
-class _Broadcast:
-    def __init__(self, operand: Operand) -> None:
-        self._operand = operand
-
-    def place(self, rank: int, world_size: int) -> Buffers:
-        operand = self._operand
-        return Buffers(operand.address, operand.address, operand.count, operand.owner)
-
-
 def send(array: Any, to: int, tag: int) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        operand = _resolve(array, "array", func_name)
+        operand = resolve_bytes(array, "array", func_name)
         buffers = Buffers(operand.address, 0, operand.count, operand.owner)
         return CollectiveCall(_pair_spec(operand, buffers, view, to, "to", True, tag, func_name), lambda: array)
 
@@ -155,7 +176,7 @@ def send(array: Any, to: int, tag: int) -> CallOf:
 
 def recv(array: Any, from_: int, tag: int) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        operand = _resolve(array, "array", func_name)
+        operand = resolve_bytes(array, "array", func_name)
         if not operand.is_writable:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
         buffers = Buffers(0, operand.address, operand.count, operand.owner)
@@ -184,7 +205,7 @@ def _pair_spec(
     if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= PAIR_TAG_MAX:
         raise fail(f"tag {tag!r} is not an integer in [0, 2**35)")
     spec = _spec(Collective.SEND, operand.dtype, buffers, tag, None, func_name)
-    return replace(spec, pair=Pair(view.ring[rank], is_sender))
+    return _one_way(replace(spec, pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
 def barrier(tag: int) -> CallOf:
@@ -210,23 +231,27 @@ def _spec(
     return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root)
 
 
-def _target(array: Any, role: str, func_name: str, source: Operand) -> Operand:
-    """A writable operand of the same kind as `source`."""
-    operand = _resolve(array, role, func_name)
+def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
+    """A writable operand of the same kind as `source`, if there is an array."""
+    if recv is None:
+        return None
+    operand = resolve_bytes(recv, "recv", func_name)
     if not operand.is_writable:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} is read-only")
-    if operand.dtype is not source.dtype:
-        what = f"send is {source.dtype.name} but {role} is {operand.dtype.name}; they must be of one dtype"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, "recv is read-only")
+    require_alike(source, operand, func_name)
     return operand
 
 
-def _resolve(array: Any, role: str, func_name: str, by: Callable[[Any, str, str], Operand] = resolve_bytes) -> Operand:
-    operand = by(array, role, func_name)
-    if operand.device is not None:
-        what = f"{role} is on {operand.device_name}; only all_reduce takes such arrays, pass {role}.cpu()"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
-    return operand
+def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
+    """The op, through this machine's memory where its arrays are not there."""
+    return spec if device is None else replace(spec, new_feed=partial(Staging, device, 1, cargo))
+
+
+def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:
+    """As `_staged`, of an op of which a peer has either what is given or what is got."""
+    whole = Span(0, operand.size_bytes)
+    piece = Piece(operand.count, whole if is_giver else None, None if is_giver else whole)
+    return _staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))
 
 
 def _overlap(a: Operand, b: Operand) -> bool:

@@ -19,7 +19,7 @@ from pccl.async_communicator import (
     deadline,
     gave_up,
 )
-from pccl.collective_methods import BlockingCollectives
+from pccl.collective_methods import Collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
@@ -46,7 +46,7 @@ INTERRUPT_GRACE_S = 0.5
 """How long Ctrl-C waits for an interrupted op to be aborted on all peers."""
 
 
-class Communicator(BlockingCollectives):
+class Communicator(Collectives[CollectiveInfo]):
     """A peer of a run.
 
     `address` is the master's "host:port" (a name, an IPv4 or a bracketed IPv6 address; port 48148 if left out).
@@ -224,7 +224,8 @@ class Communicator(BlockingCollectives):
 
         NO_SHARED_STATE_AVAILABLE: nobody can provide it (the text says which tensors are partly overwritten, if any);
         INVALID_ARGUMENT: peers list different tensors; INVALID_USAGE: conflicting SEND_ONLY peers, or calls that can
-        never meet; PENDING_ASYNC_OPS.
+        never meet; PENDING_ASYNC_OPS; INTERNAL_ERROR: a device that holds a tensor here has failed, and this peer has
+        left the run.
         """
         return portal.current().call(lambda: self._inner.sync_shared_state(shared_state, strategy, timeout=timeout))
 
@@ -248,15 +249,17 @@ class Communicator(BlockingCollectives):
         Both are contiguous NumPy arrays or torch tensors of one dtype and as many elements, on all peers. Either the op
         succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is undefined.
         Tensors on CUDA devices go through host memory, in pieces if they are larger than 16 MiB, and then on all peers
-        or on none: see `pccl.devices.staging`. The result is theirs in the order of this thread's current CUDA stream.
-        `algorithm` is chosen by size, world and quantization where it is None, and must be the same on all
-        peers.
+        or on none (INVALID_ARGUMENT), unless PCCL_PIECE_BYTES=0 is in the environment of those with devices: see
+        `pccl.devices.staging`. The result is theirs in the order of this thread's current CUDA stream.
+        `algorithm` is chosen by size, world, quantization and, once optimize_topology has measured them, links where it
+        is None; it must be the same on all peers.
 
         A peer that calls only after a loss has been settled reduces with whoever is left, so those who were told
         RANK_CONNECTION_LOST should call again: then all meet.
 
         RANK_CONNECTION_LOST: a peer was lost, try again; TOO_FEW_PEERS: alone in the group; INVALID_ARGUMENT: a wrong
-        argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already. When `timeout`
+        argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already; INTERNAL_ERROR: a
+        device failed on some peer, or does not take the result here, which the others have. When `timeout`
         passes the op is aborted on all peers.
         """
         spec = op_spec(

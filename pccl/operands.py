@@ -90,11 +90,25 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
     return replace(operand, count=array.nbytes)
 
 
-def empty_like(array: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of the same library and dtype as an operand's owner."""
+def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
+    """A new array of the same library, dtype and device as an operand's owner."""
+    array = operand.owner
+    if operand.device is not None:
+        return operand.device.empty(array, shape)
     if isinstance(array, np.ndarray):
         return np.empty(shape, array.dtype)
-    return sys.modules["torch"].empty(shape, dtype=array.dtype)
+    return sys.modules["torch"].empty(shape, dtype=array.dtype, device="cpu")
+
+
+def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
+    """PCCLError INVALID_ARGUMENT unless they are in one place and of one dtype."""
+    what = ""
+    if send.device is not recv.device:
+        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be in one place"
+    elif send.dtype is not recv.dtype:
+        what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
+    if what:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
 
 
 def _is_reducible(array: Any) -> bool:
@@ -133,13 +147,15 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
         )
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")
-    device = None
-    if tensor.device.type != "cpu":
-        device = torch_cuda.device_of(tensor)
-        if device is None:
-            raise fail(f"is on {tensor.device}; only CPU and CUDA tensors can be used, pass {role}.cpu()")
+    device = torch_cuda.device_of(tensor)
+    if device is None and tensor.device.type != "cpu":
+        raise fail(f"is on {tensor.device}; only CPU and CUDA tensors can be used, pass {role}.cpu()")
     if not tensor.is_contiguous():
         raise fail(f"is not contiguous; pass {role}.contiguous()")
+    if tensor.is_conj():
+        raise fail(f"is a conjugate that has not been computed; pass {role}.resolve_conj()")
+    if tensor.is_neg():
+        raise fail(f"is a negative that has not been computed; pass {role}.resolve_neg()")
     try:
         dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:

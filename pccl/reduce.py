@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pccl import timeouts
-from pccl.devices.staging import Staging
+from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError
-from pccl.operands import resolve
+from pccl.operands import require_alike, resolve
+from pccl.protocol.peer import OpResult
 from pccl.runtime.engine import Buffers, OpSpec
 from pccl.runtime.peer_session import PendingOp
 from pccl.types import (
@@ -62,10 +63,7 @@ def op_spec(
     target = source if recv is None or recv is send else resolve(recv, "recv", func_name)
     if not target.is_writable:
         raise fail("recv is read-only" if recv is not None else "send is read-only, so the result cannot replace it")
-    if source.device is not target.device:
-        raise fail(f"send is on {source.device_name} but recv on {target.device_name}; they must be in one place")
-    if source.dtype is not target.dtype:
-        raise fail(f"send is {source.dtype.name} but recv is {target.dtype.name}; they must be of one dtype")
+    require_alike(source, target, func_name)
     if count is None:
         if source.count != target.count:
             raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
@@ -90,7 +88,8 @@ def op_spec(
             raise fail(str(e)) from None
     check_algorithm(algorithm, func_name)
     if source.device is not None:
-        new_feed = partial(Staging, source.device, source.owner, target.owner, count, source.dtype.itemsize)
+        cargo = divided(source.owner, target.owner, count, source.dtype.itemsize)
+        new_feed = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)
         return OpSpec(tag, source.dtype, op, quantization, Buffers(0, 0, count, None), algorithm, new_feed=new_feed)
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
@@ -127,14 +126,26 @@ class ReduceOpDescriptor:
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_numpy")
 
 
-def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
-    """What an op that is over did, or why it failed (PCCLError)."""
+def delivered(op: PendingOp, func_name: str) -> OpResult:
+    """How an op that is over succeeded, with its result where the caller wants it. PCCLError: why it failed, or
+    INTERNAL_ERROR: a device does not take the result, which the other peers have."""
     result = op.result
     assert result is not None
     if result.code is not Result.SUCCESS:
         raise PCCLError(result.code, func_name, result.reason)
     if op.feed is not None:
-        op.feed.deliver()
+        try:
+            op.feed.deliver()
+        except Exception as error:  # whatever the device's library raises
+            what = f"{type(error).__name__}: {error}"
+            text = f"all peers have the result, but it could not be copied to the device here; leave the run: {what}"
+            raise PCCLError(Result.INTERNAL_ERROR, func_name, text) from error
+    return result
+
+
+def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
+    """What an op that is over did; PCCLError as `delivered`."""
+    result = delivered(op, func_name)
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes)
 
 

@@ -320,7 +320,7 @@ class ReduceDescriptor:
         default_factory=lambda: QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
     )
     algorithm: ReduceAlgorithm | None = None
-    """None: chosen by size, world, and quantization."""
+    """None: chosen by size, world, quantization and measured links."""
 
 
 @dataclass(frozen=True, slots=True)

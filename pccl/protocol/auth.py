@@ -26,7 +26,8 @@ random, not a word: who takes the acceptor's place can record one proof and try 
 What does not. Payload keys have no forward secrecy: who learns the token and has recorded a connection can read it. A
 proof says who is at the other end when the connection begins. It neither hides nor protects what follows: for that
 there are TLS to the master, payload keys between peers, or a VPN. Whether a link or a state transfer is to be encrypted
-stands in its opening, so nobody on the way can talk the two ends out of it.
+stands in its opening, so nobody on the way can talk the two ends out of it. A refusal needs no proof, so that those who
+have different tokens hear of it; a peer of a run that looks for its master believes none.
 """
 
 from __future__ import annotations

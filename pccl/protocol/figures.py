@@ -12,6 +12,8 @@ not measured themselves, those of a peer included that comes later from a host t
 they advertise the same addresses; peers on one host of which nothing else is known have the best link there is.
 
 A pair that could not be measured is unreachable until it could.
+
+What was measured is also kept by whoever measured it, for a master after this one; the rest is found out anew.
 """
 
 from __future__ import annotations

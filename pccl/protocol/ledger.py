@@ -1,11 +1,13 @@
 """Who has said done to what: the master's book of one group's undecided ops in one epoch.
 
-An op enters the book with the first peer that says done, and leaves it with its verdict. It is committed when every
-peer of the ring has said done, or of an op of two both (`pairs`). At a flush only survivors count: the contribution of
-a peer that died is in everybody's result if every survivor is done.
+An op enters the book with the first peer that says done, and leaves it with its verdict, or when it is over for all
+that are in the book: ops that peers end by themselves (`agreement`) get here only if they take long. It is committed
+when every peer of the ring has said done, or of an op of two both (`pairs`). At a flush only survivors count: the
+contribution of a peer that died is in everybody's result if every survivor is done.
 
 A peer has at most one op of a tag in flight, so the uses of a tag are decided in order, and one number a tag tells
-whether what a peer says comes after the verdict.
+whether what a peer says comes after the verdict. Not so where peers agree by themselves: a later use may come here
+before an earlier one, which some have committed and others have still open.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from pccl.protocol.agreement import is_agreed
 from pccl.protocol.messages import OpRef
 from pccl.protocol.pairs import parties, ranks_of
 
@@ -21,13 +24,17 @@ DECIDED_TAGS_MAX = 100_000
 
 
 class Ledger:
-    def __init__(self, ring: Sequence[int]) -> None:
+    def __init__(self, ring: Sequence[int], is_meshed: bool = False) -> None:
         self.ring = frozenset(ring)
+        self._is_meshed = is_meshed
         self._order = tuple(ring)
         self.stalled: dict[OpRef, set[int]] = {}
         """Undecided ops that peers have waited in for long, and who has."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
+        """By tag its last use that has a verdict."""
+        self._verdicts: dict[OpRef, None] = {}
+        """Of ops that peers end by themselves, those that were decided here."""
 
     def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
         """Notes that `peer` is done; returns the ops that are committed by that."""
@@ -35,7 +42,7 @@ class Ledger:
         committed = []
         for op in ops:
             needed = self.ring if ranks_of(op.tag) is None else parties(op.tag, self._order)
-            if self._is_decided(op) or peer not in needed:
+            if self.is_decided(op) or peer not in needed:
                 continue
             holders = self._done.setdefault(op, set())
             holders.add(peer)
@@ -44,23 +51,32 @@ class Ledger:
                 committed.append(op)
         return committed
 
-    def abort(self, op: OpRef) -> bool:
-        """Aborts one op unless it has its verdict. What peers still say of it is ignored from now on."""
-        if self._is_decided(op):
+    def decide(self, op: OpRef) -> bool:
+        """Notes the verdict on one op unless it has one. What peers still say of it is ignored from now on."""
+        if self.is_decided(op):
             return False
         self._decide(op)
         return True
 
     def forget(self, ops: Iterable[OpRef]) -> None:
-        """Notes that these have verdicts. Of each tag earlier uses have theirs as well."""
+        """Notes that these have verdicts."""
         for op in ops:
-            if not self._is_decided(op):
+            if not self.is_decided(op):
                 self._decide(op)
 
     def stall(self, peer: int, ops: Iterable[OpRef]) -> None:
         for op in ops:
-            if not self._is_decided(op):
+            if not self.is_decided(op):
                 self.stalled.setdefault(op, set()).add(peer)
+
+    def over(self, peer: int, ops: Iterable[OpRef]) -> None:
+        """Notes that these are over for `peer`, which had said to be stalled in them."""
+        for op in ops:
+            for book in (self.stalled, self._done):
+                if op in book:
+                    book[op].discard(peer)
+                    if not book[op]:
+                        del book[op]
 
     def settle(self, survivors: Collection[int]) -> list[OpRef]:
         """The ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
@@ -94,7 +110,9 @@ class Ledger:
         named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
         return max(named, key=lambda peer: (named[peer], peer))
 
-    def _is_decided(self, op: OpRef) -> bool:
+    def is_decided(self, op: OpRef) -> bool:
+        if is_agreed(op.tag, self._is_meshed):
+            return op in self._verdicts
         return op.sequence <= self._decided.get(op.tag, -1)
 
     def _decide(self, op: OpRef) -> None:
@@ -104,3 +122,7 @@ class Ledger:
         self._decided[op.tag] = op.sequence
         if len(self._decided) > DECIDED_TAGS_MAX:
             del self._decided[next(iter(self._decided))]
+        if is_agreed(op.tag, self._is_meshed):
+            self._verdicts[op] = None
+        if len(self._verdicts) > DECIDED_TAGS_MAX:
+            del self._verdicts[next(iter(self._verdicts))]

@@ -6,7 +6,9 @@ out, in order. Within one control connection order is kept, and all arguments be
 Views. `view` counts every membership that was prepared. A change runs through three stages:
 
     flush     a group that lost a peer (or a link) stops its ops; every survivor says which of them are done
-    prepare   all peers of the next view hear of it and make the links they lack
+    prepare   all peers of the next view hear of it, make the links they lack, and answer. Those that keep their
+              ring only say that they have heard it, and of them only so many are waited for that no majority of the
+              view in force is left who could go on with another master from there
     install   the view is in force, ops start in it
 
 Groups are flushed and re-formed one by one: a loss in one group neither stops nor aborts ops of another. What marks
@@ -15,7 +17,8 @@ ring can never be taken for one of the present.
 
 Links. A group's ring needs the links between neighbours; a pair of neighbours that cannot connect must be separated. A
 small group also makes the links between all other pairs; if they all stand it is a mesh, and ops may take the direct
-algorithm (`Install.is_meshed`). One that does not stand costs nothing but that.
+algorithm (`Install.is_meshed`). One that does not stand costs nothing but that. Which algorithm an op takes that is not
+told also depends on the links' speeds (`direct_limit`), as they are known when the ring is installed.
 
 A further loss during a change starts the stages it needs again; view numbers only grow. A pair that reports that it
 cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
@@ -30,8 +33,10 @@ there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is
 has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
 is not admitted before it has one, so that whoever may hold up the others can be missed.
 
-Ops. See `ledger`. Peers start ops without asking; the master hears only of their ends. A verdict is made once and sent
-to each peer of the ring before anything that follows from it.
+Ops. Peers start ops without asking. In a group that is a mesh they end them without asking, too (`agreement`): the
+master hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of others
+it hears every end, see `ledger`. A verdict of the master is made once and sent to each peer of the ring before anything
+that follows from it.
 
 Tags. Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
 epoch with the ring that it has, as after a loss, when it is quiet: so whoever takes a new tag for every step may.
@@ -71,8 +76,9 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from pccl.protocol import agreement, optimization, topology
 from pccl.protocol import messages as m
-from pccl.protocol import optimization, topology
+from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
 from pccl.protocol.election import NotElected, elect
 from pccl.protocol.figures import Figures
 from pccl.protocol.history import History
@@ -93,8 +99,6 @@ NAMED_MAX = 20
 """Peers that a line of the log names at most."""
 HOSTS_MAX = 16
 NAME_CHARACTERS_MAX = 255
-TAGS_MAX = 2**16
-"""Different tags that a group may use in one epoch. Every peer counts the uses of each."""
 SITE_PEERS_MAX = 2**12
 OPEN_OPS_MAX = 2**18
 """Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
@@ -224,6 +228,18 @@ class _Member:
 
 
 @dataclass
+class _Withdrawal:
+    """An op that shall be aborted unless somebody has committed it."""
+
+    code: int
+    reason: str
+    awaiting: set[int]
+    """Who has still to say."""
+    is_hopeless: bool
+    """Nothing else would end the joint calls of those who seem never to have launched it."""
+
+
+@dataclass
 class _Group:
     number: int
     ring: list[int] = field(default_factory=list)
@@ -237,12 +253,19 @@ class _Group:
     """Verdicts of the last flush, to be told with the next Prepare."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
     """Of the ops that this flush aborts, those that have a reason of their own."""
+    withdrawals: dict[OpRef, _Withdrawal] = field(default_factory=dict)
+    open_ops: set[OpRef] = field(default_factory=set)
+    """Those that this flush has found done and without a verdict at somebody."""
+    agrees: bool = False
+    """Its peers have been told that it is a mesh."""
     missing: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that have no link and need none: the group is no mesh."""
     unreliable: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that are no neighbours and whose link broke again and again: as if it were missing."""
     decision: str = ""
     """What the last optimize_topology came to, and why."""
+    direct_limit: int = UNKNOWN
+    """Of the ring in force."""
     changed: bool = False
     """The ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
@@ -310,6 +333,8 @@ class Master:
         self._admitting: set[int] = set()
         """Pending peers that the next view takes in."""
         self._awaiting_ready: set[int] = set()
+        self._unaware: set[int] = set()
+        """Who keeps its ring in the last view that was prepared, and has not said that it has heard of it."""
         self._failed_pairs: dict[tuple[int, int], str] = {}
         self._relink: set[tuple[int, int]] = set()
         """Pairs whose link must be made anew by the next Prepare."""
@@ -602,6 +627,7 @@ class Master:
         self._told.discard(peer)
         self._admitting.discard(peer)
         self._awaiting_ready.discard(peer)
+        self._unaware.discard(peer)
         self._relink = {pair for pair in self._relink if peer not in pair}
         self._failed_pairs = {pair: why for pair, why in self._failed_pairs.items() if peer not in pair}
         for history in (self._made_in, self._relinks):
@@ -656,6 +682,8 @@ class Master:
         group.running = False
         group.flush = self._number()
         group.awaiting_flush = {peer for peer in group.ring if peer in self._members}
+        for found in group.withdrawals.values():
+            found.awaiting.clear()
         for peer in group.awaiting_flush:
             self._ask(peer, m.Flush(group.flush, group.epoch))
 
@@ -681,7 +709,12 @@ class Master:
         settled = False
         for group in self._groups.values():
             if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
+                # Of what was heard to be committed, the rest is over for everybody.
+                group.commits = [op for op in group.commits if op in group.open_ops]
                 group.commits += group.ledger.settle(group.ring)
+                for op, given_up in group.withdrawals.items():
+                    group.aborts[op] = m.Aborted(*op, given_up.code, given_up.reason)
+                group.withdrawals.clear()
                 group.ledger = Ledger(())
                 settled = True
         return settled
@@ -703,11 +736,17 @@ class Master:
             return False
         if self._failed_pairs and self._are_needed_pairs_settled():
             self._resolve_failed_pairs()
-        elif self._awaiting_ready:
+        elif self._awaiting_ready or not self._is_known_to_enough:
             return False
         else:
             self._install()
         return True
+
+    @property
+    def _is_known_to_enough(self) -> bool:
+        """No majority of the view in force is without anybody who has heard of the one that is prepared: it could go on
+        with another master, as if that view were not."""
+        return not self._unaware or self._gone + len(self._unaware) < majority(self._view_peers)
 
     def _prepare(self) -> None:
         self.view += 1
@@ -744,6 +783,7 @@ class Master:
         self._awaiting_ready = set(affected)
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in self._groups.values()]
         listed = sorted(peer for group in self._groups.values() for peer in group.ring)
+        self._unaware = set(listed) - affected
         members = [self._members[peer].as_record() for peer in listed]
         new_members = [member for member in members if member.peer not in self._told]
         for group in self._groups.values():
@@ -752,11 +792,7 @@ class Master:
             to_all = m.Prepare(self.view, new_members, rings, verdicts, relink, lost, reasons)
             to_new = m.Prepare(self.view, members, rings, verdicts, relink, lost, reasons)
             for peer in group.ring:
-                message = to_all if peer in self._told else to_new
-                if peer in affected:
-                    self._ask(peer, message)
-                else:
-                    self._say(self._members[peer].connection, message)
+                self._ask(peer, to_all if peer in self._told else to_new)
         self._told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
@@ -787,10 +823,13 @@ class Master:
         for group in self._groups.values():
             if not group.running:
                 group.running = True
+                group.direct_limit = direct_limit(group.ring, self.figures)
                 group.commits = []
                 group.aborts = {}
-                group.ledger = Ledger(group.ring)
-            install = m.Install(self.view, group.is_meshed, meeting)
+                group.open_ops.clear()
+                group.agrees = group.is_meshed
+                group.ledger = Ledger(group.ring, group.agrees)
+            install = m.Install(self.view, group.is_meshed, meeting, group.direct_limit)
             for peer in group.ring:
                 member = self._members[peer]
                 if not member.accepted:
@@ -820,22 +859,25 @@ class Master:
         group.awaiting_flush.discard(member.peer)
         self._asked_at.pop(member.peer, None)
         self._heard_verdicts(group, message.commits, message.aborts)
+        group.open_ops.update(message.ops)
         # All survivors being done is what settle() looks for, so an op that is committed by this very call would
         # have been by it too; it must only not be lost.
         group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
 
     def _heard_verdicts(self, group: _Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
-        """Verdicts of a master before this one, of a group that is being flushed."""
+        """Of a group that is being flushed: of a master before this one, or of peers by themselves."""
         known = set(group.commits)
         group.commits += [op for op in commits if op not in known]
         group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})
         group.ledger.forget([*commits, *group.aborts])
 
     def _on_links_ready(self, member: _Member, message: m.LinksReady) -> None:
-        if message.view != self.view or member.peer not in self._awaiting_ready:
+        is_due = member.peer in self._awaiting_ready or member.peer in self._unaware
+        if message.view != self.view or not is_due:
             return
         self._awaiting_ready.discard(member.peer)
-        self._asked_at.pop(member.peer, None)
+        self._unaware.discard(member.peer)
+        self._answered(member)
         if not message.failed and not message.missing:
             return
         group = self._groups[member.hello.group]
@@ -868,6 +910,8 @@ class Master:
         self._log(
             "warning", f"{member} lost its link to {other}: {message.reason}", {**member.about, "other": message.peer}
         )
+        if message.has_committed:
+            self._forget_relinks(group)
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
         if self._relinks[pair] > RELINKS_MAX and not is_needed:
             group.unreliable.add(pair)
@@ -884,12 +928,16 @@ class Master:
             return
         commits = group.ledger.done(member.peer, message.ops)
         self._bound_book(group)
-        if not commits:
-            return
-        if not group.running:
+        if commits and not group.running:
             # Decided during the flush, told with the next Prepare.
             group.commits += commits
-            return
+            group.open_ops.update(commits)
+        elif commits:
+            self._commit_ops(group, commits)
+
+    def _commit_ops(self, group: _Group, commits: list[OpRef]) -> None:
+        for op in commits:
+            group.withdrawals.pop(op, None)
         of_all = m.OpsCommit(group.epoch, [op for op in commits if ranks_of(op.tag) is None])
         for peer in group.ring if of_all.ops else ():
             self._say(self._members[peer].connection, of_all)
@@ -897,9 +945,13 @@ class Master:
             if ranks_of(op.tag) is not None:
                 for peer in _parties(group, op):
                     self._say(self._members[peer].connection, m.OpsCommit(group.epoch, [op]))
-        for pair in topology.linked_pairs(group.ring) if self._relinks else ():
-            self._relinks.pop(pair, None)
+        self._forget_relinks(group)
         self._renew_if_full(group)
+
+    def _forget_relinks(self, group: _Group) -> None:
+        """Ops go through. What broke since is counted already."""
+        for pair in topology.linked_pairs(group.ring) - self._relink if self._relinks else ():
+            self._relinks.pop(pair, None)
 
     def _bound_book(self, group: _Group) -> None:
         if group.ledger.entries > OPEN_OPS_MAX:
@@ -912,14 +964,56 @@ class Master:
             return
         if group is None or message.epoch != group.epoch or not group.running:
             return
-        self._abort_op(group, OpRef(message.tag, message.sequence), message.code, message.reason)
+        op = OpRef(message.tag, message.sequence)
+        if not message.may_be_done:
+            # Where peers agree, nobody has committed it, or will.
+            self._abort_op(group, op, message.code, message.reason)
+        elif op in group.withdrawals:
+            self._note_withdrawn(group, op, member.peer)
+        elif member.peer in _parties(group, op):
+            self._withdraw(group, op, message.code, message.reason, by=member.peer)
+
+    def _withdraw(
+        self, group: _Group, op: OpRef, code: int, reason: str, by: int = 0, is_hopeless: bool = False
+    ) -> None:
+        """Has an op aborted unless one of those who take part has committed it. `by`: who will not."""
+        if group.ledger.is_decided(op):
+            return
+        parties = _parties(group, op)
+        group.withdrawals[op] = _Withdrawal(code, reason, set(parties) - {by}, is_hopeless)
+        for peer in parties:
+            if peer != by:
+                self._ask(peer, m.Withdraw(group.epoch, *op, code, reason))
+
+    def _on_withdrawn(self, member: _Member, message: m.Withdrawn) -> None:
+        group = self._groups[member.hello.group]
+        op = OpRef(message.tag, message.sequence)
+        if message.epoch == group.epoch and group.running and op in group.withdrawals:
+            if not message.is_committed:
+                self._note_withdrawn(group, op, member.peer)
+            elif group.ledger.decide(op):
+                self._commit_ops(group, [op])
+        self._answered(member)
+
+    def _note_withdrawn(self, group: _Group, op: OpRef, peer: int) -> None:
+        """It has not committed the op by itself, and will not."""
+        found = group.withdrawals[op]
+        found.awaiting.discard(peer)
+        if found.awaiting:
+            return
+        waits = self._waits_behind(group, op, group.ledger.stalled.get(op, set())) if found.is_hopeless else {}
+        waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
+        self._abort_op(group, op, found.code, found.reason, without=waits)
+        if waits:
+            self._end_waits(waits, found.reason)
 
     def _abort_op(
         self, group: _Group, op: OpRef, code: int, reason: str, without: Collection[int] = frozenset()
     ) -> None:
         """`without` are peers that have not launched it and whose callers hear the reason in another way."""
-        if not group.ledger.abort(op):
+        if not group.ledger.decide(op):
             return
+        group.withdrawals.pop(op, None)
         self._log(
             "info",
             f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}",
@@ -935,13 +1029,21 @@ class Master:
         """Begins a new epoch with the same ring, where the uses of tags are counted from 0 again, once too many tags
         were used in this one; sooner if no op is known to be in flight, so that as a rule none is aborted by it."""
         tags = group.ledger.tags
-        if group.running and tags > (TAGS_MAX // 2 if is_idle or not group.ledger.entries else TAGS_MAX):
-            self._log(
-                "info",
-                f"group {group.number} begins a new epoch: {tags} tags were used in the last one",
-                {"group": group.number},
-            )
-            self._stop(group)
+        if group.running and agreement.is_full(tags, is_idle or not group.ledger.entries):
+            self._renew(group, tags)
+
+    def _renew(self, group: _Group, tags: int) -> None:
+        self._log(
+            "info",
+            f"group {group.number} begins a new epoch: {tags} tags were used in the last one",
+            {"group": group.number},
+        )
+        self._stop(group)
+
+    def _on_tags_used(self, member: _Member, message: m.TagsUsed) -> None:
+        group = self._groups.get(member.hello.group)
+        if group is not None and message.epoch == group.epoch and group.running:
+            self._renew(group, message.tags)
 
     def _on_ops_stalled(self, member: _Member, message: m.OpsStalled) -> None:
         group = self._groups.get(member.hello.group)
@@ -958,6 +1060,11 @@ class Master:
                     f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}",
                     {**member.about, "tag": op.tag, "sequence": op.sequence},
                 )
+
+    def _on_ops_over(self, member: _Member, message: m.OpsOver) -> None:
+        group = self._groups.get(member.hello.group)
+        if group is not None and message.epoch == group.epoch:
+            group.ledger.over(member.peer, message.ops)
 
     def _on_joint_call(self, member: _Member, message: m.JointCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
@@ -998,10 +1105,7 @@ class Master:
         course = self._optimization
         if course is None or not course.is_asked(message.probe, member.peer):
             return
-        found = {}
-        for link in message.found:
-            pair = (link.peer, member.peer) if link.is_inbound else (member.peer, link.peer)
-            found[pair] = link.bytes_per_s, link.round_trip_us / 1e6
+        found = {link.link_of(member.peer): (link.bytes_per_s, link.round_trip_us / 1e6) for link in message.found}
         self._log_unmeasured(course.answered(member.peer, found, self._now))
 
     # Joint calls.
@@ -1010,6 +1114,10 @@ class Master:
         """Carries out one joint call that has become complete."""
         if not self._accepted:
             self._optimization = None
+            return False
+        if self._accepted < sum(len(group.ring) for group in self._groups.values()):
+            # Those who come with update_topology, for which all others wait; or whom a master before this one has
+            # accepted, as some know and they do not: these will be in the next call too.
             return False
         if any(self._members[peer].wait is not None for peer in self._unheard):
             # Such a call must not be taken for one that begins now, so all others wait, too.
@@ -1142,7 +1250,8 @@ class Master:
         for group in self._groups.values():
             ring, group.decision = optimization.decide(group.ring, rings.get(group.number, group.ring), self.figures)
             self._log("info", f"group {group.number}: {group.decision}; {cost}", {"group": group.number})
-            if ring != group.ring:
+            limit = direct_limit(ring, self.figures)
+            if ring != group.ring or (group.is_meshed and is_outdated(group.direct_limit, limit, len(ring))):
                 self._stop(group)
                 group.ring = ring
 
@@ -1233,22 +1342,28 @@ class Master:
     def _end_waits_behind(self, group: _Group, op: OpRef, stuck: set[int]) -> bool:
         """Ends the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. False if
         there are none."""
-        waits = {
-            peer: wait
-            for peer, wait in self._waits(_parties(group, op)).items()
-            if peer not in stuck
-            and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
-        }
-        if not waits:
+        waits = self._waits_behind(group, op, stuck)
+        if not waits or op in group.withdrawals:
             return False
         reason = (
             f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these never launched: "
             f"{_account(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
+            if agreement.is_agreed(op.tag, group.agrees):
+                self._withdraw(group, op, Result.INVALID_USAGE, reason, is_hopeless=True)
+                return False
             self._abort_op(group, op, Result.INVALID_USAGE, reason, without=waits)
         self._end_waits(waits, reason)
         return True
+
+    def _waits_behind(self, group: _Group, op: OpRef, stuck: set[int]) -> dict[int, _Wait]:
+        return {
+            peer: wait
+            for peer, wait in self._waits(_parties(group, op)).items()
+            if peer not in stuck
+            and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
+        }
 
     def _waits(self, peers: Iterable[int]) -> dict[int, _Wait]:
         found = {peer: self._members[peer].wait for peer in peers}
@@ -1279,6 +1394,13 @@ class Master:
         self._next_number += 1
         return number
 
+    def _answered(self, member: _Member) -> None:
+        """One of the things that it was asked; others may still be due."""
+        group, peer = self._groups[member.hello.group], member.peer
+        is_asked = any(peer in asked for asked in (group.awaiting_flush, self._awaiting_ready, self._unaware))
+        if not is_asked and all(peer not in found.awaiting for found in group.withdrawals.values()):
+            self._asked_at.pop(peer, None)
+
     def _ask(self, peer: int, message: m.FromMaster) -> None:
         """Sends what must be answered in time."""
         self._asked_at.pop(peer, None)
@@ -1308,7 +1430,10 @@ class Master:
         m.LinkLost: _on_link_lost,
         m.OpsDone: _on_ops_done,
         m.OpFailed: _on_op_failed,
+        m.Withdrawn: _on_withdrawn,
         m.OpsStalled: _on_ops_stalled,
+        m.OpsOver: _on_ops_over,
+        m.TagsUsed: _on_tags_used,
         m.FlushReply: _on_flush_reply,
         m.SyncReport: _on_sync_report,
         m.Probes: _on_probes,

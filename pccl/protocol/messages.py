@@ -15,10 +15,11 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -41,10 +42,15 @@ OPS_MAX = 2**18
 """Ops that one message of a peer may name."""
 PEERS_MAX = 2**14
 REPORTED_EPOCHS_MAX = 16
+FIGURES_KEPT_MAX = 128
+"""Measurements that a peer remembers for a master after this one: all of its own in a group in which all pairs are
+measured, and those of the last calls in a larger one."""
 REASON_CHARACTERS_MAX = 2**14
 """Reasons of a peer are passed on to all others and logged."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
+"""In seconds."""
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
@@ -109,6 +115,10 @@ class LinkFigure(Record, frozen=True):
     is_inbound: bool
     bytes_per_s: float
     round_trip_us: int
+
+    def link_of(self, measurer: int) -> tuple[int, int]:
+        """Sender and receiver."""
+        return (self.peer, measurer) if self.is_inbound else (measurer, self.peer)
 
 
 class SyncOffer(Record, frozen=True):
@@ -235,6 +245,8 @@ class Testimony(Record, frozen=True):
     engine_threads: int
     site: str = ""
     site_size: int = 0
+    figures: Annotated[list[tuple[LinkFigure, Age]], msgspec.Meta(max_length=FIGURES_KEPT_MAX)] = []
+    """What it has measured, the oldest first, and how long before Resume."""
 
 
 class Follow(Message, frozen=True):
@@ -278,23 +290,37 @@ class LinkLost(Message, frozen=True):
     made_in: int
     peer: int
     reason: Reason
+    has_committed: bool = False
+    """The sender has committed ops by itself in this epoch."""
 
 
 class OpsDone(Message, frozen=True):
-    """This peer holds all result bytes of these ops."""
+    """This peer holds all result bytes of these ops, which the master decides on, or which were said to be stalled."""
 
     epoch: int
     ops: Ops
 
 
 class OpFailed(Message, frozen=True):
-    """This op cannot or must not complete: differing arguments, or its caller gave up."""
+    """This op cannot or must not complete: differing arguments, or its caller gave up. The sender will not commit it by
+    itself."""
 
     epoch: int
     tag: int
     sequence: int
     code: int
     reason: Reason
+    may_be_done: bool = False
+    """It is done here, or may become so, and others may have committed it: see `agreement`."""
+
+
+class Withdrawn(Message, frozen=True):
+    """The answer to Withdraw: the sender has committed the op by itself, or it will not."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    is_committed: bool
 
 
 class OpsStalled(Message, frozen=True):
@@ -302,6 +328,20 @@ class OpsStalled(Message, frozen=True):
 
     epoch: int
     ops: Ops
+
+
+class OpsOver(Message, frozen=True):
+    """The sender has committed these by itself. It had said that they were stalled."""
+
+    epoch: int
+    ops: Ops
+
+
+class TagsUsed(Message, frozen=True):
+    """The sender has used so many tags in this epoch that it starts no further op in it."""
+
+    epoch: int
+    tags: Count
 
 
 class FlushReply(Message, frozen=True):
@@ -438,12 +478,14 @@ class Prepare(Message, frozen=True):
 
 
 class Install(Message, frozen=True):
-    """The prepared view is in force. `is_meshed`: in your group every pair has a link, so ops may go direct."""
+    """The prepared view is in force. `is_meshed`: in your group every pair has a link, so ops may go direct; up to
+    `direct_limit` bytes they had better, see `direct_limit`."""
 
     view: int
     is_meshed: bool = False
     meeting: int = 0
     """The last one before whoever is accepted by this."""
+    direct_limit: int = UNKNOWN
 
 
 class OpsCommit(Message, frozen=True):
@@ -461,6 +503,17 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
+
+
+class Withdraw(Message, frozen=True):
+    """This op shall be aborted for this reason, unless somebody has committed it. Commit it no more by yourself, and
+    answer Withdrawn."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    code: int
+    reason: str
 
 
 class JointResult(Message, frozen=True):
@@ -517,7 +570,10 @@ FromPeer = (
     | LinkLost
     | OpsDone
     | OpFailed
+    | Withdrawn
     | OpsStalled
+    | OpsOver
+    | TagsUsed
     | FlushReply
     | SyncReport
     | Probes
@@ -535,6 +591,7 @@ FromMaster = (
     | Install
     | OpsCommit
     | OpAbort
+    | Withdraw
     | JointResult
     | SyncPlan
     | Probe

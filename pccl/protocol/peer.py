@@ -7,15 +7,15 @@ An op is here
 
     queued   launched while no ops may start: a view is being changed, or an exclusive joint call is under way
     running  submitted to the engine under (epoch, tag, how-manieth use of the tag)
-    done     all result bytes are here; the master has been or will be told
+    done     all result bytes are here; the master has been or will be told, or the engines of the others (`agreement`)
     ending   the verdict is known; the engine gives the buffers back, on abort with `send` as it was
     ended    its caller has the result
 
 A commit that says that every peer is done skips the wait for the engine: whatever this peer had to send has been
 received, so nothing touches the buffers any more.
 
-The verdict alone decides what the caller is told, never what this peer saw by itself. Ops that a flush ends return
-when the next view is installed: a caller that then asks for the world size sees who is left.
+The verdict alone decides what the caller is told: the master's, or what all who take part have agreed on. Ops that a
+flush ends return when the next view is installed: a caller that then asks for the world size sees who is left.
 
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
 belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
@@ -50,9 +50,18 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from pccl.protocol import agreement
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN, Kind, OpRef
+from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.messages import (
+    ENGINE_THREADS_MAX,
+    FIGURES_KEPT_MAX,
+    PEER_TIMEOUT_S_MAX,
+    PEER_TIMEOUT_S_MIN,
+    Kind,
+    OpRef,
+)
 from pccl.protocol.pairs import pair_tag
 from pccl.protocol.topology import linked_peers, neighbours
 from pccl.types import Result, SharedStateSyncStrategy
@@ -89,6 +98,8 @@ class View:
     group_sizes: dict[int, int]
     is_meshed: bool = False
     """Every pair of the group has a link."""
+    direct_limit: int = UNKNOWN
+    """See `direct_limit`."""
 
     @property
     def world_size(self) -> int:
@@ -118,8 +129,11 @@ class SubmitOp:
     links: tuple[int, ...]
     """The link to each rank; 0 to oneself and to those without."""
     is_meshed: bool
+    agrees: bool
+    """The engines tell each other when they are done, and this one calls `op_agreed` when all are."""
     ring: tuple[int, ...] = field(default=(), compare=False)
     """The peer of each rank."""
+    direct_limit: int = UNKNOWN
 
     @property
     def link_prev(self) -> int:
@@ -135,6 +149,13 @@ class FreezeOps:
     """Stop all ops of this epoch, then call `frozen`."""
 
     epoch: int
+
+
+@dataclass(frozen=True)
+class FreezeOp:
+    """Stop this op, then call `op_frozen`."""
+
+    op: int
 
 
 @dataclass(frozen=True)
@@ -281,6 +302,7 @@ Effect = (
     | SeekMaster
     | SubmitOp
     | FreezeOps
+    | FreezeOp
     | EndOp
     | ForgetOp
     | OpResult
@@ -304,6 +326,8 @@ class _Op:
     pair: tuple[int, bool] | None = None
     """The other peer of an op of two, and whether this one sends."""
     ref: OpRef | None = None
+    agrees: bool = False
+    """Its parties end it by themselves."""
     done: bool = False
     verdict: tuple[Result, str] | None = None
     world_size: int = 0
@@ -315,6 +339,12 @@ class _Op:
     """By the engine, or never taken by it."""
     failure: tuple[Result, str] | None = None
     """Why it cannot or must not complete, as the master is told."""
+    is_frozen: bool = False
+    """If it is not done by now it never will be."""
+    is_withdrawn: bool = False
+    """This peer will not commit it by itself."""
+    is_committed: bool = False
+    """The master says so, and the engine has still to say that it is done."""
     stall_reported: bool = False
 
 
@@ -384,6 +414,7 @@ class Peer:
         self._effects: list[Effect] = []
         self._done_batch: list[OpRef] = []
         self._stall_batch: list[OpRef] = []
+        self._over_batch: list[OpRef] = []
         self._members: dict[int, m.Member] = {}
         self._next: _Next | None = None
         self._running = False
@@ -398,6 +429,12 @@ class Peer:
         """How often each tag was used in this epoch."""
         self._early: dict[OpRef, tuple[Result, str]] = {}
         """Verdicts on ops that were not launched here yet."""
+        self._withdrawn: dict[OpRef, tuple[Result, str]] = {}
+        """Ops that were not launched here yet and that this peer will not commit by itself, and why."""
+        self._has_committed = False
+        """By itself, in this epoch."""
+        self._is_full = False
+        """So many tags were used in this epoch that nothing may start before the next one."""
         self._is_led = True
         """The master hears what is said."""
         self._rings: list[m.Ring] = []
@@ -415,6 +452,9 @@ class Peer:
         self._synced: tuple[int, int] | None = None
         self._broken: dict[int, m.LinkLost] = {}
         """By peer, links of the installed view that were lost since."""
+        self._figures: dict[tuple[int, bool], tuple[m.LinkFigure, float]] = {}
+        """What was measured here of links with others, and when, the oldest first."""
+        self._resumed_at = 0.0
         self._call: _Call | None = None
         self._waiting_calls: deque[_Call] = deque()
 
@@ -442,6 +482,8 @@ class Peer:
             assert op.ref is not None
             op.stall_reported = True
             self._stall_batch.append(op.ref)
+            if op.agrees and op.done:
+                self._done_batch.append(op.ref)
             waits = "the other peers' results" if op.done else "data of its neighbours"
             text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self.view.ring})"
             self._effects.append(Log("info", text, op.ref._asdict()))
@@ -470,9 +512,14 @@ class Peer:
             self._queued.remove(entry)
             self._finish_op(entry, code, reason)
         elif self._running and self.view is not None:
+            if entry.agrees and entry.failure is not None:
+                return
             self._flush_batches()
             entry.failure = code, reason
-            self._tell(m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason))
+            if entry.agrees:
+                self._effects.append(FreezeOp(op))
+            else:
+                self._tell_failure(entry)
 
     def joint(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
         """Enters a joint call, after those that this peer is in already. Its end is a CallResult."""
@@ -529,6 +576,8 @@ class Peer:
             self._is_led = False
             self._effects.append(Log("warning", f"{reason}; looking for a master"))
             self._end_admission()
+            self._is_full = False
+            self._start_queued()
         self._effects.append(SeekMaster(reason))
 
     @property
@@ -540,10 +589,11 @@ class Peer:
         """There is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
-    def resume(self, masters: int) -> m.Resume | None:
+    def resume(self, masters: int, now: float) -> m.Resume | None:
         """The first message to the next master; None: Hello. `masters` is how many may be asked."""
         if not self.peer:
             return None
+        self._resumed_at = now
         return m.Resume(
             m.PROTOCOL_VERSION, self.run, self.term, self.peer, masters=masters, is_accepted=self.view is not None
         )
@@ -616,6 +666,7 @@ class Peer:
             engine_threads=self.engine_threads,
             site=self.site,
             site_size=self.site_size,
+            figures=[(figure, max(0, round(self._resumed_at - at))) for figure, at in self._figures.values()],
         )
 
     def _stands(self, peer: int) -> bool:
@@ -635,8 +686,11 @@ class Peer:
 
     def _note_verdict(self, op: OpRef, reason: tuple[Result, str] | None) -> None:
         heard = self._verdicts.setdefault(op.tag, [])
+        if (op.sequence, reason) in heard:
+            return
         if reason is None:
-            heard.clear()
+            # Later ones may have been aborted already, of those that were not launched here yet.
+            heard[:] = [verdict for verdict in heard if verdict[0] > op.sequence]
         elif len(heard) >= ABORTS_KEPT_MAX:
             del heard[0]
         heard.append((op.sequence, reason))
@@ -655,16 +709,18 @@ class Peer:
     def _restate(self) -> None:
         """All that the last master may not have heard."""
         view = self.view
-        self._done_batch.clear()
-        self._stall_batch.clear()
+        for batch in (self._done_batch, self._stall_batch, self._over_batch):
+            batch.clear()
         if view is not None and self._running:
-            done = [ref for ref, op in self._by_ref.items() if op.done]
+            done = [ref for ref, op in self._by_ref.items() if op.done and not op.agrees]
             if done:
                 self._tell(m.OpsDone(view.epoch, done))
-            for ref, op in self._by_ref.items():
+            for op in self._by_ref.values():
                 op.stall_reported = False
-                if op.failure is not None:
-                    self._tell(m.OpFailed(view.epoch, ref.tag, ref.sequence, *op.failure))
+                if op.failure is not None and (op.is_withdrawn or op.is_given_back or not op.agrees):
+                    self._tell_failure(op)
+            for ref, failure in self._withdrawn.items():
+                self._tell(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
             for lost in self._broken.values():
                 if view.is_meshed or lost.peer in neighbours(view.ring, self.peer):
                     self._tell(lost)
@@ -697,14 +753,18 @@ class Peer:
         if ring is None or any(peer not in self._members for peer in ring.peers):
             raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in listed}
+        self._figures = {link: figure for link, figure in self._figures.items() if link[0] in listed}
         self._next = _Next(message.view, ring, message.rings, message.lost)
         if self._keeps_ring(ring):
+            self._tell(m.LinksReady(message.view, [], []))
             return
         self._running = False
         self._flush = None
         lost = "; ".join(f"peer {peer} was lost ({reason})" for peer, reason in message.lost)
         self._settled.update(message.commits)
         reasons = {OpRef(op.tag, op.sequence): self._failure(op.code, op.reason) for op in message.aborts}
+        for op, failure in reasons.items():
+            self._note_verdict(op, failure)
         self._settle(set(message.commits), reasons, lost or "the ring was changed")
         relinked = {b if a == self.peer else a for a, b in message.relink if self.peer in (a, b)}
         for peer in relinked:
@@ -766,6 +826,7 @@ class Peer:
             ring=tuple(prepared.ring.peers),
             group_sizes={ring.group: len(ring.peers) for ring in prepared.rings},
             is_meshed=message.is_meshed,
+            direct_limit=message.direct_limit,
         )
         self._effects.append(Installed(self.view, prepared.lost))
         if keeps:
@@ -773,6 +834,8 @@ class Peer:
         assert not self._by_ref
         self._uses.clear()
         self._early.clear()
+        self._withdrawn.clear()
+        self._has_committed = self._is_full = False
         self._verdicts.clear()
         self._settled.clear()
         self._is_frozen = False
@@ -794,14 +857,24 @@ class Peer:
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._by_ref.get(ref)
-            if op is None and self.term > 1 and ref.sequence < self._uses.get(ref.tag, 0):
-                continue  # a master before this one has told us
-            if op is None or not op.done:
+            knows_more = self.term > 1 or self._has_committed
+            if op is None and knows_more and ref.sequence < self._uses.get(ref.tag, 0):
+                continue  # a master before this one has told us, or we have committed it by ourselves
+            if op is None or not (op.done or op.agrees):
                 raise ProtocolError(f"commit of an op that is not done: {ref}")
-            del self._by_ref[ref]
-            self._note_verdict(ref, None)
-            self._finish_op(op, Result.SUCCESS, "")
-            self._effects.append(ForgetOp(op.op))
+            if op.done:
+                self._commit(op)
+            else:
+                op.is_committed = True
+                self._note_verdict(ref, None)
+
+    def _commit(self, op: _Op) -> None:
+        """All who take part are done."""
+        assert op.ref is not None
+        del self._by_ref[op.ref]
+        self._note_verdict(op.ref, None)
+        self._finish_op(op, Result.SUCCESS, "")
+        self._effects.append(ForgetOp(op.op))
 
     def _on_op_abort(self, message: m.OpAbort) -> None:
         self._require_running(message.epoch)
@@ -809,6 +882,7 @@ class Peer:
         if message.code not in m.FAILURES:
             raise ProtocolError(f"an abort with code {message.code}")
         verdict = Result(message.code), message.reason
+        self._withdrawn.pop(ref, None)
         op = self._by_ref.get(ref)
         if op is not None or ref.sequence >= self._uses.get(ref.tag, 0):
             self._note_verdict(ref, verdict)
@@ -820,6 +894,21 @@ class Peer:
                 self._uses[ref.tag] = ref.sequence + 1
             else:
                 self._early[ref] = verdict
+
+    def _on_withdraw(self, message: m.Withdraw) -> None:
+        self._require_running(message.epoch)
+        ref, failure = OpRef(message.tag, message.sequence), self._failure(message.code, message.reason)
+        op = self._by_ref.get(ref)
+        has_ended = op is None and ref.sequence < self._uses.get(ref.tag, 0)
+        if op is not None:
+            op.is_withdrawn = True
+            op.failure = op.failure or failure
+        elif not has_ended:
+            self._withdrawn[ref] = failure
+        heard = self._verdicts.get(ref.tag, ())
+        was_aborted = any(sequence == ref.sequence and reason is not None for sequence, reason in heard)
+        is_committed = op.is_committed if op is not None else has_ended and not was_aborted
+        self._tell(m.Withdrawn(message.epoch, *ref, is_committed))
 
     def _require_running(self, epoch: int) -> None:
         if not self._running or self.view is None or epoch != self.view.epoch:
@@ -849,6 +938,8 @@ class Peer:
         self._effects.append(RunSync(message, donors))
 
     def _on_probe(self, message: m.Probe) -> None:
+        for link in message.links:
+            self._figures.pop(link, None)  # of one that cannot be measured nothing is known
         links = [
             ProbedLink(self._members[peer], is_inbound, self._connections_to(self._members[peer]))
             for peer, is_inbound in message.links
@@ -865,7 +956,31 @@ class Peer:
         entry.traffic = tx_bytes, rx_bytes
         if entry.verdict is None and self._running:
             assert entry.ref is not None
-            self._done_batch.append(entry.ref)
+            if entry.is_committed:
+                self._commit(entry)
+            elif not entry.agrees or entry.stall_reported:
+                self._done_batch.append(entry.ref)
+
+    def op_agreed(self, op: int) -> None:
+        """All who take part in it are done."""
+        entry = self._ops.get(op)
+        if entry is None or entry.verdict is not None or entry.is_withdrawn or not self._running:
+            return
+        assert entry.done
+        assert entry.ref is not None
+        self._has_committed = True
+        if entry.stall_reported:
+            self._over_batch.append(entry.ref)
+        self._commit(entry)
+
+    def op_frozen(self, op: int) -> None:
+        """If it was not reported as done before, it never will be."""
+        entry = self._ops.get(op)
+        if entry is None or entry.verdict is not None or entry.is_given_back:
+            return
+        entry.is_frozen = entry.is_withdrawn = True
+        if self._running:
+            self._tell_failure(entry)
 
     def op_refused(self, op: int, code: Result, reason: str) -> None:
         """The engine did not take an op that was submitted: it fails here, and so on all peers."""
@@ -876,7 +991,7 @@ class Peer:
             self._release(entry)
         elif self.view is not None and not self.is_over:
             entry.failure = code, reason
-            self._tell(m.OpFailed(self.view.epoch, entry.ref.tag, entry.ref.sequence, code, reason))
+            self._tell_failure(entry)
 
     def op_mismatch(self, op: int, reason: str, is_other_call: bool = False) -> None:
         """`is_other_call`: not the arguments differ, but what was called."""
@@ -898,7 +1013,7 @@ class Peer:
             return
         done = [ref for ref, op in self._by_ref.items() if op.done]
         self._done_batch.clear()
-        heard = self._heard_verdicts() if self.term > 1 else ()
+        heard = self._heard_verdicts() if self.term > 1 or self._has_committed else ()
         self._tell(m.FlushReply(self._flush.flush, done, *heard))
         self._flush = None
 
@@ -909,7 +1024,7 @@ class Peer:
             return
         self._drop_link(found.peer)
         if found.peer in self._members and self._is_linked(found.peer) and not self.is_over:
-            lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX])
+            lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX], self._has_committed)
             self._broken[found.peer] = lost
             self._tell(lost)
             # The master answers with another Prepare, unless the group may go on without this link.
@@ -990,7 +1105,11 @@ class Peer:
             call.is_fetched = success
         self._tell(m.SyncReport(sync, success, reason, suspects))
 
-    def probed(self, probe: int, found: list[m.LinkFigure]) -> None:
+    def probed(self, probe: int, found: list[m.LinkFigure], now: float) -> None:
+        for figure in found:
+            self._figures[figure.peer, figure.is_inbound] = figure, now
+        for oldest in list(self._figures)[:-FIGURES_KEPT_MAX]:
+            del self._figures[oldest]
         self._tell(m.Probes(probe, found))
 
     # Ops.
@@ -1001,7 +1120,9 @@ class Peer:
 
     @property
     def _may_start(self) -> bool:
-        return self._running and not (self._call is not None and self._call.kind in Kind.EXCLUSIVE)
+        if not self._running or self._is_full:
+            return False
+        return self._call is None or self._call.kind not in Kind.EXCLUSIVE
 
     def _start_queued(self) -> None:
         while self._queued and self._may_start:
@@ -1023,6 +1144,12 @@ class Peer:
             self._finish_op(op, *refusal)
             return
         tag = self._name(op, view)
+        op.agrees = agreement.is_agreed(tag, view.is_meshed)
+        if op.agrees and self._is_led and agreement.is_full(len(self._uses), is_idle=not self._by_ref):
+            self._is_full = True
+            self._queued.appendleft(op)
+            self._tell(m.TagsUsed(view.epoch, len(self._uses)))
+            return
         sequence = self._uses.get(tag, 0)
         self._uses[tag] = sequence + 1
         ref = OpRef(tag, sequence)
@@ -1030,6 +1157,9 @@ class Peer:
         if early is not None:
             self._finish_op(op, *early)
             return
+        if ref in self._withdrawn:
+            op.failure = self._withdrawn.pop(ref)
+            op.is_withdrawn = True
         op.ref = ref
         self._by_ref[ref] = op
         peers = view.ring
@@ -1046,7 +1176,9 @@ class Peer:
                 world_size=len(peers),
                 links=tuple(self._link_number(peer) for peer in peers),
                 is_meshed=view.is_meshed,
+                agrees=op.agrees,
                 ring=view.ring,
+                direct_limit=view.direct_limit,
             )
         )
 
@@ -1212,6 +1344,13 @@ class Peer:
         missing = [(peer, reason) for peer, reason in sorted(prepared.failed.items()) if peer not in needed]
         self._tell(m.LinksReady(prepared.view, failed, missing))
 
+    def _tell_failure(self, op: _Op) -> None:
+        assert self.view is not None
+        assert op.ref is not None
+        assert op.failure is not None
+        may_be_done = op.is_withdrawn and not op.is_given_back and (op.done or not op.is_frozen)
+        self._tell(m.OpFailed(self.view.epoch, *op.ref, *op.failure, may_be_done))
+
     def _tell(self, message: m.FromPeer) -> None:
         """What another master would have to know is kept as state: see `_restate`."""
         if self._is_led and not self.is_over:
@@ -1248,7 +1387,9 @@ class Peer:
                 self._effects.append(ToMaster(m.OpsDone(self.view.epoch, self._done_batch)))
             if self._stall_batch and self._running:
                 self._effects.append(ToMaster(m.OpsStalled(self.view.epoch, self._stall_batch)))
-        self._done_batch, self._stall_batch = [], []
+            if self._over_batch and self._running:
+                self._effects.append(ToMaster(m.OpsOver(self.view.epoch, self._over_batch)))
+        self._done_batch, self._stall_batch, self._over_batch = [], [], []
 
     _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
         m.Welcome: _on_welcome,
@@ -1262,6 +1403,7 @@ class Peer:
         m.Install: _on_install,
         m.OpsCommit: _on_ops_commit,
         m.OpAbort: _on_op_abort,
+        m.Withdraw: _on_withdraw,
         m.JointResult: _on_joint_result,
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,

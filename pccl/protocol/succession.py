@@ -38,6 +38,9 @@ STANDSTILL_SHARE = 0.5
 """Of the peer timeout: a master that stood still for less is not missed by its peers."""
 GATHER_TIMEOUTS = 3.0
 """For so many peer timeouts a peer waits here for others of its run. Then it is sent away, and may come again."""
+HOLD_S = 5.0
+"""For so long a newcomer waits here for a run. Then it is sent away, and may come again: before it takes the silence
+for that of something else than a master."""
 DEPOSED_TIMEOUTS = 2.0
 """For so many peer timeouts one that was deposed lets nobody found a run."""
 
@@ -148,7 +151,7 @@ class Succession:
         times = [self.birth_at] if self._held and not self._claims else []
         if self._held:
             _, _, since = next(iter(self._held.values()))
-            times.append(since + self.options.peer_timeout_s)
+            times.append(since + HOLD_S)
         for run in self._terms:
             standing = self._standing(run)
             if standing.heard and (standing.has_majority or not standing.peers):
@@ -268,8 +271,9 @@ class Succession:
         claims = {claim.peer: claim for claim in self._of(run)}
         recovered = rebuild(self._testimonies(run))
         witnesses = {
-            peer: Witness(claims[peer].connection, claims[peer].host, claims[peer].masters)
-            for peer in recovered.members
+            peer: Witness(claim.connection, claim.host, claim.masters, claim.since)
+            for peer, claim in claims.items()
+            if peer in recovered.members
         }
         strangers = self.master.strangers
         self.master = successor(run, self._terms[run], self.options, recovered, witnesses, self._now)
@@ -344,7 +348,7 @@ class Succession:
     def _send_away_held(self) -> None:
         """Those who have waited for long may try another master, and come again."""
         for connection, (_, _, since) in list(self._held.items()):
-            if self._now >= since + self.options.peer_timeout_s:
+            if self._now >= since + HOLD_S:
                 del self._held[connection]
                 runs = ", ".join(f"{run!r} ({self._standing(run)})" for run in self._terms)
                 whom = f"the peers of run {runs}" if runs else "peers of a run, which may come"

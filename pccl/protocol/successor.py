@@ -18,11 +18,11 @@ from pccl.protocol.testimony import Group, Recovered, unheard
 from pccl.version import __version__
 
 VIEWS_PER_TERM = 10**6
-"""Each term begins a block of view numbers: two masters that know of the same view never make the same next one."""
+"""Two masters that know of the same view never make the same next one."""
 PEERS_PER_TERM = 10_000
-"""That it may have welcomed without any witness knowing: each term begins a block of numbers."""
+"""Nor does one give a newcomer the number of another, which a dead master has welcomed and no witness knows of."""
 TERMS = 100
-"""After these the blocks begin anew, beyond all that were used."""
+"""See `block`."""
 NUMBERS_PER_TERM = 2**40
 """So that what was asked by a dead master is never taken for an answer to this one."""
 
@@ -35,6 +35,8 @@ class Witness:
     host: str
     """Where it comes from, as this master sees it."""
     masters: int
+    since: float
+    """When it said Resume."""
 
 
 def successor(
@@ -51,8 +53,8 @@ def successor(
     master = Master(run, replace(options, engine_threads=threads), term)
     master._now = now
     master._next_number = term * NUMBERS_PER_TERM + 1
-    master._next_peer = _next_peer(_highest_peer(recovered), term)
-    master.view = max(recovered.view_heard + 1, (term - 1) * VIEWS_PER_TERM)
+    master._next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM) + 1
+    master.view = block(recovered.view_heard, term, VIEWS_PER_TERM)
     master.installed_view = recovered.view
     master._meeting = recovered.meeting
     master._view_peers = len(recovered.peers)
@@ -60,6 +62,8 @@ def successor(
     master.has_rivals = any(witness.masters > 1 for witness in witnesses.values())
     for peer, testimony in sorted(recovered.members.items()):
         _add_member(master, peer, testimony, witnesses[peer])
+    _add_figures(master, recovered, witnesses)
+    master.throughput.inherit(recovered.members)
     for group in recovered.groups:
         _add_group(master, group)
     if recovered.is_unchanged:
@@ -90,9 +94,13 @@ def successor(
     return master
 
 
-def _next_peer(highest: int, term: int) -> int:
-    begun = highest - highest % (TERMS * PEERS_PER_TERM)
-    return max(highest + 1, begun + PEERS_PER_TERM * ((term - 1) % TERMS) + 1)
+def block(heard: int, term: int, size: int) -> int:
+    """Where a term begins to number: above all that was heard, in a block of `size` that no other of TERMS terms in a
+    row shares, whatever the master of each has heard. A master that needs more than a block goes on into the next, and
+    whoever hears of that begins farther up."""
+    period = TERMS * size
+    begin = heard - heard % period + (term - 1) % TERMS * size
+    return begin if begin > heard else begin + period
 
 
 def _highest_peer(recovered: Recovered) -> int:
@@ -123,6 +131,18 @@ def _add_member(master: Master, peer: int, testimony: m.Testimony, witness: Witn
     master._beats_due_at[peer] = master._now + master.options.peer_timeout_s
 
 
+def _add_figures(master: Master, recovered: Recovered, witnesses: Mapping[int, Witness]) -> None:
+    members = recovered.members
+    found = [
+        (witnesses[peer].since - age_s, figure.link_of(peer), figure)
+        for peer, testimony in members.items()
+        for figure, age_s in testimony.figures
+        if figure.peer in members and figure.peer != peer
+    ]
+    for at, link, figure in sorted(found, key=lambda each: each[0]):  # the latest between two hosts counts
+        master.figures.measured(link, figure.bytes_per_s, figure.round_trip_us / 1e6, at)
+
+
 def _break_sites(master: Master) -> None:
     """Those of whose peers one may be missing. One may also have left on purpose, which nobody here knows."""
     here = Counter(member.hello.site for member in master._members.values())
@@ -135,9 +155,10 @@ def _break_sites(master: Master) -> None:
 def _add_group(master: Master, recovered: Group) -> None:
     group = master._groups[recovered.number] = _Group(recovered.number, list(recovered.ring), recovered.epoch)
     group.accepted = sum(master._members[peer].accepted for peer in recovered.ring)
-    group.ledger = Ledger(()) if recovered.is_decided else Ledger(recovered.former)
-    group.running = recovered.is_steady
     group.missing = {pair for pair in recovered.missing if pair in topology.linked_pairs(recovered.former)}
+    group.agrees = group.is_meshed
+    group.ledger = Ledger(()) if recovered.is_decided else Ledger(recovered.former, group.agrees)
+    group.running = recovered.is_steady
     group.revision = recovered.revision
     group.synced = recovered.synced & set(recovered.ring)
     group.ledger.forget([*recovered.commits, *recovered.aborts])

@@ -151,8 +151,15 @@ def stand(testimonies: Testimonies) -> Standing:
         may_be_in_force = all(witnesses) and not listed <= heard
         if may_be_in_force:
             has_majority = has_majority and len(listed & heard) >= majority(len(listed))
-        if may_be_in_force or any(each.is_settled for peer, each in testimonies.items() if peer in peers):
+        settled_by = [
+            each.prepared
+            for peer, each in testimonies.items()
+            if peer in peers and each.is_settled and each.prepared is not None and each.prepared.view > installed.view
+        ]
+        if may_be_in_force:
             expected = peers & listed
+        elif settled_by:
+            expected = peers & _peers(max(settled_by, key=lambda view: view.view).rings)
     return Standing(installed.view, peers, expected, heard, has_majority and not expected.isdisjoint(heard))
 
 

@@ -9,6 +9,8 @@ that are full at once share what they have. Only such time and what was acknowle
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pccl.protocol.messages import Report
 
 FULL_MS_MIN = 500
@@ -19,9 +21,18 @@ class Throughput:
     def __init__(self) -> None:
         self._used: dict[int, dict[int, tuple[int, int]]] = {}
         """By peer and the peer at the other end: milliseconds and bytes that are in a figure already."""
+        self._inherited: set[int] = set()
+
+    def inherit(self, peers: Iterable[int]) -> None:
+        """What these report first is of the time of a master before this one."""
+        self._inherited.update(peers)
 
     def reported(self, peer: int, report: Report) -> list[tuple[int, float]]:
         """Of which links, named by the peer at the other end, there is a new figure: bytes per second."""
+        if peer in self._inherited:
+            self._inherited.discard(peer)
+            self._used[peer] = {link.peer: (link.full_ms, link.full_bytes) for link in report.links}
+            return []
         used = self._used.setdefault(peer, {})
         found = []
         for link in report.links:
@@ -38,3 +49,4 @@ class Throughput:
 
     def forget(self, peer: int) -> None:
         self._used.pop(peer, None)
+        self._inherited.discard(peer)

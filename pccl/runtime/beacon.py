@@ -17,8 +17,8 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.runtime import handshake
+from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.extension import ffi, lib, text
-from pccl.runtime.inherited import close_in_child
 from pccl.runtime.wire import ConnectionLost, SocketChannel
 
 logger = logging.getLogger("pccl.peer")
@@ -123,19 +123,18 @@ async def keep_beats(beacon: Beacon, connect: Callable[[], Awaitable[socket.sock
 async def dial_beats(address: tuple[str, int], hello: m.BeatHello, token: str) -> socket.socket:
     """A connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
     try:
-        stream = await trio.open_tcp_stream(*address)
+        raw = await dial_tcp(*address)
     except OSError as error:
         raise ConnectionLost(error.strerror or str(error)) from None
-    sock = stream.socket
-    close_in_child(sock)
+    sock = trio.socket.from_stdlib_socket(raw)
     try:
         answer = await handshake.dial(SocketChannel(sock), token, hello.run, hello, m.BeatAnswer)
         if not isinstance(answer, m.Accepted):
             raise ConnectionLost(f"refused: {answer.reason}")
-        connection = socket.socket(fileno=sock.detach())
-        close_in_child(connection)
-        return connection
+        return raw
     except ProtocolError as error:
-        raise ConnectionLost(str(error)) from None
-    finally:
         sock.close()
+        raise ConnectionLost(str(error)) from None
+    except BaseException:
+        sock.close()
+        raise

@@ -15,6 +15,8 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from pccl.protocol.auth import Keys
+from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.peer import SubmitOp
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.sealed import link_keys
@@ -126,6 +128,20 @@ class OpDone:
 
 
 @dataclass(frozen=True, slots=True)
+class OpAgreed:
+    """All who take part in it are done."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpFrozen:
+    """If it is not done by now it never will be."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpMismatch:
     op: int
     link: int
@@ -133,6 +149,8 @@ class OpMismatch:
     theirs: str
     is_other_call: bool = False
     """Not the arguments differ, but what was called."""
+    size_bytes: tuple[int, int] = (0, 0)
+    """Of mine and theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +209,17 @@ class LinkLimited:
 
 
 EngineEvent = (
-    OpDone | OpMismatch | OpEnded | OpRefused | GroupFrozen | LinkLost | ConnectionLost | LinkLimited | LinkCounted
+    OpDone
+    | OpAgreed
+    | OpFrozen
+    | OpMismatch
+    | OpEnded
+    | OpRefused
+    | GroupFrozen
+    | LinkLost
+    | ConnectionLost
+    | LinkLimited
+    | LinkCounted
 )
 
 
@@ -206,33 +234,20 @@ class OpRequest:
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
-    def fill(
-        self,
-        op: int,
-        spec: OpSpec,
-        *,
-        epoch: int,
-        sequence: int,
-        rank: int,
-        world_size: int,
-        links: Sequence[int],
-        is_meshed: bool,
-        ring: Sequence[int] = (),
-    ) -> None:
-        """`links` is the link to each rank, 0 where there is none; `is_meshed`: there is one to each; `ring`: the peer
-        of each rank. ValueError for an algorithm that this leaves no way for, and as `Placement.place` and
-        `Root.rank_in`."""
+    def fill(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """ValueError for an algorithm that the links leave no way for, and as `Placement.place` and `Root.rank_in`."""
         request = self.native
+        rank, world_size, links = launch.rank, launch.world_size, launch.links
         buffers = spec.buffers
         if not isinstance(buffers, Buffers):
             buffers = buffers.place(rank, world_size)
-        request.op = op
-        request.key.epoch = epoch
-        request.key.tag = spec.tag
-        request.key.sequence = sequence
+        request.op = launch.op
+        request.key.epoch = launch.epoch
+        request.key.tag = launch.tag
+        request.key.sequence = launch.sequence
         shape = request.shape
         shape.collective = spec.collective
-        shape.root = spec.root.rank_in(ring) if spec.root is not None else 0
+        shape.root = spec.root.rank_in(launch.ring) if spec.root is not None else 0
         shape.count = buffers.count
         # As if each rank had a chunk: a broadcast's only one is all of it.
         is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
@@ -257,20 +272,29 @@ class OpRequest:
         algorithm = spec.algorithm
         if algorithm is None:
             algorithm = ReduceAlgorithm.RING
-            if is_meshed:
-                algorithm = ReduceAlgorithm(
-                    lib.pccl_algorithm_default(self._spread_count, spec.dtype, shape.quantization, world_size)
-                )
-        elif algorithm is ReduceAlgorithm.DIRECT and not is_meshed:
+            if launch.is_meshed:
+                algorithm = self._algorithm(launch, spec.dtype)
+        elif algorithm is ReduceAlgorithm.DIRECT and not launch.is_meshed:
             raise ValueError("algorithm DIRECT needs a link between every two peers of the group, which there is not")
         shape.algorithm = algorithm
         request.rank = rank
         request.link_prev = links[rank - 1]
         request.link_next = links[(rank + 1) % world_size]
-        self._rank_links = ffi.new("uint64_t[]", links) if is_meshed else ffi.NULL
+        self._rank_links = ffi.new("uint64_t[]", links) if launch.is_meshed else ffi.NULL
         request.rank_links = self._rank_links
+        request.agrees = launch.agrees
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
+
+    def _algorithm(self, launch: SubmitOp, dtype: DataType) -> ReduceAlgorithm:
+        """What suits the op, alike on all peers."""
+        shape = self.native.shape
+        if launch.direct_limit != UNKNOWN and not shape.quantization:
+            is_direct = self._spread_count * dtype.itemsize <= launch.direct_limit
+            return ReduceAlgorithm.DIRECT if is_direct else ReduceAlgorithm.RING
+        return ReduceAlgorithm(
+            lib.pccl_algorithm_default(self._spread_count, dtype, shape.quantization, launch.world_size)
+        )
 
     def slices(self, engines: int) -> int:
         """Into how many slices the op is best divided where each peer has so many engines."""
@@ -336,6 +360,10 @@ class Engine:
     def freeze(self, epoch: int) -> None:
         self._check(lib.pccl_engine_freeze(self._handle, self._group, epoch), "freeze")
 
+    def freeze_op(self, op: int) -> None:
+        """Ends with an OpFrozen if there is such an op."""
+        self._check(lib.pccl_engine_freeze_op(self._handle, op), "freeze_op")
+
     def link_add(self, link: int, fd: int, keys: Keys | None = None) -> None:
         """Takes ownership of a connected socket. `keys`: all that travels on it is encrypted."""
         self._check(lib.pccl_engine_link_add(self._handle, link, fd, link_keys(keys)), "link_add")
@@ -387,11 +415,18 @@ def _event(event: Any) -> EngineEvent:
     kind = event.kind
     if kind == lib.PCCL_EVENT_OP_DONE:
         return OpDone(event.id, event.tx_bytes, event.rx_bytes)
+    if kind == lib.PCCL_EVENT_OP_AGREED:
+        return OpAgreed(event.id)
+    if kind == lib.PCCL_EVENT_OP_FROZEN:
+        return OpFrozen(event.id)
     if kind == lib.PCCL_EVENT_OP_ENDED:
         return OpEnded(event.id, event.tx_bytes, event.rx_bytes)
     if kind == lib.PCCL_EVENT_OP_MISMATCH:
         is_other_call = event.mine.collective != event.theirs.collective
-        return OpMismatch(event.id, event.link, _describe(event.mine), _describe(event.theirs), is_other_call)
+        size_bytes = _size_bytes(event.mine), _size_bytes(event.theirs)
+        return OpMismatch(
+            event.id, event.link, _describe(event.mine), _describe(event.theirs), is_other_call, size_bytes
+        )
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
@@ -406,6 +441,12 @@ def _event(event: Any) -> EngineEvent:
         return ConnectionLost(event.id, reason)
     assert kind == lib.PCCL_EVENT_LINK_LOST, kind
     return LinkLost(event.id, reason)
+
+
+def _size_bytes(shape: Any) -> int:
+    """Of a shape that came over the network, too: 0 for a dtype that is none."""
+    size_bytes: int = shape.count * lib.pccl_dtype_bytes(shape.dtype)
+    return size_bytes
 
 
 def _describe(shape: Any) -> str:

@@ -11,9 +11,10 @@ stream of stochastic rounding: results are the same bits whatever the number of 
 would without all this. An op that is too small for slices is whole in one lane, which its tag and sequence choose.
 The lanes share no state: not a lock is taken for a segment.
 
-What lanes report is joined. An op is done, or has ended, when all its slices are or have; a verdict goes to all of
-them, so that an abort restores what any of them has overwritten. A group is frozen when all lanes have frozen it: by
-then each has reported what is done. A link is lost when one lane has lost it; the session then closes it in all.
+What lanes report is joined. An op is done, agreed on, frozen, or has ended, when all its slices are or have; a verdict
+goes to all of them, so that an abort restores what any of them has overwritten. A group is frozen when all lanes have
+frozen it: by then each has reported what is done. A link is lost when one lane has lost it; the session then closes it
+in all.
 
 A slice that an engine has no memory for, when others of its op run already, is the one irregular case: these are
 aborted, and when all have given the buffers back the op is reported as refused.
@@ -21,10 +22,10 @@ aborted, and when all have given the buffers back the op is reported as refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pccl.protocol.auth import Keys
+from pccl.protocol.peer import SubmitOp
 from pccl.runtime.engine import (
     ConnectionLost,
     Engine,
@@ -32,8 +33,10 @@ from pccl.runtime.engine import (
     GroupFrozen,
     LinkCounted,
     LinkLimited,
+    OpAgreed,
     OpDone,
     OpEnded,
+    OpFrozen,
     OpMismatch,
     OpRefused,
     OpRequest,
@@ -69,6 +72,9 @@ class _Sliced:
     """Those that have taken a slice."""
     done: _Tally
     ended: _Tally
+    unagreed: int
+    """Slices that are not agreed on, and that are not frozen."""
+    unfrozen: int
     is_mismatched: bool = False
     refusal: str = ""
 
@@ -119,39 +125,17 @@ class Lanes:
         for engine in self._engines:
             engine.forget_after_fork()
 
-    def submit(
-        self,
-        op: int,
-        spec: OpSpec,
-        *,
-        epoch: int,
-        sequence: int,
-        rank: int,
-        world_size: int,
-        links: Sequence[int],
-        is_meshed: bool,
-        ring: Sequence[int] = (),
-    ) -> None:
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
         """As `OpRequest.fill`. ValueError for what engines do not take, MemoryError."""
         request = self._request
-        request.fill(
-            op,
-            spec,
-            epoch=epoch,
-            sequence=sequence,
-            rank=rank,
-            world_size=world_size,
-            links=links,
-            is_meshed=is_meshed,
-            ring=ring,
-        )
+        request.fill(launch, spec)
         if len(self._engines) == 1:
             self._engines[0].submit(request)
             return
         lanes = len(self._engines)
         slices = request.slices(lanes)
-        first = ((spec.tag + sequence) * GOLDEN % 2**64) * lanes >> 64
-        sliced = _Sliced([], _Tally(slices), _Tally(slices))
+        first = ((launch.tag + launch.sequence) * GOLDEN % 2**64) * lanes >> 64
+        sliced = _Sliced([], _Tally(slices), _Tally(slices), slices, slices)
         for number in range(slices):
             engine = self._engines[(first + number) % lanes]
             request.cut(number, slices)
@@ -160,10 +144,10 @@ class Lanes:
             except MemoryError as error:
                 if number == 0:
                     raise
-                self._refuse(op, sliced, f"out of memory: {error}")
+                self._refuse(launch.op, sliced, f"out of memory: {error}")
                 break
             sliced.engines.append(engine)
-        self._ops[op] = sliced
+        self._ops[launch.op] = sliced
 
     def _refuse(self, op: int, sliced: _Sliced, reason: str) -> None:
         sliced.refusal = reason
@@ -189,6 +173,14 @@ class Lanes:
             self._freezing[epoch] = len(self._engines)
         for engine in self._engines:
             engine.freeze(epoch)
+
+    def freeze_op(self, op: int) -> None:
+        """Ends with an OpFrozen, or with an OpRefused that is on its way already."""
+        if len(self._engines) == 1:
+            self._engines[0].freeze_op(op)
+            return
+        for engine in self._ops[op].engines:
+            engine.freeze_op(op)
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         """Takes ownership of a connected socket, the link's connection of this index. `keys`: all that travels on it is
@@ -227,6 +219,18 @@ class Lanes:
         if isinstance(event, OpDone):
             done = self._ops[event.op].done
             return OpDone(event.op, done.tx_bytes, done.rx_bytes) if done.add(event) else None
+        if isinstance(event, OpAgreed):
+            agreed = self._ops.get(event.op)
+            if agreed is None:
+                return None  # a verdict was there before
+            agreed.unagreed -= 1
+            return event if agreed.unagreed == 0 else None
+        if isinstance(event, OpFrozen):
+            frozen = self._ops.get(event.op)
+            if frozen is None:
+                return None
+            frozen.unfrozen -= 1
+            return event if frozen.unfrozen == 0 else None
         if isinstance(event, OpEnded):
             sliced = self._ops[event.op]
             if not sliced.ended.add(event):

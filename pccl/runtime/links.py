@@ -15,7 +15,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
-from pccl.runtime.inherited import close_in_child
+from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.wire import ConnectionLost, SocketChannel
 
 ANSWER_TIMEOUT_S = 10.0
@@ -41,12 +41,10 @@ async def dial(
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
         try:
-            stream = await trio.open_tcp_stream(host, member.port)
+            sock = trio.socket.from_stdlib_socket(await dial_tcp(host, member.port))
         except OSError as error:
-            failures.append(f"{where}: {innermost(error)}")
+            failures.append(f"{where}: {error.strerror or error}")
             continue
-        sock = stream.socket
-        close_in_child(sock)
         reached()
         try:
             answer, keys = await handshake.dial_keyed(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
@@ -61,18 +59,6 @@ async def dial(
             failures.append(f"{where}: rejected: {harmless(answer.reason)}")
         sock.close()
     raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
-
-
-def innermost(error: BaseException) -> str:
-    """The text of the error at the bottom of trio's groups and causes."""
-    while True:
-        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
-        if inner is None:
-            break
-        error = inner
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.strerror or str(error)
-    return str(error) or type(error).__name__
 
 
 async def dial_link(

@@ -24,6 +24,7 @@ from pccl.protocol.succession import Succession
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.candidates import Address
+from pccl.runtime.inherited import close_in_child
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.ring_search import best_ring
 from pccl.runtime.standby_watch import watch
@@ -133,6 +134,7 @@ class MasterServer:
                         await trio.sleep(0.1)
                         continue
                     starved = False
+                    close_in_child(sock)
                     nursery.start_soon(self._serve_connection, sock, sockaddr)
         finally:
             self._listener.close()

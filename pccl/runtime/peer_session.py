@@ -23,9 +23,9 @@ import random
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import trio
@@ -34,7 +34,7 @@ from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, decode_body, encode
+from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.runtime import addresses, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
@@ -42,14 +42,15 @@ from pccl.runtime.candidates import DIAL_S, Address, Candidates
 from pccl.runtime.inherited import close_in_child
 from pccl.runtime.lanes import Lanes
 from pccl.runtime.latch import Latch, wait_any
-from pccl.runtime.pieces import Pieces
+from pccl.runtime.pieces import Pieces, hint
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.reports import Tally, interval_s
 from pccl.runtime.sealed import SealedStream
+from pccl.runtime.state_blocks import StoreError
 from pccl.runtime.state_transfer import Stream, Transfer, TransferError
 from pccl.runtime.strangers import Strangers
 from pccl.runtime.tls import TlsEnd, TlsError
-from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, send_message
+from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, dial_control, send_message
 from pccl.types import Result
 from pccl.version import __version__
 
@@ -470,7 +471,7 @@ class PeerSession:
     async def _read_master(self) -> None:
         """Until the connection ends, or the machine has done with it."""
         machine = self._machine
-        opening = machine.resume(len(self._candidates.masters)) or self._hello()
+        opening = machine.resume(len(self._candidates.masters), trio.current_time()) or self._hello()
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
         while not machine.is_over and not self._attending.cancel_called:
@@ -528,11 +529,15 @@ class PeerSession:
         )
 
     async def _open_control(self, opening: m.Hello | m.Resume) -> m.FromMaster:
-        """The answer to the first message."""
+        """The answer to the first message. A peer of a run lets itself be sent away by nobody who has not shown that it
+        knows the token."""
         options = self._options
         if options.ssl_context is not None:
             await self._connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
-        answer: m.FromMaster = await handshake.dial(self._connection, options.token, None, opening, m.FromMaster)
+        answer: m.FromMaster
+        answer, keys = await handshake.dial_keyed(self._connection, options.token, None, opening, m.FromMaster)
+        if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and keys is None:
+            raise AuthError(answer.reason)
         self._connection.trust()
         return answer
 
@@ -563,7 +568,7 @@ class PeerSession:
             await trio.sleep(attempt.pause_s)
             try:
                 with trio.fail_after(DIAL_S):
-                    self._connection = await dial_master(attempt.address)
+                    self._connection = await dial_control(*attempt.address, m.FromMaster)
                     break
             except (ConnectionLost, trio.TooSlowError) as error:
                 reason = str(error) or f"no answer within {DIAL_S:g} s"
@@ -589,30 +594,38 @@ class PeerSession:
     async def _read_engine(self, event_fd: int) -> None:
         while True:
             await trio.lowlevel.wait_readable(event_fd)
-            for event in self._engine.events():
-                if isinstance(event, native.OpDone):
-                    self._machine.op_done(event.op, event.tx_bytes, event.rx_bytes)
-                elif isinstance(event, native.OpEnded):
-                    self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
-                elif isinstance(event, native.OpMismatch):
-                    self._machine.op_mismatch(event.op, self._mismatch_text(event), event.is_other_call)
-                elif isinstance(event, native.OpRefused):
-                    self._machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason)
-                elif isinstance(event, native.GroupFrozen):
-                    self._machine.frozen(event.epoch)
-                elif isinstance(event, native.LinkLost):
-                    self._machine.link_lost(event.link, event.reason)
-                elif isinstance(event, native.ConnectionLost):
-                    self._machine.connection_lost(event.link, event.reason, event.lane)
-                elif isinstance(event, native.LinkCounted):
-                    self._tally.link_counted(event)
-                else:
-                    self._machine.link_limited(event.link, event.lane)
+            self._hear_engine()
             self._pump()
+
+    def _hear_engine(self) -> None:
+        for event in self._engine.events():
+            if isinstance(event, native.OpDone):
+                self._machine.op_done(event.op, event.tx_bytes, event.rx_bytes)
+            elif isinstance(event, native.OpAgreed):
+                self._machine.op_agreed(event.op)
+            elif isinstance(event, native.OpEnded):
+                self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
+            elif isinstance(event, native.OpFrozen):
+                self._machine.op_frozen(event.op)
+            elif isinstance(event, native.OpMismatch):
+                self._machine.op_mismatch(event.op, self._mismatch_text(event), event.is_other_call)
+            elif isinstance(event, native.OpRefused):
+                self._machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason)
+            elif isinstance(event, native.GroupFrozen):
+                self._machine.frozen(event.epoch)
+            elif isinstance(event, native.LinkLost):
+                self._machine.link_lost(event.link, event.reason)
+            elif isinstance(event, native.ConnectionLost):
+                self._machine.connection_lost(event.link, event.reason, event.lane)
+            elif isinstance(event, native.LinkCounted):
+                self._tally.link_counted(event)
+            else:
+                self._machine.link_limited(event.link, event.lane)
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
-        return f"peers called {what}: peer {self._machine.peer} has {event.mine}, its neighbour has {event.theirs}"
+        mine = f"peer {self._machine.peer} has {event.mine}"
+        return f"peers called {what}: {mine}, its neighbour has {event.theirs}{hint(event)}"
 
     async def _watch_clock(self) -> None:
         while True:
@@ -621,6 +634,7 @@ class PeerSession:
             with trio.CancelScope(deadline=self._timer_deadline):
                 await self._timer_changed.wait()
             if trio.current_time() >= self._timer_deadline:
+                self._hear_engine()  # what is done need not have been said
                 self._machine.tick(trio.current_time())
                 self._pump()
 
@@ -693,23 +707,10 @@ class PeerSession:
     def _submit(self, effect: ps.SubmitOp) -> None:
         op = self._ops[effect.op]
         op.epoch = effect.epoch
-        spec = op.spec
-        assert spec is not None
+        assert op.spec is not None
         op.ring, op.rank = effect.ring, effect.ring.index(self._machine.peer)
-        if spec.pair is not None:
-            spec = replace(spec, tag=effect.tag)
         try:
-            self._engine.submit(
-                effect.op,
-                spec,
-                epoch=effect.epoch,
-                sequence=effect.sequence,
-                rank=effect.rank,
-                world_size=effect.world_size,
-                links=effect.links,
-                is_meshed=effect.is_meshed,
-                ring=effect.ring,
-            )
+            self._engine.submit(effect, op.spec)
         except ValueError as error:
             reason = f"peer {self._machine.peer} cannot take part: {error}"
             self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)
@@ -720,6 +721,9 @@ class PeerSession:
 
     def _freeze(self, effect: ps.FreezeOps) -> None:
         self._engine.freeze(effect.epoch)
+
+    def _freeze_op(self, effect: ps.FreezeOp) -> None:
+        self._engine.freeze_op(effect.op)
 
     def _end_op(self, effect: ps.EndOp) -> None:
         self._engine.end(effect.op, native.Verdict.COMMIT if effect.commit else native.Verdict.ABORT)
@@ -909,6 +913,7 @@ class PeerSession:
                 await trio.sleep(0.1)
                 continue
             starved = False
+            close_in_child(raw)
             if self._ended.is_set():
                 raw.close()
                 continue
@@ -916,8 +921,6 @@ class PeerSession:
 
     async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
         """Hears what a stranger wants, and passes the connection on."""
-        close_in_child(raw)
-        raw.setblocking(False)
         sock = trio.socket.from_stdlib_socket(raw)
         where = addresses.join(host, port)
         serve: Callable[[], Awaitable[None]] | None = None
@@ -1042,7 +1045,8 @@ class PeerSession:
                 if syncing.plan is not plan:
                     return  # another one has followed it
                 try:
-                    suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
+                    with self._leaving_on_store_errors():
+                        suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
                     success, reason = True, ""
                 except TransferError as error:
                     suspects, reason = error.suspects, str(error)
@@ -1056,8 +1060,25 @@ class PeerSession:
         return SealedStream(sock, keys)
 
     async def _serve_state(self, stream: Stream, syncing: _Syncing, tells: bool) -> None:
-        with syncing.scope():
+        with syncing.scope(), self._leaving_on_store_errors():
             await syncing.transfer.serve(stream, tells)
+
+    @contextmanager
+    def _leaving_on_store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except* StoreError as errors:
+            error: BaseException = errors
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self.store_failed(str(error))
+
+    def store_failed(self, reason: str) -> SessionError:
+        """Leaves the run, for this peer's tensors are of no use any more. What to raise."""
+        reason = f"{reason}; this peer has left the run"
+        self._machine.fail(reason)
+        self._pump()
+        return SessionError(Result.INTERNAL_ERROR, reason)
 
     # Measuring.
 
@@ -1087,12 +1108,13 @@ class PeerSession:
         async with trio.open_nursery() as nursery:
             for link in effect.links:
                 nursery.start_soon(one, link)
-        machine.probed(effect.probe, found)
+        machine.probed(effect.probe, found, trio.current_time())
         self._pump()
 
     _CARRY_OUT: ClassVar[dict[type, Callable[[PeerSession, Any], None]]] = {
         ps.SubmitOp: _submit,
         ps.FreezeOps: _freeze,
+        ps.FreezeOp: _freeze_op,
         ps.EndOp: _end_op,
         ps.ForgetOp: _forget_op,
         ps.OpResult: _op_result,
@@ -1111,16 +1133,6 @@ class PeerSession:
     }
 
 
-async def dial_master(address: Address) -> ControlConnection[m.FromMaster]:
-    """ConnectionLost says why there is none."""
-    try:
-        stream = await trio.open_tcp_stream(*address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
-        raise ConnectionLost(str(links.innermost(error))) from None
-    raw = socket.socket(fileno=stream.socket.detach())
-    return ControlConnection(raw, m.FromMaster, OPENING_BYTES_MAX)
-
-
 async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
     """Connects to a master and creates a session; the caller spawns its `run`. SessionError names the addresses."""
     candidates = Candidates(masters)
@@ -1128,7 +1140,7 @@ async def open_session(masters: Sequence[Address], options: SessionOptions) -> P
     while connection is None:
         address = candidates.next(0.0).address
         try:
-            connection = await dial_master(address)
+            connection = await dial_control(*address, m.FromMaster)
         except ConnectionLost as error:
             candidates.failed(address, str(error))
             if not candidates.are_all_asked:

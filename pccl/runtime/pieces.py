@@ -5,7 +5,8 @@ op into pieces, alike on all peers, and says when the elements of each are in me
 op of its own, named by the op's tag and use, and the piece's number in the upper bits of the use. So pieces meet their
 like on all peers in whatever order they come, and the rest of pccl knows one op:
 
-    done        when the last piece is
+    done        when the last piece is, and so for agreed
+    frozen      at once but for pieces that were submitted: no further ones are
     a verdict   goes to all pieces that have been submitted; no further ones are
     ended       when all those have given their memory back
     mismatch    the first that any piece reports
@@ -14,38 +15,69 @@ An op is done only when all its pieces were submitted, so commit never meets one
 that is frozen takes no more pieces: its ops that are not done by then will be aborted.
 
 A first piece that is the whole op looks on the wire as if there were no pieces, so peers with and without a feed can
-share it.
+share it. A larger op they can only share where those with a feed do not divide it (PCCL_PIECE_BYTES=0): the others do
+not know of the feed when they begin, and do not ask, because that would cost every op a message.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
-from pccl.runtime.engine import Buffers, EngineEvent, OpDone, OpEnded, OpMismatch, OpRefused, OpSpec, Verdict
+from pccl.protocol.peer import SubmitOp
+from pccl.runtime.engine import (
+    Buffers,
+    EngineEvent,
+    OpAgreed,
+    OpDone,
+    OpEnded,
+    OpFrozen,
+    OpMismatch,
+    OpRefused,
+    OpSpec,
+    Verdict,
+)
 from pccl.runtime.lanes import Lanes
 
+PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
+"""Of an op in pieces. 0: none is divided."""
 FIRST_PIECE_OP = 1 << 62
 """Numbers of pieces, in the engine's eyes, begin here; those of ops never come so far."""
 PIECE_SHIFT = 40
 """Bits of the key's sequence that count the uses of a tag in a view."""
 
 
+def piece_elements(item_bytes: int) -> int:
+    """0: all of them."""
+    return max(PIECE_BYTES, item_bytes) // item_bytes if PIECE_BYTES else 0
+
+
+def hint(mismatch: OpMismatch) -> str:
+    """For whoever may have met an op that is divided with one that is not."""
+    if not PIECE_BYTES or not min(mismatch.size_bytes) == PIECE_BYTES < max(mismatch.size_bytes):
+        return ""
+    return (
+        f"; a larger array than {PIECE_BYTES} bytes is reduced in pieces where it is on a device: if some peers have "
+        "theirs in memory, start those that have theirs on devices with PCCL_PIECE_BYTES=0"
+    )
+
+
 @dataclass(slots=True)
 class _Staged:
     """An op in pieces."""
 
+    launch: SubmitOp
     spec: OpSpec
-    place: dict[str, Any]
-    """The further arguments of `submit`."""
     undone: int
     """Pieces that are not done, also those to come."""
+    unagreed: int
+    """The same of those that are not agreed on."""
     pieces: list[int] = field(default_factory=list)
     """Those submitted, in the engine's numbers."""
     unended: set[int] = field(default_factory=set)
@@ -54,6 +86,8 @@ class _Staged:
     is_mismatched: bool = False
     is_closed: bool = False
     """There is a verdict, or it was refused: no further pieces."""
+    unfrozen: set[int] | None = None
+    """Pieces that are being frozen; no further ones are taken."""
     refusal: str = ""
 
 
@@ -93,34 +127,14 @@ class Pieces(Lanes):
         self._bell.close()
         self._button.close()
 
-    def submit(
-        self,
-        op: int,
-        spec: OpSpec,
-        *,
-        epoch: int,
-        sequence: int,
-        rank: int,
-        world_size: int,
-        links: Sequence[int],
-        is_meshed: bool,
-        ring: Sequence[int] = (),
-    ) -> None:
-        place: dict[str, Any] = {
-            "epoch": epoch,
-            "sequence": sequence,
-            "rank": rank,
-            "world_size": world_size,
-            "links": links,
-            "is_meshed": is_meshed,
-            "ring": ring,
-        }
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
         if spec.feed is None:
-            super().submit(op, spec, **place)
+            super().submit(launch, spec)
             return
-        assert sequence < 1 << PIECE_SHIFT
-        self._request.fill(op, spec, **place)  # ValueError for what would be refused later
-        self._staged[op] = _Staged(spec, place, spec.feed.piece_count)
+        assert launch.sequence < 1 << PIECE_SHIFT
+        self._request.fill(launch, spec)  # ValueError for what would be refused later
+        op = launch.op
+        self._staged[op] = _Staged(launch, spec, spec.feed.piece_count, spec.feed.piece_count)
 
         def ready(number: int, buffers: Buffers) -> None:
             self._tell(partial(self._submit_piece, op, number, buffers))
@@ -149,6 +163,21 @@ class Pieces(Lanes):
     def freeze(self, epoch: int) -> None:
         self._frozen_epoch = max(self._frozen_epoch, epoch)
         super().freeze(epoch)
+
+    def freeze_op(self, op: int) -> None:
+        staged = self._staged.get(op)
+        if staged is None:
+            super().freeze_op(op)
+        elif not staged.refusal:
+            staged.unfrozen = set(staged.unended)
+            for piece in staged.unfrozen:
+                super().freeze_op(piece)
+            self._note_frozen(op, staged)
+
+    def _note_frozen(self, op: int, staged: _Staged) -> None:
+        if staged.unfrozen == set():
+            self._own.append(OpFrozen(op))
+            self._ring()
 
     def events(self) -> list[EngineEvent]:
         if self._was_rung:
@@ -180,12 +209,14 @@ class Pieces(Lanes):
 
     def _submit_piece(self, op: int, number: int, buffers: Buffers) -> None:
         staged = self._staged.get(op)
-        if staged is None or staged.is_closed or staged.place["epoch"] <= self._frozen_epoch:
+        if staged is None or staged.is_closed or staged.launch.epoch <= self._frozen_epoch:
             return
-        place = {**staged.place, "sequence": staged.place["sequence"] + (number << PIECE_SHIFT)}
+        if staged.unfrozen is not None:
+            return
         piece = next(self._numbers)
+        launch = replace(staged.launch, op=piece, sequence=staged.launch.sequence + (number << PIECE_SHIFT))
         try:
-            super().submit(piece, replace(staged.spec, buffers=buffers, feed=None), **place)
+            super().submit(launch, replace(staged.spec, buffers=buffers, feed=None))
         except MemoryError as error:
             self._refuse_staged(op, f"out of memory: {error}")
             return
@@ -208,7 +239,8 @@ class Pieces(Lanes):
 
     def _join_piece(self, event: EngineEvent) -> EngineEvent | None:
         """What an event of a piece means for its op, if anything."""
-        if not isinstance(event, OpDone | OpEnded | OpMismatch | OpRefused) or event.op < FIRST_PIECE_OP:
+        kinds = OpDone | OpAgreed | OpFrozen | OpEnded | OpMismatch | OpRefused
+        if not isinstance(event, kinds) or event.op < FIRST_PIECE_OP:
             return event
         op = self._op_of.get(event.op)
         if op is None:
@@ -220,13 +252,21 @@ class Pieces(Lanes):
             staged.rx_bytes += event.rx_bytes
             is_done = staged.undone == 0 and not staged.is_closed
             return OpDone(op, staged.tx_bytes, staged.rx_bytes) if is_done else None
+        if isinstance(event, OpAgreed):
+            staged.unagreed -= 1
+            return OpAgreed(op) if staged.unagreed == 0 and not staged.is_closed else None
+        if isinstance(event, OpFrozen):
+            if staged.unfrozen is not None:
+                staged.unfrozen.discard(event.op)
+                self._note_frozen(op, staged)
+            return None
         if isinstance(event, OpMismatch):
             if staged.is_mismatched or staged.is_closed:
                 return None
             staged.is_mismatched = True
             assert staged.spec.feed is not None
             whole = f", as piece {staged.pieces.index(event.op) + 1} of {staged.spec.feed.piece_count}"
-            return OpMismatch(op, event.link, event.mine + whole, event.theirs)
+            return replace(event, op=op, mine=event.mine + whole)
         if isinstance(event, OpRefused):
             # All its slices have ended.
             staged.pieces.remove(event.op)

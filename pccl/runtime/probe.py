@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from functools import partial
 
 import trio
 
+from pccl.runtime.dialing import RESET_ON_CLOSE
 from pccl.runtime.links import LinkError
 from pccl.runtime.wire import ConnectionLost, receive_exactly
 
@@ -45,7 +45,6 @@ PING, START = b"\x00", b"\x01"
 COUNT_BYTES = 8
 REPORT_S = 0.005
 BLOCK_BYTES = 1 << 18
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class ProbeError(Exception):

@@ -42,8 +42,13 @@ class Landing(Protocol):
         """What is in the view becomes the block. Does not wait."""
 
 
+class StoreError(Exception):
+    """A device that holds a tensor has failed; the text names it."""
+
+
 class Store(Protocol):
-    """A tensor's bytes where they are not memory of this machine. What may wait for the device says so."""
+    """A tensor's bytes where they are not memory of this machine. What may wait for the device says so. StoreError from
+    any method."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -120,7 +125,8 @@ def digest_at(digests: bytes | bytearray, number: int) -> bytes:
 
 def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[int]:
     """Numbers of the blocks whose digests differ, ascending. Both list the same number of blocks."""
-    assert len(mine) == len(theirs) and len(mine) % DIGEST_BYTES == 0  # noqa: PT018
+    assert len(mine) == len(theirs)
+    assert len(mine) % DIGEST_BYTES == 0
     if mine == theirs:
         return ()
     words = [np.frombuffer(digests, np.uint64).reshape(-1, DIGEST_BYTES // 8) for digests in (mine, theirs)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Sequence
 
@@ -10,11 +9,11 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, harmless
+from pccl.protocol.codec import ProtocolError, harmless
 from pccl.protocol.status import RunStatus
-from pccl.runtime import addresses, handshake, links
+from pccl.runtime import addresses, handshake
 from pccl.runtime.tls import TlsEnd, TlsError
-from pccl.runtime.wire import ConnectionLost, ControlConnection
+from pccl.runtime.wire import ConnectionLost, ControlConnection, dial_control
 
 LEADING = "leading"
 
@@ -27,15 +26,11 @@ async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | No
     """NoStatus."""
     where = addresses.join(host, port)
     try:
-        stream = await trio.open_tcp_stream(host, port)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        connection: ControlConnection[m.ToWatcher] = await dial_control(host, port, m.ToWatcher)
+    except ConnectionLost as error:
         raise NoStatus(
-            f"cannot reach a master at {where}: {links.innermost(error)}; is `pccl master` running there, and is the "
-            f"port open?"
+            f"cannot reach a master at {where}: {error}; is `pccl master` running there, and is the port open?"
         ) from None
-    connection: ControlConnection[m.ToWatcher] = ControlConnection(
-        socket.socket(fileno=stream.socket.detach()), m.ToWatcher, OPENING_BYTES_MAX
-    )
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.run_sender)

@@ -16,7 +16,7 @@ import trio
 
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, decode_body, encode, frame_length
 from pccl.protocol.messages import Message
-from pccl.runtime.inherited import close_in_child
+from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.tls import TlsEnd, TlsError, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
@@ -43,7 +43,8 @@ class ControlConnection(Generic[M]):
     running for a backlog to drain."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int) -> None:
-        close_in_child(sock)
+        """OSError if the other side has broken it already; the socket is then still the caller's."""
+        self.remote_address: Any = sock.getpeername()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -207,10 +208,6 @@ class ControlConnection(Generic[M]):
         self._wake.set()
         return self._sock.detach()
 
-    @property
-    def remote_address(self) -> Any:
-        return self._sock.getpeername()
-
     def shutdown(self) -> None:
         """Breaks the connection; `receive` will say so."""
         self._closing = True
@@ -227,6 +224,18 @@ class ControlConnection(Generic[M]):
     def forget_after_fork(self) -> None:
         """In a forked child: closes its copy without a word to the other side."""
         self._sock.close()
+
+
+async def dial_control(host: str, port: int, expected: Any) -> ControlConnection[Any]:
+    """A connection on which messages of the union `expected` come. ConnectionLost says why there is none."""
+    sock: socket.socket | None = None
+    try:
+        sock = await dial_tcp(host, port)
+        return ControlConnection(sock, expected, OPENING_BYTES_MAX)
+    except OSError as error:
+        if sock is not None:
+            sock.close()  # whoever listened has died since
+        raise ConnectionLost(error.strerror or str(error)) from None
 
 
 class SocketChannel:

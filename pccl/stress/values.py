@@ -67,7 +67,7 @@ class Op:
         nearly."""
         head = result[:SLOTS].astype(np.float64)
         if self.dtype.startswith("int"):
-            head %= 1 << (8 * result.itemsize)
+            head %= 2.0 ** (8 * result.itemsize)
         if self.op is ReduceOp.PROD:
             head = head - 1
         elif self.op is ReduceOp.MIN:

@@ -1,0 +1,85 @@
+"""Up to which size ops of a group had better go direct than round the ring, by what is known of its links.
+
+The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1), but fills its links where the
+direct one's streams crowd each other on every peer's line. So there is a size up to which direct wins, the larger the
+longer and the faster the links are.
+
+The model, for a chunk of S/W bytes of each of W ranks:
+
+    ring     2(W-1) steps, each of which takes what the slowest link of the ring needs for a chunk, or the mean delay of
+             its links if that is longer; and once more the shorter of both
+    direct   twice the longest delay, and twice what it takes a host to send, or to get, what its peers exchange with
+             those of other hosts, or the slowest link to carry a chunk
+
+A host's line is as fast as the fastest link that uses it. All peers of a group have to choose alike, so the master
+tells them the limit together with the ring, and it holds as long as the ring does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pccl.protocol.figures import Figures
+from pccl.protocol.topology import ring_links
+
+UNKNOWN = -1
+"""Some links have not been measured, or there is nothing to choose: every op goes by its own size and world."""
+CROWDING = 1.1
+"""How much longer a line takes for several streams than for one; measured in a WAN lab."""
+STEP_S = 5e-5
+"""What a step costs where the delay is next to nothing."""
+BITS_MIN, BITS_MAX = 12, 40
+UNMEASURED_CHUNK_BYTES = 512 << 10
+"""What a rank's chunk may have where the limit is UNKNOWN (pccl_algorithm_default in native/src/direct_plan.c)."""
+OTHERWISE_BITS = 2
+"""A limit is worth a new ring if it is another by this power of two: less is the figures' own spread."""
+
+
+def direct_limit(ring: Sequence[int], figures: Figures) -> int:
+    """Bytes of an op: 0, a power of two, or UNKNOWN."""
+    world_size = len(ring)
+    hosts = Counter(figures.hosts(peer) for peer in ring)
+    if world_size < 3 or len(hosts) < 2:
+        return UNKNOWN
+    known = {}
+    for sender in ring:
+        for receiver in ring:
+            if sender != receiver:
+                figure = figures.get((sender, receiver))
+                if figure is None or figures.is_unreachable((sender, receiver)):
+                    return UNKNOWN
+                known[sender, receiver] = figure
+    around = [known[pair] for pair in ring_links(ring)]
+    ring_delay_s = sum(max(figure.latency_s, STEP_S) for figure in around) / world_size
+    ring_s_per_byte = 1 / min(figure.bytes_per_s for figure in around)
+
+    far = {pair: figure for pair, figure in known.items() if not figures.are_on_one_host(pair)}
+    direct_delay_s = max(max(figure.latency_s for figure in far.values()), STEP_S)
+    direct_s_per_byte = 1 / min(figure.bytes_per_s for figure in far.values())
+    for host, count in hosts.items():
+        for end in (0, 1):
+            line = max(figure.bytes_per_s for pair, figure in far.items() if figures.hosts(pair[end]) == host)
+            direct_s_per_byte = max(direct_s_per_byte, count * (world_size - count) / line)
+
+    def is_direct_faster(count: int) -> bool:
+        chunk = count / world_size
+        step_s = chunk * ring_s_per_byte
+        ring_s = 2 * (world_size - 1) * max(step_s, ring_delay_s) + min(step_s, ring_delay_s)
+        return 2 * (direct_delay_s + chunk * direct_s_per_byte * CROWDING) <= ring_s
+
+    limit = 0
+    for bits in range(BITS_MIN, BITS_MAX + 1):
+        if not is_direct_faster(1 << bits):
+            break
+        limit = 1 << bits
+    return limit
+
+
+def is_outdated(in_force: int, found: int, world_size: int) -> bool:
+    """By enough to make the ring anew for what was found."""
+    if found == UNKNOWN:
+        return False
+    limits = (UNMEASURED_CHUNK_BYTES * world_size if in_force == UNKNOWN else in_force), found
+    bits = [max(limit, 1 << BITS_MIN).bit_length() for limit in limits]
+    return abs(bits[0] - bits[1]) >= OTHERWISE_BITS

@@ -1,0 +1,76 @@
+"""Connections to other processes, from their first moment closed in a forked child (`inherited`).
+
+That is why `trio.open_tcp_stream` is not used: nobody but itself knows its sockets before they are connected. A name
+may have several addresses, of which some may not answer: each has a head start of ATTEMPT_S, as in RFC 8305.
+
+Who dials a port of this machine again and again, on which nobody listens, is given that very port to dial from one day,
+and so connected to itself. Closed as usual, such a connection would keep the port from any listener for a minute.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from typing import Any
+
+import trio
+
+from pccl.runtime.inherited import close_in_child
+
+ATTEMPT_S = 0.25
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""For SO_LINGER."""
+
+
+async def dial_tcp(host: str, port: int) -> socket.socket:
+    """A connected non-blocking socket without Nagle's delay. OSError if no address of the host answers."""
+    try:
+        targets = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"no host has such a name: {error}") from None
+    connected: list[socket.socket] = []
+    failures: list[OSError] = []
+
+    async def attempt(target: Any, failed: trio.Event) -> None:
+        try:
+            connected.append(await _connected(target))
+            nursery.cancel_scope.cancel()
+        except OSError as error:
+            failures.append(error)
+            failed.set()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for target in targets:
+                failed = trio.Event()
+                nursery.start_soon(attempt, target, failed)
+                with trio.move_on_after(ATTEMPT_S):
+                    await failed.wait()
+    except BaseException:
+        for sock in connected:
+            sock.close()
+        raise
+    if not connected:
+        raise failures[0]
+    for late in connected[1:]:
+        late.close()
+    return connected[0]
+
+
+async def _connected(target: Any) -> socket.socket:
+    """To one of what getaddrinfo returns."""
+    family, kind, protocol, _, address = target
+    raw = socket.socket(family, kind, protocol)
+    close_in_child(raw)
+    sock = trio.socket.from_stdlib_socket(raw)
+    try:
+        await sock.connect(address)
+        if raw.getsockname() == raw.getpeername():
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there but who dials it")
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return raw
