@@ -1,10 +1,11 @@
-"""Asynchronous DiLoCo: as diloco_gpt.py, but the network works while the next 50 inner steps go on.
+"""Asynchronous DiLoCo: as diloco_gpt.py, but the network works while the inner steps go on.
 
     pccl launch -n 4 examples/async_diloco_gpt.py
 
-The column "waited s" is what is left of the network: the time that peer 0 stood still for it (and, on one machine, for
-slower peers). An update comes one outer step late; who is killed or joins in between is taken care of. Options and
-commands between hosts are those of diloco_gpt.py.
+The model is in two fragments that take turns, one every 25 inner steps, so that each is averaged once in 50 and its
+update comes 25 inner steps late (`--fragments 1`: the whole model, 50 late). The column "waited s" is what is left of
+the network: the time that peer 0 stood still for it (and, on one machine, for slower peers). Who is killed or joins in
+between is taken care of. Options and commands between hosts are those of diloco_gpt.py.
 """
 
 import os
@@ -14,13 +15,18 @@ from common.run import prepare
 from pccl import Communicator
 from pccl.training import AsyncDiLoCo, OuterStep
 
-run = prepare("Trains a small GPT with asynchronous DiLoCo.")
+run = prepare("Trains a small GPT with asynchronous DiLoCo.", fragments=2)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
+inner, rest = divmod(options.inner, options.fragments)
+if rest:
+    raise SystemExit(f"--inner {options.inner} is not a multiple of --fragments {options.fragments}")
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-    diloco = AsyncDiLoCo(communicator, model, trainer.optimizer, quantization=run.quantization)
+    diloco = AsyncDiLoCo(
+        communicator, model, trainer.optimizer, quantization=run.quantization, fragments=options.fragments
+    )
 
-    def show(step: OuterStep, loss: float) -> None:
+    def show(steps: list[OuterStep], loss: float) -> None:
         # What the model holds is where this peer goes on from; validate what all have in common.
         validation_loss = None
         if progress.is_shown:
@@ -30,27 +36,32 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
             for parameter, value in zip(model.parameters(), here, strict=True):
                 parameter.data.copy_(value)
         progress.add(
-            diloco.outer_steps * options.inner,
-            step.revision,
-            step.world_size,
+            diloco.outer_steps * inner,
+            steps[-1].revision,
+            steps[-1].world_size,
             loss,
             validation_loss,
-            step.tx_bytes,
-            step.waited_s,
+            sum(step.tx_bytes for step in steps),
+            sum(step.waited_s for step in steps),
             diloco.digest(),
         )
 
     checkpoint = run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or enters a run that is under way
+    steps: list[OuterStep] = []
+    losses: list[float] = []
     loss = 0.0
-    while diloco.outer_steps < options.steps:
-        first = diloco.outer_steps * options.inner
-        loss = sum(trainer.step(first + i) for i in range(options.inner)) / options.inner
-        step = diloco.outer_step()
+    while diloco.outer_steps < options.steps * options.fragments:
+        first = diloco.outer_steps * inner
+        losses += [trainer.step(first + i) for i in range(inner)]
+        steps.append(diloco.outer_step())
         if checkpoint is not None:
             diloco.save(checkpoint)
-        show(step, loss)
-    show(diloco.finish(), loss)
+        if diloco.outer_steps % options.fragments == 0:
+            loss = sum(losses) / len(losses)
+            show(steps, loss)
+            steps, losses = [], []
+    show([diloco.finish()], loss)
     if checkpoint is not None:
         diloco.save(checkpoint)
 

@@ -1,4 +1,4 @@
-"""What DiLoCo saves and what it costs: one model, one text, as many tokens, trained in six ways by four peers each.
+"""What DiLoCo saves and what it costs: one model, one text, as many tokens, trained in eight ways by four peers each.
 
     python examples/compare_diloco.py
 
@@ -41,6 +41,8 @@ KINDS = {
     "diloco": Kind("diloco_gpt.py"),
     "diloco-8bit": Kind("diloco_gpt.py", ("--quantize", "8")),
     "async": Kind("async_diloco_gpt.py"),
+    "async-whole": Kind("async_diloco_gpt.py", ("--fragments", "1")),
+    "async-5": Kind("async_diloco_gpt.py", ("--fragments", "5")),
     "diloco-churn": Kind("diloco_gpt.py", (), 4),
     "async-churn": Kind("async_diloco_gpt.py", (), 4),
 }

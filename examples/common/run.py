@@ -37,9 +37,14 @@ class Run:
         return path
 
 
-def prepare(description: str) -> Run:
-    """From the command line to a pretrained model."""
-    options = gpt_arguments(description).parse_args()
+def prepare(description: str, fragments: int | None = None) -> Run:
+    """From the command line to a pretrained model. `fragments` is the default of an option that only some have."""
+    parser = gpt_arguments(description)
+    if fragments is not None:
+        parser.add_argument(
+            "--fragments", type=int, default=fragments, help="parts of the model that take turns (default: %(default)s)"
+        )
+    options = parser.parse_args()
     torch.set_num_threads(1)  # several peers share this machine's cores
     corpus = Corpus(shards=options.peers)
     model = GPT()

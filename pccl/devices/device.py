@@ -32,6 +32,9 @@ class Device(Protocol):
     def allocate(self, size_bytes: int, pinned: bool) -> HostMemory:
         """`pinned`: the device copies from and to it by itself. MemoryError."""
 
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        """A new array of the same dtype, in this thread's current stream."""
+
     def mark(self) -> Event:
         """Everything that this thread has given to its current stream so far."""
 

@@ -1,63 +1,98 @@
-"""A reduce of arrays on a device, through the memory of this machine.
+"""An op on arrays on a device, through the memory of this machine.
 
-Theory of operation. The op is divided into *pieces* of PIECE_BYTES, in the same way on all peers. A piece is an op of
-the engine's own, which begins when the piece has been copied from the device; so the device copies the later pieces
-while the network works on the earlier ones. To everybody else the pieces are one op: one launch, one tag, one verdict
-(`pccl.runtime.pieces`). Results are copied to the device when the verdict is there and is commit, so an abort
-leaves the device's arrays as they were, in place or not.
+Theory of operation. An all_reduce is divided into *pieces* of PIECE_BYTES, in the same way on all peers. A piece is an
+op of the engine's own, which begins when the piece has been copied from the device; so the device copies the later
+pieces while the network works on the earlier ones. To everybody else the pieces are one op: one launch, one tag, one
+verdict (`pccl.runtime.pieces`). The other collectives are one piece each, which is the whole op; so on the wire they
+are what they are for arrays in memory, and both kinds of peers can share them. Results are copied to the device when
+the verdict is there and is commit, so an abort leaves the device's arrays as they were, in place or not.
 
 *Order.* What the launching thread had given to its current stream comes before the first copy: gradients may
 still be in the making when their reduce is launched. The way back goes through the current stream of the thread that
 waits for the op, so what that thread gives to this stream afterwards finds the result; `wait` itself does not block for
-the copy. A thread that uses other streams must order them itself, as with any work of the device.
+the copy. A thread that uses other streams must order them itself, as with any work of the device. A result for which
+the caller gave no array gets one in that stream, too.
 
-*Memory.* On the host the op needs its size once, pinned, and once more in the engine, which works in place and keeps
-what it overwrites (an abort has no use for it here, but a neighbour may have to be sent it again). All of the results
-must be kept until the verdict, so this cannot be less, however many pieces. On the device nothing is needed.
+*Memory.* On the host an all_reduce needs its size once, pinned, and once more in the engine, which works in place and
+keeps what it overwrites (an abort has no use for it here, but a neighbour may have to be sent it again). All of the
+results must be kept until the verdict, so this cannot be less, however many pieces. The other collectives need what
+they read and what they write, each pinned. On the device nothing is needed.
 
 *Who does it.* Copies to the host are given to the device and awaited by one thread for each device, ops in the order
 of their launches. That needs the GIL for a moment between two pieces, unlike what the engine does with a piece.
+
+*Errors* of the device before the op is done fail it on all peers. Those after the verdict are the caller's alone: the
+others have their results.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pccl.devices.device import Device, Event
 from pccl.devices.host_memory import Block, HostPool
 from pccl.runtime.engine import Buffers
+from pccl.runtime.pieces import piece_elements
 
-PIECE_BYTES = 16 << 20
 AHEAD = 2
 """Copies to the host that the device has been given and that are not there yet: while we take note of one, it does the
 next."""
 
+EXIT_GRACE_S = 5.0
+
 logger = logging.getLogger("pccl.devices")
 
 Ready = Callable[[int, Buffers], None]
+_Blocks = tuple[Block | None, Block | None]
+"""What a piece is sent from, and where its result comes to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A piece's place in the op."""
+class Span:
+    """A stretch of a contiguous array."""
 
-    number: int
-    start: int
+    start_byte: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
     count: int
-    """Elements."""
+    """Elements, as the engine counts those of the collective."""
+    read: Span | None
+    """Of what is sent; None: this peer sends nothing."""
+    write: Span | None
+    """Of where the result belongs; None: this peer gets nothing."""
+    is_in_place: bool = False
+    """Both are alike, and one block of host memory serves them."""
 
 
-def stretches(count: int, item_bytes: int) -> list[Stretch]:
-    """At least one. The same on all peers: this is part of what they must agree on."""
-    length = PIECE_BYTES // item_bytes
-    pieces = max(1, -(-count // length))
-    return [Stretch(i, i * length, min(length, count - i * length)) for i in range(pieces)]
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    send: Any
+    recv: Callable[[], Any]
+    """Asked when there is a result."""
+    pieces: Sequence[Piece]
+
+
+def divided(send: Any, recv: Any, count: int, item_bytes: int) -> Cargo:
+    """Of an all_reduce. At least one piece; the same on all peers: this is part of what they must agree on."""
+    length = piece_elements(item_bytes) or max(1, count)
+    pieces = []
+    for start in range(0, max(1, count), length):
+        elements = min(length, count - start)
+        span = Span(start * item_bytes, elements * item_bytes)
+        pieces.append(Piece(elements, span, span, is_in_place=True))
+    return Cargo(send, lambda: recv, pieces)
 
 
 class Staging:
@@ -66,78 +101,98 @@ class Staging:
     `begin` may be called once. `deliver` is for any thread, again and again.
     """
 
-    def __init__(self, device: Device, send: Any, recv: Any, count: int, item_bytes: int) -> None:
-        self.pieces = stretches(count, item_bytes)
+    def __init__(self, device: Device, piece_count: int, load: Callable[[], Cargo]) -> None:
+        """`load` is called when the op begins, by when it is known who takes part."""
+        self.piece_count = piece_count
         self._device = device
-        self._send = send
-        self._recv = recv
-        self._item_bytes = item_bytes
+        self._load = load
+        self._cargo: Cargo | None = None
         self._launched = device.mark()
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, _Blocks] = {}
+        """By piece; the engine reads and writes them until the op has ended."""
         self._is_over = False
         self._delivering = threading.RLock()
         self._delivered: Event | None = None
 
-    @property
-    def piece_count(self) -> int:
-        return len(self.pieces)
-
     def begin(self, ready: Ready, failed: Callable[[BaseException], None]) -> None:
         """Starts to copy. `ready` hears of each piece that is in its block, in order, in another thread; `failed`
         that no more will come, and why."""
-        helper_of(self._device).run(lambda helper: self._read(helper.pool, ready, failed))
+        self._cargo = cargo = self._load()
+        assert len(cargo.pieces) == self.piece_count
+        helper_of(self._device).run(lambda helper: self._read(cargo, helper.pool, ready, failed))
 
     def abandon(self) -> None:
         """The op has been aborted: what has not been copied yet need not be."""
         self._is_over = True
 
-    def _read(self, pool: HostPool, ready: Ready, failed: Callable[[BaseException], None]) -> None:
-        under_way: list[tuple[Stretch, Block, Event]] = []
+    def _read(self, cargo: Cargo, pool: HostPool, ready: Ready, failed: Callable[[BaseException], None]) -> None:
+        under_way: list[tuple[Event | None, Callable[[], None]]] = []
+
+        def arrive() -> None:
+            arrived, tell = under_way[0]
+            if arrived is not None:
+                arrived.wait()
+            del under_way[0]
+            if not self._is_over:
+                tell()
+
         try:
-            for stretch in self.pieces:
+            for number, piece in enumerate(cargo.pieces):
                 if self._is_over:
                     break
-                size_bytes = stretch.count * self._item_bytes
-                block = pool.take(size_bytes)
-                start_byte = stretch.start * self._item_bytes
-                arrived = self._device.read(self._send, start_byte, size_bytes, block.host, self._launched)
-                under_way.append((stretch, block, arrived))
+                source = pool.take(piece.read.size_bytes) if piece.read is not None else None
+                target = source
+                if not piece.is_in_place:
+                    target = pool.take(piece.write.size_bytes) if piece.write is not None else None
+                arrived = None
+                if piece.read is not None and source is not None:
+                    arrived = self._device.read(cargo.send, *_place(piece.read), source.host, self._launched)
+                under_way.append((arrived, partial(self._arrive, number, piece.count, source, target, ready)))
                 if len(under_way) >= AHEAD:
-                    self._arrive(*under_way.pop(0), ready)
+                    arrive()
             while under_way:
-                self._arrive(*under_way.pop(0), ready)
+                arrive()
         except BaseException as error:
-            for _, _, arrived in under_way:
-                arrived.wait()  # before its block is used for anything else
             failed(error)
+            for still, _ in under_way:
+                if still is not None:
+                    with suppress(Exception):  # of the device, which has just failed
+                        still.wait()  # before its block is used for anything else
 
-    def _arrive(self, stretch: Stretch, block: Block, arrived: Event, ready: Ready) -> None:
-        arrived.wait()
-        self._blocks[stretch.number] = block
-        if not self._is_over:
-            ready(stretch.number, Buffers(block.address, block.address, stretch.count, block))
+    def _arrive(self, number: int, count: int, source: Block | None, target: Block | None, ready: Ready) -> None:
+        blocks = self._blocks[number] = source, target
+        send, recv = (block.address if block is not None else 0 for block in blocks)
+        ready(number, Buffers(send, recv, count, blocks))
 
     def deliver(self) -> None:
         """Puts the results of a committed op into the device's array, as seen from this thread's current stream."""
+        cargo = self._cargo
+        assert cargo is not None
         with self._delivering:
             if self._delivered is not None:
                 self._device.follow(self._delivered)
                 return
-            assert len(self._blocks) == len(self.pieces)
             last: Event | None = None
-            for stretch in self.pieces:
-                start_byte, size_bytes = stretch.start * self._item_bytes, stretch.count * self._item_bytes
-                host = self._blocks[stretch.number].host
-                last = self._device.write(self._recv, start_byte, size_bytes, host)
-            assert last is not None
-            self._delivered = last
-            blocks, self._blocks = self._blocks, {}
+            for number, piece in enumerate(cargo.pieces):
+                _, target = self._blocks.get(number, (None, None))
+                if piece.write is not None:
+                    assert target is not None
+                    last = self._device.write(cargo.recv(), *_place(piece.write), target.host)
+            # In this order: if it is interrupted anywhere, nothing is freed too early, and it can be made again.
+            blocks = list(self._blocks.values())
             helper_of(self._device).run(lambda helper: _release(helper.pool, blocks, last))
+            self._delivered = last
+            self._blocks = {}
 
 
-def _release(pool: HostPool, blocks: dict[int, Block], read: Event) -> None:
-    """The device has read them: they may be used for something else."""
-    read.wait()
+def _place(span: Span) -> tuple[int, int]:
+    return span.start_byte, span.size_bytes
+
+
+def _release(pool: HostPool, blocks: list[_Blocks], read: Event | None) -> None:
+    """Once the device has read them they may be used for something else."""
+    if read is not None:
+        read.wait()
     blocks.clear()
     pool.trim()
 
@@ -147,20 +202,28 @@ class Helper:
 
     def __init__(self, device: Device) -> None:
         self.pool = HostPool(device)
-        self._thread = ThreadPoolExecutor(1, f"pccl-{device.name}")
+        # Not an executor: an interrupt in its `submit` can leave a lock behind for ever.
+        self._tasks: queue.SimpleQueue[Callable[[Helper], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"pccl-{device.name}", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
 
     def run(self, task: Callable[[Helper], None]) -> None:
         """After all that was given before."""
-        try:
-            self._thread.submit(self._run, task)
-        except RuntimeError:  # the interpreter is exiting
-            self._run(task)
+        self._tasks.put(task)
 
-    def _run(self, task: Callable[[Helper], None]) -> None:
-        try:
-            task(self)
-        except Exception:
-            logger.exception("a copy failed")
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task(self)
+            except Exception:
+                logger.exception("a copy failed")
+            del task  # and what it holds
+
+    def _stop(self) -> None:
+        """Before the interpreter takes the device's library away from it."""
+        self._tasks.put(None)
+        self._thread.join(EXIT_GRACE_S)
 
 
 _helpers: dict[Device, Helper] = {}
@@ -174,10 +237,15 @@ def helper_of(device: Device) -> Helper:
         return _helpers[device]
 
 
+_inherited: list[Helper] = []
+
+
 def _forget_after_fork() -> None:
-    """Threads are not copied. The child may not use the device, but a lock must not be held for ever."""
+    """Threads are not copied. The child may not use the device, not even to free what the parent has pinned; but a lock
+    must not be held for ever."""
     global _creating
     _creating = threading.Lock()
+    _inherited.extend(_helpers.values())
     _helpers.clear()
 
 

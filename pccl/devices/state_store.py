@@ -3,22 +3,42 @@
 The device comes to rest before its tensors are hashed, whatever streams the program uses, and all that has landed is
 there for all streams when the sync returns. Only blocks that are asked for come to this machine's memory, and what
 comes over the network is verified there before the device has it, so a tensor on a device never holds a wrong byte.
+
+A device that fails, here or in what the program gave to it before, is of no use to its peer any more: a StoreError,
+upon which the peer leaves the run, so that nobody waits for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pccl.devices.device import Device, Event
 from pccl.devices.host_memory import Block
 from pccl.devices.staging import helper_of
 from pccl.runtime import state_blocks
+from pccl.runtime.state_blocks import StoreError
 
 WRITES_MAX = 16
 """Copies to the device that are under way at once, each with a block of host memory."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _failing_clearly(
+    method: Callable[Concatenate[DeviceStore, P], T],
+) -> Callable[Concatenate[DeviceStore, P], T]:
+    def call(self: DeviceStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # whatever the device's library raises
+            raise StoreError(f"{self.device.name} failed: {type(error).__name__}: {error}") from error
+
+    return call
 
 
 class DeviceStore:
@@ -26,19 +46,21 @@ class DeviceStore:
 
     def __init__(self, device: Device, array: Any, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._device = device
+        self.device = device
         self._array = array
         self._pool = helper_of(device).pool
         self._writes: deque[tuple[Event, Block]] = deque()
 
+    @_failing_clearly
     def digests(self) -> bytes:
-        self._device.synchronize()
+        self.device.synchronize()
         whole = self.size_bytes // state_blocks.BLOCK_BYTES
-        there = self._device.block_digests(self._array, state_blocks.BLOCK_BYTES, whole) if whole else None
+        there = self.device.block_digests(self._array, state_blocks.BLOCK_BYTES, whole) if whole else None
         last = -(-self.size_bytes // state_blocks.BLOCK_BYTES)
         rest = range(0 if there is None else whole, last)
         return (there or b"") + b"".join(state_blocks.digest(block) for block in self._loaded(rest))
 
+    @_failing_clearly
     def load(self, number: int) -> memoryview:
         return next(self._loaded(range(number, number + 1)))
 
@@ -48,19 +70,21 @@ class DeviceStore:
         for number in numbers:
             start, size = self._place(number)
             block = self._pool.take(size)
-            coming.append((self._device.read(self._array, start, size, block.host, None), _view(block, size)))
+            coming.append((self.device.read(self._array, start, size, block.host, None), _view(block, size)))
             if len(coming) > 1:
                 yield _arrived(*coming.popleft())
         while coming:
             yield _arrived(*coming.popleft())
 
+    @_failing_clearly
     def landing(self, number: int) -> _Landing:
         return _Landing(self, *self._place(number), self._pool.take(self._place(number)[1]))
 
+    @_failing_clearly
     def settle(self) -> None:
         if self._writes:
             # All of them: they were given to the streams of several threads, which the program's do not wait for.
-            self._device.synchronize()
+            self.device.synchronize()
             self._writes.clear()
         self._pool.trim()
 
@@ -69,10 +93,11 @@ class DeviceStore:
         start = number * state_blocks.BLOCK_BYTES
         return start, min(state_blocks.BLOCK_BYTES, self.size_bytes - start)
 
-    def _write(self, start: int, size: int, block: Block) -> None:
+    @_failing_clearly
+    def write(self, start: int, size: int, block: Block) -> None:
         if len(self._writes) >= WRITES_MAX:
             self._writes.popleft()[0].wait()
-        self._writes.append((self._device.write(self._array, start, size, block.host), block))
+        self._writes.append((self.device.write(self._array, start, size, block.host), block))
 
 
 class _Landing:
@@ -85,7 +110,7 @@ class _Landing:
         self._block = block
 
     def land(self) -> None:
-        self._store._write(self._start, len(self.view), self._block)
+        self._store.write(self._start, len(self.view), self._block)
 
 
 def _arrived(event: Event, view: memoryview) -> memoryview:

@@ -49,11 +49,15 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int, pinned: bool) -> CudaMemory:
         try:
-            # `device`: the program may have set another default.
-            tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
+            with self._api.device(self._device):  # pinning would open this thread's current one, the first as a rule
+                # `device`: the program may have set another default.
+                tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
         except RuntimeError as error:
             raise MemoryError(str(error)) from None
         return CudaMemory(tensor)
+
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        return self._torch.empty(shape, dtype=like.dtype, device=self._device)
 
     def mark(self) -> CudaEvent:
         return self._record(self._api.current_stream(self._device))

@@ -9,6 +9,10 @@ a part in the loss count as zero), waits for all, and makes the optimizer's step
 After the first step gradients are views of their buckets: the backward pass writes into what is sent, and nothing is
 copied, unless somebody sets them to None (`optimizer.zero_grad()`; use `zero_grad` of this class).
 
+Modules on CUDA devices may be spread over several; a bucket is on one. Its gradients are waited for on the stream that
+the last of them is accumulated on, which is that of all, unless the program has parts of its forward pass on different
+streams of a device.
+
 *What is shared*: the parameters, the floating buffers and the optimizer's tensors, so that a newcomer goes on with the
 same moments as the others. All peers then make the same optimizer step from the same gradients; they stay bit-identical
 as far as their CPUs and torch builds compute alike, which DiLoCo does not ask for. Buffers that a forward pass changes,
@@ -47,7 +51,8 @@ class _Bucket:
 
     def __init__(self, torch: Any, parameters: list[Any]) -> None:
         self.parameters = parameters
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        first = parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         parts = self.flat.split([p.numel() for p in parameters])
         self.views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
         self.missing = len(parameters)
@@ -56,6 +61,11 @@ class _Bucket:
     def take(self, i: int) -> None:
         """The gradient of parameter `i` is complete."""
         parameter, view = self.parameters[i], self.views[i]
+        if parameter.grad.is_sparse:
+            raise ValueError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; only dense ones "
+                "are averaged, as an Embedding has them without sparse=True"
+            )
         if parameter.grad is not view:
             view.copy_(parameter.grad)
             parameter.grad = view
@@ -63,7 +73,7 @@ class _Bucket:
 
 
 class DDP:
-    """Averages the gradients of a torch module on the CPU and steps its optimizer. Not thread-safe.
+    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Not thread-safe.
 
     Needs torch 2.1 or newer.
     """
@@ -82,9 +92,16 @@ class DDP:
         """All peers build the same module and optimizer and give the same arguments. Uses the tags from `tag` on: one
         for the roll call and one for each bucket.
 
-        ValueError for parameters that are not on the CPU, or for an optimizer with a state that is no tensor.
+        ValueError for a module without parameters that require gradients, for an optimizer with a state that is no
+        tensor, and for other arguments (also TypeError); PCCLError INVALID_ARGUMENT for tensors that cannot be shared,
+        such as distributed ones or those on devices of other kinds.
         """
         torch = sys.modules["torch"]
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
+            if value < 1:
+                raise ValueError(f"{name} {value}: must be at least 1")
         self._communicator = communicator
         self._optimizer = optimizer
         self._quantization = quantization
@@ -92,15 +109,11 @@ class DDP:
         self._tag = tag
         self._is_synchronized = True
         parameters = [p for p in module.parameters() if p.requires_grad]
-        for parameter in parameters:
-            if parameter.device.type != "cpu":
-                raise ValueError(f"a parameter is on {parameter.device}; only CPU modules can be trained so")
+        if not parameters:
+            raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
+        for name, parameter in module.named_parameters():
+            TensorInfo.from_torch(parameter.detach(), name)  # raises, before anything is changed
         self._buckets = [_Bucket(torch, each) for each in _dealt(parameters, bucket_bytes)]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(number, i))
-            for number, bucket in enumerate(self._buckets)
-            for i, parameter in enumerate(bucket.parameters)
-        ]
         _materialize(torch, optimizer, parameters)
         tensors = {name: p.detach() for name, p in module.named_parameters()}
         tensors |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
@@ -108,11 +121,17 @@ class DDP:
         self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
         # Without content; its name says which peers can train together.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
-        options = {f"options of DDP {fingerprint(quantization, admit_every, buckets)}": torch.zeros(1)}
+        name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
+        options = {name: torch.zeros(1, device="cpu")}
         self._state = SharedState(
             [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._tensors, **options}.items()]
         )
         self._membership = Membership(communicator, self._state, tag)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(number, i))
+            for number, bucket in enumerate(self._buckets)
+            for i, parameter in enumerate(bucket.parameters)
+        ]
 
     @property
     def revision(self) -> int:
@@ -121,9 +140,10 @@ class DDP:
 
     def digest(self) -> str:
         """BLAKE3 of the shared state in hexadecimal."""
+        torch = sys.modules["torch"]
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         for tensor in self._tensors.values():
-            hasher.update(tensor.contiguous().view(-1).numpy().tobytes())
+            hasher.update(tensor.cpu().view(-1).view(torch.uint8).numpy())
         return hasher.hexdigest()
 
     def join(self, peers_min: int = 1) -> Admission:
@@ -150,20 +170,23 @@ class DDP:
         """Call it after the backward pass, instead of the optimizer's: averages what is not averaged yet, steps, clears
         the gradients, and lets newcomers in when it is time. A joint call.
 
-        PCCLError: the master is lost, or this peer was evicted. Nothing was stepped then.
+        PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE: `join` was not called, or a former step
+        was interrupted (`close` this one, and make a communicator and a DDP anew). Nothing
+        was stepped then.
         """
-        started_s = time.monotonic()
-        for number, bucket in enumerate(self._buckets):
-            if bucket.average is None:
-                self._fill(bucket)
-                self._launch(number)
-        done = [self._land(bucket) for bucket in self._buckets]
-        waited_s = time.monotonic() - started_s
-        self._optimizer.step()
-        self.zero_grad()
-        self._state.revision += 1
-        is_time = self.revision % self._admit_every == 0
-        admission = self._membership.admit() if is_time and self._membership.are_peers_pending() else None
+        with self._membership.step("DDP.step"):
+            started_s = time.monotonic()
+            for number, bucket in enumerate(self._buckets):
+                if bucket.average is None:
+                    self._fill(bucket)
+                    self._launch(number)
+            done = [self._land(bucket) for bucket in self._buckets]
+            waited_s = time.monotonic() - started_s
+            self._optimizer.step()
+            self.zero_grad()
+            self._state.revision += 1
+            is_time = self.revision % self._admit_every == 0
+            admission = self._membership.admit() if is_time and self._membership.are_peers_pending() else None
         world_size = min(each.world_size for each in done)
         return report_of(
             Step, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
@@ -208,11 +231,12 @@ class DDP:
 
 
 def _dealt(parameters: list[Any], bucket_bytes: int) -> Iterator[list[Any]]:
-    """Buckets of one dtype, last parameter first."""
+    """Buckets of one dtype on one device, last parameter first."""
     bucket: list[Any] = []
     size_bytes = 0
     for parameter in reversed(parameters):
-        if bucket and (size_bytes >= bucket_bytes or parameter.dtype != bucket[0].dtype):
+        kind = parameter.dtype, parameter.device
+        if bucket and (size_bytes >= bucket_bytes or kind != (bucket[0].dtype, bucket[0].device)):
             yield bucket
             bucket, size_bytes = [], 0
         bucket.append(parameter)

@@ -33,16 +33,18 @@ class DiLoCo(OuterLoop):
         """Averages what the peers' models moved by since the last call, updates the outer state, lets newcomers in,
         and puts the outer parameters into the model. A joint call; blocks until all other peers have come to it.
 
-        PCCLError: the master is lost, or this peer was evicted; see `reconnect`.
+        PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
+        or a former call was interrupted: `reconnect`, too.
         """
-        gradient = self._gradient
-        self._replica.difference(self._parameters, gradient)
-        started_s = time.monotonic()
-        averaged = Average(self._communicator, gradient, self._tag, self._quantization).wait()
-        waited_s = time.monotonic() - started_s
-        self._update(gradient)
-        started_s = time.monotonic()
-        admission = self._membership.admit() if self._membership.are_peers_pending() else None
-        waited_s += time.monotonic() - started_s
-        self._begin()
+        with self._membership.step("DiLoCo.outer_step"):
+            gradient = self._gradient
+            self._replica.difference(self._parameters, gradient)
+            started_s = time.monotonic()
+            averaged = Average(self._communicator, gradient, self._tag, self._quantization).wait()
+            waited_s = time.monotonic() - started_s
+            self._update(gradient)
+            started_s = time.monotonic()
+            admission = self._membership.admit() if self._membership.are_peers_pending() else None
+            waited_s += time.monotonic() - started_s
+            self._begin()
         return self._report([averaged], admission, waited_s)

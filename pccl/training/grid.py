@@ -26,14 +26,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.signs import SUM_MAX, add_signs, sign_words
-
-Tensor: TypeAlias = NDArray[np.float32]
+from pccl.signs import SUM_MAX, sign_words
+from pccl.training.elements import Elements, HostElements, Tensor
 
 UNITS_MAX = SUM_MAX
 """No element is ever larger, in quanta: 2**24."""
@@ -44,7 +42,6 @@ EPSILONS_MIN = 16
 EXPONENT_MIN = -126
 ROUNDING_TENSOR = 2**32 - 1
 """Where random numbers for rounding are taken: a tensor's number that no tensor has."""
-CHUNK = 1 << 16
 
 
 class Grid:
@@ -54,13 +51,13 @@ class Grid:
     brought them home before.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], epsilon: float, seed: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
         """Chooses the quanta and rounds the elements to them. `epsilon` is the perturbation's size, which is rounded to
         quanta as well, the same for all peers.
 
         ValueError: an element is not finite, or too large for the perturbation to matter.
         """
-        self._tensors = list(tensors)
+        self._tensors = [HostElements(each) if isinstance(each, np.ndarray) else each for each in tensors]
         self._epsilon = epsilon
         self._seed = seed
         self.exponents: NDArray[np.int32] = np.zeros(len(self._tensors), np.int32)
@@ -135,7 +132,7 @@ class Grid:
             directions = [d for d, amount in each.items() if amount]
             if directions:
                 amounts = [each[d] for d in directions]
-                add_signs(tensor, self._quantum(t), **numbers, directions=directions, amounts=amounts)
+                tensor.add_signs(self._quantum(t), **numbers, directions=directions, amounts=amounts)
         self._is_torn = False
 
     def _quantum(self, t: int) -> float:
@@ -170,13 +167,12 @@ class Grid:
                 raise OverflowError(
                     f"tensor {t} has grown so large that perturbations of {self._epsilon:g} vanish: training diverges"
                 )
-            self._round(t)
+            self._tensors[t].round_to(self._quantum(t))
             self._bounds[t] = round(self._bounds[t] / 2)
         return amounts
 
     def _settle(self, t: int) -> None:
-        tensor = self._tensors[t]
-        largest = max(float(tensor.max(initial=0)), -float(tensor.min(initial=0)))
+        largest = self._tensors[t].largest()
         if not math.isfinite(largest):
             raise ValueError(f"tensor {t} has elements that are not finite")
         mantissa, exponent = math.frexp(HEADROOM * max(largest, EPSILONS_MIN * self._epsilon))
@@ -184,24 +180,11 @@ class Grid:
         self.exponents[t] = max(within - UNITS_MAX.bit_length() + 1, EXPONENT_MIN)
         if self._reach(t) < 1:
             raise ValueError(f"tensor {t} has elements up to {largest:g}: perturbations of {self._epsilon:g} vanish")
-        self._round(t)
+        self._tensors[t].round_to(self._quantum(t))
         self._bounds[t] = self._largest(t)
 
-    def _round(self, t: int) -> None:
-        """To whole quanta; -0 becomes 0."""
-        quantum = np.float32(self._quantum(t))
-        per_quantum = np.float32(1 / self._quantum(t))
-        for begin in range(0, self._tensors[t].size, CHUNK):
-            part = self._tensors[t][begin : begin + CHUNK]
-            part *= per_quantum
-            np.rint(part, out=part)
-            part *= quantum
-            part += np.float32(0)
-
     def _largest(self, t: int) -> int:
-        tensor = self._tensors[t]
-        largest = max(float(tensor.max(initial=0)), -float(tensor.min(initial=0)))
-        return int(math.ldexp(largest, -int(self.exponents[t])))
+        return int(math.ldexp(self._tensors[t].largest(), -int(self.exponents[t])))
 
 
 def _total(amounts: Mapping[int, int]) -> int:

@@ -56,12 +56,14 @@ class OuterLoop:
         quantization: QuantizationOptions | None = None,
         tag: int = 0,
         site: Site | None = None,
+        alike: object = None,
     ) -> None:
         """`model` is a torch module, or a mapping of names to NumPy arrays; all peers build the same.
 
         `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
         pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` and `tag + 1`.
         `site` is given where this peer trains one shard of a model; `communicator` must be the site's then.
+        `alike` is whatever else must be the same on all peers, as its `repr`: who has it otherwise is refused.
         TypeError or ValueError for what cannot be trained.
         """
         self._communicator = communicator
@@ -74,7 +76,7 @@ class OuterLoop:
         replica.read(self._parameters)
         self._momentum = np.zeros_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout)}"
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
         self._state = SharedState.from_numpy(
             {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
         )
@@ -132,9 +134,9 @@ class OuterLoop:
         view.flags.writeable = False
         return view
 
-    def _update(self, gradient: Vector) -> None:
-        """One outer update; `gradient` is lost."""
-        self._outer.step(self._parameters, self._momentum, gradient)
+    def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
+        """One outer update of the elements at `place`; `gradient` is lost."""
+        self._outer.step(self._parameters[place], self._momentum[place], gradient)
         self._state.revision += 1
 
     def _report(self, done: Sequence[Averaged], admission: Admission | None, waited_s: float) -> OuterStep:

@@ -17,6 +17,10 @@ to the revision it has once agreed on, and the peer with the newest checkpoint m
 
 A newcomer whose state cannot be brought up, such as one with another model, fails and leaves; the others repeat the
 call without it.
+
+*Interrupts* (Ctrl-C) leave ops to the others: an op that is only waited for is not aborted, and whoever closes its
+communicator then is a loss like any. But who was interrupted in the middle of a step does not know how far the others
+have come, and must not go on as if nothing had been: `step` refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,7 +118,9 @@ class Average:
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
     """A short name for what all peers of a run must have alike. As part of a tensor's name in the shared state it has
-    newcomers refused who have it otherwise, before they spoil an op."""
+    newcomers refused who have it otherwise, before they spoil an op. TypeError for another kind of quantization."""
+    if quantization is not None and not isinstance(quantization, QuantizationOptions):
+        raise TypeError(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None:
         quantization = replace(quantization, stochastic=False, seed=0)  # each peer's own affair
     return hashlib.sha256(repr((quantization, *what)).encode()).hexdigest()[:12]
@@ -142,6 +149,7 @@ class Membership:
         self._site = site
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
+        self._was_interrupted = False
 
     def join(self, peers_min: int = 1) -> Admission:
         """Call once, right after `Communicator.connect`: returns when `peers_min` peers are there (the largest such
@@ -164,6 +172,28 @@ class Membership:
             raise
         self.is_under_way = True
         return admission
+
+    def require_step(self, func_name: str) -> None:
+        """PCCLError INVALID_USAGE: `join` has not been called, or a step was interrupted."""
+        what = ""
+        if not self.is_under_way:
+            what = "call join before"
+        elif self._was_interrupted:
+            what = "a former call was interrupted and the others have gone on: close the communicator, and join anew"
+        if what:
+            raise PCCLError(Result.INVALID_USAGE, func_name, what)
+
+    @contextmanager
+    def step(self, func_name: str) -> Iterator[None]:
+        """Around what all peers do alike. PCCLError as `require_step`."""
+        self.require_step(func_name)
+        self._was_interrupted = True
+        try:
+            yield
+        except Exception:
+            self._was_interrupted = False  # whoever raises it says what is to be done
+            raise
+        self._was_interrupted = False
 
     def are_peers_pending(self) -> bool:
         """Whether newcomers wait; the same on all peers, if they call it with nothing in flight."""
@@ -193,7 +223,9 @@ class Membership:
                 world_size = 1
                 break
             try:
-                world_size = self._communicator.all_reduce(roll, op=ReduceOp.MAX, tag=self._tag).world_size
+                # A launched op: an interrupt does not abort it for the others.
+                launched = self._communicator.all_reduce_async(roll, op=ReduceOp.MAX, tag=self._tag)
+                world_size = launched.result().world_size
             except PCCLError as error:
                 if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
                     raise

@@ -6,13 +6,17 @@ further copies. There is one for a torch module and one for NumPy arrays.
 
 Parameters of float32 and narrower are kept in float32 outside, so that small outer updates of bfloat16 weights are not
 rounded away; as soon as one is float64, everything is.
+
+A replica can be split into parts, runs of its elements, which are moved alone. They are cut between rows, that is
+along a tensor's first dimension, which can be done to tensors of any strides without a copy.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,22 +25,31 @@ from pccl.training.outer import Vector
 from pccl.training.shards import describe, local_shard
 
 
-class Replica(Protocol):
-    """The local parameters. Vectors have `count` elements of `dtype`."""
+class Part(Protocol):
+    """A run of the local parameters. Vectors have `count` elements of the replica's dtype."""
 
     count: int
-    dtype: np.dtype[Any]
-    layout: str
-    """Names, shapes and dtypes: equal on all peers that train the same model."""
 
     def read(self, out: Vector) -> None:
         """`out = local`."""
 
     def difference(self, start: Vector, out: Vector) -> None:
-        """`out = start - local`."""
+        """`out = start - local`; `out` may be `start`."""
 
     def write(self, values: Vector) -> None:
         """`local = values`."""
+
+
+class Replica(Part, Protocol):
+    """All local parameters."""
+
+    dtype: np.dtype[Any]
+    layout: str
+    """Names, shapes and dtypes: equal on all peers that train the same model."""
+
+    def split(self, count: int) -> Sequence[Part]:
+        """So many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there are fewer
+        rows. The same parts wherever shapes are."""
 
     def pack(self, state: Any) -> bytes:
         """What an inner optimizer's `state_dict()` gave, for a file."""
@@ -57,23 +70,30 @@ def replica_of(model: Any) -> Replica:
     )
 
 
-class ArrayReplica:
-    """NumPy arrays by name: any shape and strides, float16 to float64."""
+def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, slice]]]:
+    """For each of `count` parts, which rows of which tensors are in it."""
+    sizes = [math.prod(shape) for shape in shapes]
+    parts: list[list[tuple[int, slice]]] = [[] for _ in range(count)]
+    first = 0
+    for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
+        if size:
+            rows = shape[0] if shape else 1
+            ends = [
+                min(max(0, (sum(sizes) * number // count - first) * rows // size), rows) for number in range(count + 1)
+            ]
+            for part, begin, end in zip(parts, ends, ends[1:], strict=False):
+                if begin < end:
+                    part.append((index, slice(begin, end)))
+        first += size
+    return parts
 
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray):
-                raise TypeError(f"parameter {name!r} must be a NumPy array, not {type(array).__name__}")
-            if array.dtype.kind != "f" or array.dtype.itemsize > 8 or not array.dtype.isnative:
-                raise ValueError(f"parameter {name!r} is {array.dtype}; only float16, float32 and float64 are trained")
-            if not array.flags.writeable:
-                raise ValueError(f"parameter {name!r} is read-only")
-        if not arrays:
-            raise ValueError("there are no parameters to train")
-        self._arrays = list(arrays.values())
-        self.count = sum(array.size for array in self._arrays)
-        self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
-        self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+
+class ArrayPart:
+    """Arrays of any shape and strides."""
+
+    def __init__(self, arrays: Sequence[Vector]) -> None:
+        self._arrays = arrays
+        self.count = sum(array.size for array in arrays)
 
     def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
         """Each array beside its part of `vector`, in the same shape."""
@@ -95,6 +115,28 @@ class ArrayReplica:
         for array, part in self._parts(values):
             array[...] = part
 
+
+class ArrayReplica(ArrayPart):
+    """NumPy arrays by name: any shape and strides, float16 to float64."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"parameter {name!r} must be a NumPy array, not {type(array).__name__}")
+            if array.dtype.kind != "f" or array.dtype.itemsize > 8 or not array.dtype.isnative:
+                raise ValueError(f"parameter {name!r} is {array.dtype}; only float16, float32 and float64 are trained")
+            if not array.flags.writeable:
+                raise ValueError(f"parameter {name!r} is read-only")
+        if not arrays:
+            raise ValueError("there are no parameters to train")
+        super().__init__(list(arrays.values()))
+        self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
+        self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+
+    def split(self, count: int) -> list[ArrayPart]:
+        parts = _rows([array.shape for array in self._arrays], count)
+        return [ArrayPart([np.atleast_1d(self._arrays[index])[rows] for index, rows in part]) for part in parts]
+
     def pack(self, state: Any) -> bytes:
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **state)
@@ -105,34 +147,24 @@ class ArrayReplica:
             return dict(archive)
 
 
-class TorchReplica:
-    """The parameters of a module that require gradients, on whatever device; of distributed ones this rank's shards.
+class TorchPart:
+    """Rows of a module's parameters, on whatever device; of distributed ones, of this rank's shards."""
 
-    The others, and buffers, stay as they are on each peer: build them alike.
-    """
-
-    def __init__(self, torch: Any, module: Any) -> None:
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        if not named:
-            raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
-        for name, parameter in named:
-            if not parameter.is_floating_point():
-                raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
+    def __init__(self, torch: Any, module: Any, pieces: Sequence[tuple[Any, slice]]) -> None:
+        """`pieces` are parameters and which of their rows."""
         self._torch = torch
         self._module = module
-        self._parameters = [parameter for _, parameter in named]
-        self._sizes = [local_shard(parameter).numel() for parameter in self._parameters]
+        self._pieces = pieces
+        self._sizes = [shard.numel() for shard in self._shards()]
         self.count = sum(self._sizes)
-        self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for p in self._parameters) else np.float32)
-        self.layout = "\n".join(
-            f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
-        )
+
+    def _shards(self) -> list[Any]:
+        return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
 
     def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
-        """Each parameter's values here beside its part of `vector`, in the same shape, sharing their memory."""
-        shards = [local_shard(parameter) for parameter in self._parameters]
+        """Each piece's values here beside its part of `vector`, in the same shape, sharing their memory."""
         parts = self._torch.from_numpy(vector).split(self._sizes)
-        return [(shard, part.view(shard.shape)) for shard, part in zip(shards, parts, strict=True)]
+        return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
 
     def read(self, out: Vector) -> None:
         for shard, part in self._parts(out):
@@ -151,6 +183,35 @@ class TorchReplica:
         with self._torch.no_grad():
             for shard, part in self._parts(values):
                 shard.copy_(part)
+
+
+class TorchReplica(TorchPart):
+    """The parameters of a module that require gradients.
+
+    The others, and buffers, stay as they are on each peer: build them alike.
+    """
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
+        for name, parameter in named:
+            if not parameter.is_floating_point():
+                raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
+            if parameter.is_meta:
+                raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module before")
+        super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
+        self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
+        self.layout = "\n".join(
+            f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
+        )
+
+    def split(self, count: int) -> list[TorchPart]:
+        parts = _rows([shard.shape for shard in self._shards()], count)
+        return [
+            TorchPart(self._torch, self._module, [(self._pieces[index][0], rows) for index, rows in part])
+            for part in parts
+        ]
 
     def pack(self, state: Any) -> bytes:
         file = io.BytesIO()

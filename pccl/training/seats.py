@@ -41,7 +41,8 @@ class Exchanged:
 def until_committed(communicator: Communicator, call: Callable[[], AnyInfo]) -> tuple[AnyInfo | None, int]:
     """Makes a call, and again after each loss; None for who is alone. With it, how often it was aborted.
 
-    PCCLError for anything but losses.
+    The call should launch an op and wait for it, so that an interrupt does not abort the op for the others. PCCLError
+    for anything but losses.
     """
     aborted = 0
     while communicator.world_size > 1:
@@ -56,7 +57,7 @@ def until_committed(communicator: Communicator, call: Callable[[], AnyInfo]) -> 
 
 def reduce_among_all(communicator: Communicator, vector: NDArray[Any], op: ReduceOp, tag: int) -> None:
     """All-reduces `vector` in place; alone, it stays as it is. PCCLError for anything but losses."""
-    until_committed(communicator, lambda: communicator.all_reduce(vector, op=op, tag=tag))
+    until_committed(communicator, lambda: communicator.all_reduce_async(vector, op=op, tag=tag).result())
 
 
 class Seats:
@@ -71,7 +72,7 @@ class Seats:
 
     def take(self) -> None:
         """After peers were let in."""
-        info, _ = until_committed(self._communicator, lambda: self._communicator.barrier(tag=self._tag))
+        info, _ = until_committed(self._communicator, lambda: self._communicator.barrier_async(tag=self._tag).result())
         membership = info.membership if info is not None else None
         self.own = membership.rank if membership is not None else 0
         self._seats = {peer: rank for rank, peer in enumerate(membership.peers if membership is not None else ())}
@@ -79,7 +80,9 @@ class Seats:
     def exchange(self, item: bytes) -> Exchanged:
         """Everybody's bytes, as many from each. PCCLError INVALID_USAGE where others were let in since `take`."""
         send = np.frombuffer(item, np.uint8)
-        info, aborted = until_committed(self._communicator, lambda: self._communicator.all_gather(send, tag=self._tag))
+        info, aborted = until_committed(
+            self._communicator, lambda: self._communicator.all_gather_async(send, tag=self._tag).result()
+        )
         if info is None:
             return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0))
         peers = info.membership.peers

@@ -73,9 +73,11 @@ class Site:
         return Communicator(address, peer_group=self.rank, site=name, site_size=self.size, **options)
 
     def check(self, communicator: Communicator) -> None:
-        """PCCLError INVALID_USAGE if the peers of the run are no grid of sites with as many ranks as this one."""
+        """PCCLError INVALID_USAGE, on all ranks alike, if the peers of the run are no grid of sites with as many ranks
+        as this one."""
         groups, largest, peers = _shape(communicator)
-        if groups != self.size or peers != groups * largest:
+        # Together: without those of its ranks that have found out and left, a site may look like one that fits.
+        if not self.agree(groups == self.size and peers == groups * largest):
             raise PCCLError(
                 Result.INVALID_USAGE,
                 "join",

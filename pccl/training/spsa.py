@@ -51,7 +51,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState
+from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl.training import checkpoint, gradient_byte, step_log
 from pccl.training.checkpoint import CheckpointError
 from pccl.training.grid import Grid
@@ -128,13 +128,17 @@ class SPSA:
         log: str | os.PathLike[str] | None = None,
         tag: int = 0,
     ) -> None:
-        """`model` is a torch module on the CPU, or a mapping of names to NumPy arrays, of float32; its parameters are
-        rounded a little (`pccl.training.grid`). All peers build the same, and give the same `options`, `admit_every`
-        and `replay_max`, which is how many steps back newcomers are brought up by the log. `log` is a file of this
-        peer's own. Uses the tags `tag` to `tag + 2`.
+        """`model` is a torch module on the CPU or a CUDA device, or a mapping of names to NumPy arrays, of float32; its
+        parameters are rounded a little (`pccl.training.grid`). All peers build the same, and give the same `options`,
+        `admit_every` and `replay_max`, which is how many steps back newcomers are brought up by the log. `log` is a
+        file of this peer's own. Uses the tags `tag` to `tag + 2`.
 
-        TypeError or ValueError for what cannot be trained; OSError or LogError of the file.
+        TypeError or ValueError for what cannot be trained, and for other arguments; OSError or LogError of the file.
         """
+        if not isinstance(options, SPSAOptions):
+            raise TypeError(f"options must be SPSAOptions, not {options!r}")
+        if admit_every < 1:
+            raise ValueError(f"admit_every {admit_every}: must be at least 1")
         self._communicator = communicator
         self._options = options
         self._admit_every = admit_every
@@ -142,7 +146,8 @@ class SPSA:
         self._tensors, layout = tensors_of(model)
         self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
-        self._state = SharedState.from_numpy({**self._tensors, f"grid of {self._run}": self._grid.exponents})
+        infos = [tensor.info(name) for name, tensor in self._tensors.items()]
+        self._state = SharedState([*infos, TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}")])
         self._layout = layout
         self._recent: deque[Step] = deque(maxlen=replay_max)
         """The steps that led here, without a gap."""
@@ -164,7 +169,7 @@ class SPSA:
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         hasher.update(self._grid.exponents.data.cast("B"))
         for tensor in self._tensors.values():
-            hasher.update(tensor.data.cast("B"))
+            hasher.update(tensor.numpy().data.cast("B"))
         return hasher.hexdigest()
 
     # Peers.
@@ -255,26 +260,27 @@ class SPSA:
         What it raises comes through, with the weights as they were, and the step may be called again.
         FloatingPointError for a loss that is not finite; OverflowError, on all peers, where training has diverged;
         PCCLError: the master is lost, or this peer was evicted (see `reconnect`); OSError of the log. After a
-        KeyboardInterrupt or the like in the very moment when weights are moved, further calls fail with RuntimeError:
-        `load`, or `reconnect` and get the others'.
+        KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE): `reconnect`. If
+        it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`, or `reconnect`
+        and get the others'.
         """
-        if not self._membership.is_under_way:
-            raise PCCLError(Result.INVALID_USAGE, "SPSA.step", "call join before")
+        self._membership.require_step("SPSA.step")
         if self.revision >= STEPS_MAX:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
         try:
             codes, loss_mean = self._evaluate(loss)
-            started_s = time.monotonic()
-            exchanged = self._seats.exchange(codes)
-            waited_s = time.monotonic() - started_s
-            self._move(Step(self.revision, exchanged.seats, exchanged.items))
+            with self._membership.step("SPSA.step"):
+                started_s = time.monotonic()
+                exchanged = self._seats.exchange(codes)
+                waited_s = time.monotonic() - started_s
+                self._move(Step(self.revision, exchanged.seats, exchanged.items))
+                started_s = time.monotonic()
+                admission = None
+                if self.revision % self._admit_every == 0 and self._membership.are_peers_pending():
+                    admission = self._admit()
+                waited_s += time.monotonic() - started_s
         finally:
             self._grid.come_home()
-        started_s = time.monotonic()
-        admission = None
-        if self.revision % self._admit_every == 0 and self._membership.are_peers_pending():
-            admission = self._admit()
-        waited_s += time.monotonic() - started_s
         return SPSAStep(
             revision=self.revision,
             world_size=len(exchanged.seats),
@@ -365,7 +371,7 @@ class SPSA:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a checkpoint to `path`, replacing the former one at once. OSError."""
         self._grid.require_home()
-        contents = {f"tensor/{name}": tensor for name, tensor in self._tensors.items()}
+        contents = {f"tensor/{name}": tensor.numpy() for name, tensor in self._tensors.items()}
         facts = {"run": np.frombuffer(self._run.encode(), np.uint8), "revision": np.int64(self.revision)}
         checkpoint.save(Path(path), {**contents, **facts, "exponents": self._grid.exponents})
 
@@ -380,7 +386,7 @@ class SPSA:
             if run != self._run:
                 raise CheckpointError(f"{path} is of another run, {run!r}; this one is {self._run!r}")
             for name, tensor in self._tensors.items():
-                tensor[...] = contents[f"tensor/{name}"]
+                tensor.assign(contents[f"tensor/{name}"])
             self._grid.exponents[...] = contents["exponents"]
             self._state.revision = int(contents["revision"])
         except KeyError as error:
