@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from pccl import MasterNode
+from pccl.cli import main
+from tests import fake_device
 from tests.crew import Crew
+from tests.fake_device import FakeDevice
 
 # Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it.
 settings.register_profile("pccl", deadline=None, print_blob=True)
 settings.load_profile("pccl")
 
 # A test that stops its master as a rule wants to see what becomes of peers that find no other.
-os.environ.setdefault("PCCL_MASTER_TIMEOUT", "1")
+os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
 
 @pytest.fixture
@@ -32,3 +39,39 @@ def crew(master: MasterNode) -> Iterator[Crew]:
     crew = Crew(master.address)
     yield crew
     crew.close_all()
+
+
+@pytest.fixture
+def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What peers do is in what their master shows without the usual pauses."""
+    monkeypatch.setattr("pccl.runtime.reports.REPORT_S", 0.01)
+    monkeypatch.setattr("pccl.runtime.status_board.REFRESH_S", 0.0)
+
+
+Command = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """`command(*arguments)` is the command `pccl`, within this process: one that only answers needs none of its own."""
+
+    def run(*arguments: str) -> CompletedProcess[str]:
+        try:
+            code: Any = main(arguments)
+        except SystemExit as end:  # argparse's
+            code = end.code
+        return CompletedProcess(arguments, code, *capsys.readouterr())
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(params=["memory", "device"])
+def place(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where the torch tensors of all peers are: in memory, or on a device whose copies come late."""
+    device = FakeDevice()
+    with fake_device.torch_tensors(device) if request.param == "device" else nullcontext():
+        yield
+    assert (device.writes > 0) == (request.param == "device")

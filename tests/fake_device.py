@@ -3,6 +3,9 @@
 Every stream is a thread with a queue. Each task first sleeps for a moment of random length, so that what lacks a
 synchronization reads what is not there yet, or what is there no more. Memory of the host is poison when it is new. What
 tests want of the device, such as to be held up or to fail, they tell it by its attributes.
+
+With `torch_tensors` torch tensors on the CPU count as a device's. What the program does with them happens at once, so
+copies to them do as well; those from them come late.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +24,7 @@ import numpy as np
 from blake3 import blake3
 
 from pccl import DataType, operands
+from pccl.devices import torch_cuda
 from pccl.devices.device import Event, HostMemory
 from pccl.operands import Operand
 
@@ -39,6 +44,13 @@ class FakeEvent:
 
     def happen(self) -> None:
         self._happened.set()
+
+
+class BrokenEvent(FakeEvent):
+    """Of a copy that fails."""
+
+    def wait(self) -> None:
+        raise RuntimeError("the fake device is broken")
 
 
 class Stream:
@@ -113,6 +125,8 @@ class FakeDevice:
         self.kernel_s = self.write_s = 0.0
         """What a kernel, or a copy to the device, takes beside the usual delay."""
         self.fails_after_reads: int | None = None
+        self.breaks_late = self.fails_to_write = False
+        """Copies to the host that fail do so when they are waited for."""
         self.can_hash = self.can_pin = True
         self.reads = self.writes = self.hashed_blocks = 0
         self.pinned_allocated: list[int] = []
@@ -155,37 +169,49 @@ class FakeDevice:
         (self.pinned_allocated if pinned else self.unpinned_allocated).append(size_bytes)
         return FakeMemory(size_bytes)
 
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        if not isinstance(like, FakeArray):
+            return sys.modules["torch"].empty(shape, dtype=like.dtype)
+        return self.array(np.full(shape, POISON, np.uint8).astype(like.dtype))
+
     def mark(self) -> FakeEvent:
         return self.current.record()
 
-    def read(self, array: FakeArray, start_byte: int, size_bytes: int, to: HostMemory, after: Event | None) -> Event:
+    def read(self, array: Any, start_byte: int, size_bytes: int, to: HostMemory, after: Event | None) -> Event:
         if self.fails_after_reads is not None and self.reads >= self.fails_after_reads:
+            if self.breaks_late:
+                return BrokenEvent()
             raise RuntimeError("the fake device is broken")
         self.reads += 1
         if after is not None:
             self._read_stream.give(after.wait)
         self._read_stream.give(lambda: assert_true(self.reads_held.wait(WAIT_S)))
         self._read_stream.give(
-            lambda: copy(to.address, array.bytes()[start_byte : start_byte + size_bytes].ctypes.data, size_bytes)
+            lambda: copy(to.address, bytes_of(array)[start_byte : start_byte + size_bytes].ctypes.data, size_bytes)
         )
         return self._read_stream.record()
 
-    def write(self, array: FakeArray, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
+    def write(self, array: Any, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
+        if self.fails_to_write:
+            raise RuntimeError("the fake device is broken")
         self.writes += 1
         self.current.give(lambda: time.sleep(self.write_s))
         self.current.give(
-            lambda: copy(array.bytes()[start_byte : start_byte + size_bytes].ctypes.data, source.address, size_bytes)
+            lambda: copy(bytes_of(array)[start_byte : start_byte + size_bytes].ctypes.data, source.address, size_bytes)
         )
-        return self.current.record()
+        written = self.current.record()
+        if not isinstance(array, FakeArray):
+            written.wait()
+        return written
 
     def follow(self, event: Event) -> None:
         self.current.give(event.wait)
 
-    def block_digests(self, array: FakeArray, block_bytes: int, blocks: int) -> bytes | None:
+    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
         if not self.can_hash:
             return None
         found: list[bytes] = []
-        data = array.bytes()
+        data = bytes_of(array)
 
         def kernel() -> None:
             found.extend(
@@ -200,6 +226,14 @@ class FakeDevice:
     def synchronize(self) -> None:
         for event in [stream.record() for stream in self._all_streams]:
             event.wait()
+
+
+def bytes_of(array: Any) -> Bytes:
+    """Of a FakeArray, or a torch tensor."""
+    if isinstance(array, FakeArray):
+        return array.bytes()
+    found: Bytes = array.view(-1).view(sys.modules["torch"].uint8).numpy()
+    return found
 
 
 def assert_true(value: bool) -> None:
@@ -226,3 +260,18 @@ def known_arrays() -> Iterator[None]:
         yield
     finally:
         operands._others.remove(_operand)
+
+
+@contextmanager
+def torch_tensors(device: FakeDevice) -> Iterator[None]:
+    """All that pccl is given are the device's meanwhile."""
+    before = torch_cuda.device_of
+
+    def device_of(_: Any) -> Any:
+        return device
+
+    torch_cuda.device_of = device_of
+    try:
+        yield
+    finally:
+        torch_cuda.device_of = before

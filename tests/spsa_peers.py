@@ -18,7 +18,7 @@ OPTIONS = SPSAOptions(learning_rate=0.3, unit=2.0**-8, seed=5)
 
 def distance(model: Any, target: float) -> float:
     """A loss; `model` may hold torch parameters."""
-    arrays = (np.asarray(array.detach() if hasattr(array, "detach") else array) for array in model.values())
+    arrays = (np.asarray(array.detach().cpu() if hasattr(array, "detach") else array) for array in model.values())
     return float(sum(np.sum((array.astype(np.float64) - target) ** 2) for array in arrays)) / 40
 
 

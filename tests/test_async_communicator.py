@@ -152,15 +152,19 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
     session = peers[0]._session
     assert session is not None
 
-    def ctrl_c() -> None:
-        until(lambda: session._ops or session._calls, "it waits")
+    @trio.lowlevel.enable_ki_protection  # so that it comes where the main task waits, and not here
+    def press() -> None:
         signal.raise_signal(signal.SIGINT)
 
+    async def ctrl_c() -> None:
+        await trio.to_thread.run_sync(until, lambda: session._ops or session._calls, "it waits")
+        press()
+
     for call in calls:
-        pressing = Background(ctrl_c)
-        with pytest.raises(KeyboardInterrupt):
-            await call()
-        pressing.result()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ctrl_c)
+            with pytest.raises(KeyboardInterrupt):
+                await call()
         assert not session._ops
     found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
     assert [info.world_size for info in found] == [2, 2]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
-from pccl.cli import main
+from tests.conftest import Command
 from tests.crew import together
 from tests.streams import TIMEOUT_S
 
@@ -206,19 +206,17 @@ def test_hosts_that_measure_different_things(
         (("--kill", "--connections", "1,2"), "with --kill give one number of --connections"),
         (("--kill", "--memory"), "--kill knows no --against, --memory or --plot"),
         (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: there is no folder /nowhere"),
+        (("--sizes", "4B", "--tensors", "2"), "4 bytes cannot be cut into 2 tensors of float32"),
     ],
 )
-def test_told_before_anything_is_measured(
-    arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", *arguments]) == 1
-    assert capsys.readouterr() == ("", f"pccl bench: {complaint}\n")
+def test_told_before_anything_is_measured(arguments: tuple[str, ...], complaint: str, command: Command) -> None:
+    done = command("bench", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"pccl bench: {complaint}\n")
 
 
 @pytest.mark.parametrize("arguments", [("--peers", "2,3"), ("--peers", "3", "--kill")])
-def test_what_one_peer_cannot_measure(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", "127.0.0.1:1", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+def test_what_one_peer_cannot_measure(arguments: tuple[str, ...], command: Command) -> None:
+    done = command("bench", "--master", "127.0.0.1:1", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert "--master" in done.stderr
 
@@ -232,23 +230,8 @@ def test_what_one_peer_cannot_measure(arguments: tuple[str, ...]) -> None:
         ("--in-place", "--out-of-place"),
     ],
 )
-def test_bad_arguments(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "pccl", "bench", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
+    done = command("bench", *arguments)
     assert done.returncode == 2
     wrong = [word for word in arguments if word.startswith("--")][-1]
     assert f"argument {wrong}: " in done.stderr
-
-
-def test_a_size_that_cannot_be_cut() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "pccl", "bench", "--sizes", "4B", "--tensors", "2"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert (done.returncode, done.stderr) == (
-        1,
-        "pccl bench: 4 bytes cannot be cut into 2 tensors of float32\n",
-    )

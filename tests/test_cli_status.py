@@ -1,4 +1,4 @@
-"""`pccl status` as a process, and the function behind it."""
+"""`pccl status` and the function behind it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,28 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import Decoder, encode
 from pccl.runtime import master_server
 from pccl.status import Event, Loss, MemberStatus, RunStatus, Waiting, run_status
+from tests.conftest import Command
 from tests.crew import Background, Crew, run_of, until
 
 TIMEOUT_S = 60.0
 CERTIFICATES = Path(__file__).parent / "certificates"
 
 
-def pccl_status(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "pccl", "status", *arguments]
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**ours, "COLUMNS": "160", **environment}
-    )
+@pytest.fixture
+def pccl_status(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("PCCL_")]:
+                patch.delenv(name)
+            for name, value in {"COLUMNS": "160", **environment}.items():
+                patch.setenv(name, value)
+            return command("status", *arguments)
+
+    return run
 
 
-def test_json_of_a_run(crew: Crew) -> None:
+@pytest.mark.usefixtures("told_at_once")
+def test_json_of_a_run(crew: Crew, pccl_status: Command) -> None:
     crew.join(3)
     crew.each(lambda peer, i: peer.all_reduce(np.ones(10, np.float32), op=ReduceOp.SUM))
     until(lambda: run_status(crew.address).totals.ops_committed, "the op is reported")
@@ -48,7 +55,7 @@ def test_json_of_a_run(crew: Crew) -> None:
     assert (status["totals"]["ops_committed"], status["totals"]["joins"]) == (1, 3)
 
 
-def test_table_of_a_run(crew: Crew) -> None:
+def test_table_of_a_run(crew: Crew, pccl_status: Command) -> None:
     crew.join(2)
     crew.close(crew[1])
     done = pccl_status(PCCL_MASTER=crew.address)
@@ -59,12 +66,14 @@ def test_table_of_a_run(crew: Crew) -> None:
     assert "peer 2" in done.stdout
 
 
-def test_measured_links_are_shown(crew: Crew) -> None:
+@pytest.mark.usefixtures("told_at_once")
+def test_measured_links_are_shown(crew: Crew, pccl_status: Command) -> None:
     crew.join(3)
     assert "Links of the rings" not in pccl_status(crew.address).stdout
     crew.each(lambda peer, _: peer.optimize_topology())
-    table = pccl_status(crew.address).stdout
-    assert "Links of the rings" in table
+    table = until(  # what the master shows may be half a second old
+        lambda: found if "Links of the rings" in (found := pccl_status(crew.address).stdout) else "", "links are shown"
+    )
     assert "Mbit/s" in table
     (group,) = json.loads(pccl_status(crew.address, "--json").stdout)["groups"]
     ring = group["ring"]
@@ -75,7 +84,7 @@ def test_measured_links_are_shown(crew: Crew) -> None:
     assert "stays" in group["decision"] or "becomes" in group["decision"]
 
 
-def test_a_check_is_silent_and_says_by_its_exit_code(crew: Crew) -> None:
+def test_a_check_is_silent_and_says_by_its_exit_code(crew: Crew, pccl_status: Command) -> None:
     crew.join(2)
     host = socket.gethostname()
     for fits in ([], ["--peers", "2"], ["--peers", "2", "--peer", host]):
@@ -103,7 +112,7 @@ def test_who_waits_for_whom_is_told_and_asking_disturbs_nobody(crew: Crew) -> No
     assert len(after.members) == 2
 
 
-def test_a_token_is_asked_for_in_the_same_way_as_of_a_peer(tmp_path: Path) -> None:
+def test_a_token_is_asked_for_in_the_same_way_as_of_a_peer(tmp_path: Path, pccl_status: Command) -> None:
     path = tmp_path / "token"
     path.write_text("secret\n")
     with MasterNode("127.0.0.1:0", token="secret") as master:
@@ -117,7 +126,7 @@ def test_a_token_is_asked_for_in_the_same_way_as_of_a_peer(tmp_path: Path) -> No
         assert "the dialing peer has none" in without.stderr
 
 
-def test_tls() -> None:
+def test_tls(pccl_status: Command) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATES / "master.pem")
     with MasterNode("localhost:0", ssl_context=context) as master:
@@ -167,7 +176,7 @@ def test_only_so_many_are_told_at_a_time(master: MasterNode, monkeypatch: pytest
     assert run_status(master.address).members == []
 
 
-def test_of_several_masters_the_one_that_leads_is_shown(crew: Crew) -> None:
+def test_of_several_masters_the_one_that_leads_is_shown(crew: Crew, pccl_status: Command) -> None:
     with MasterNode("127.0.0.1:0", standby_of=crew.address) as standby:
         assert standby.address is not None
         assert run_status(standby.address).role == "standby"
@@ -186,7 +195,7 @@ def test_of_several_masters_the_one_that_leads_is_shown(crew: Crew) -> None:
                 run_status(closed)
 
 
-def test_what_is_no_master_is_named() -> None:
+def test_what_is_no_master_is_named(pccl_status: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(PCCLError, match="is there a pccl master") as caught:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pccl.stress.deafness import unavailable
+from tests.conftest import Command
 from tests.crew import until
 from tests.streams import TIMEOUT_S, Lines
 
@@ -92,13 +93,13 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("arguments", [("--kill-every", "3..1"), ("--kill-every", "often"), ("--freeze-for", "x")])
-def test_bad_arguments(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
+def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
+    done = command("stress", *arguments)
     assert done.returncode == 2
     assert f"argument {arguments[0]}: " in done.stderr
 
 
-def test_a_plan_that_cannot_be_run() -> None:
-    done = subprocess.run([*COMMAND, "--peers-max", "99"], capture_output=True, text=True, timeout=TIMEOUT_S)
+def test_a_plan_that_cannot_be_run(command: Command) -> None:
+    done = command("stress", "--peers-max", "99")
     assert (done.returncode, done.stdout) == (2, "")
     assert "pccl stress: --peers-max 99: must be from 2 to 12" in done.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import (
@@ -26,25 +26,35 @@ from pccl.protocol.codec import (
 EVERYTHING: Any = (
     m.FromPeer | m.FromMaster | m.Credential | m.PeerOpening | m.PeerAnswer | m.StateRequest | m.StateAnswer  # type: ignore[operator]
 )
-ALL_TYPES = [kind for kind in get_args(EVERYTHING) if isinstance(kind, type)]
-
-u32 = st.integers(0, 2**32 - 1)
-u63 = st.integers(0, 2**63 - 1)
-st.register_type_strategy(int, u63)
-st.register_type_strategy(float, st.floats(allow_nan=False))  # which equals nothing, itself included
-st.register_type_strategy(m.OpRef, st.builds(m.OpRef, u63, u32))
 
 
-def _is_within_bounds(message: m.Message) -> bool:
-    """Lists have lengths that types do not tell Hypothesis."""
-    try:
-        msgspec.convert(msgspec.to_builtins(message), EVERYTHING)
-    except msgspec.ValidationError:
-        return False
-    return True
+def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Of all that a message may say, also in fields that have a default."""
+    match kind:
+        case inspect.NoneType():
+            return st.none()
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.IntType():
+            return st.integers(kind.ge or 0, 2**63 - 1 if kind.le is None else kind.le)
+        case inspect.FloatType():
+            return st.floats(allow_nan=False)  # which equals nothing, itself included
+        case inspect.StrType():
+            return st.text(max_size=kind.max_length)
+        case inspect.BytesType():
+            return st.binary()
+        case inspect.UnionType():
+            return st.one_of([values_of(one) for one in kind.types])
+        case inspect.TupleType():
+            return st.tuples(*map(values_of, kind.item_types))
+        case inspect.ListType():
+            return st.lists(values_of(kind.item_type), max_size=min(3, kind.max_length or 3))
+        case inspect.NamedTupleType() | inspect.StructType():
+            return st.builds(kind.cls, *(values_of(field.type) for field in kind.fields))
+    raise AssertionError(f"{kind} in a message")
 
 
-anything: st.SearchStrategy[m.Message] = st.one_of([st.builds(kind) for kind in ALL_TYPES]).filter(_is_within_bounds)
+anything: st.SearchStrategy[m.Message] = values_of(inspect.type_info(EVERYTHING))
 
 
 def framed(plain: object) -> bytes:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Command
+
 COMMAND = [sys.executable, "-P", "-m", "pccl", "demo"]
 TIMEOUT_S = 120
 
@@ -23,7 +25,7 @@ def _group_is_empty(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("quantize", ["none", "min-max"])
+@pytest.mark.parametrize("quantize", [pytest.param("none", marks=pytest.mark.slow), "min-max"])
 def test_short_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize, "--json", str(path)]
@@ -58,7 +60,8 @@ def test_json_on_standard_output_is_nothing_but_json() -> None:
 
 
 def test_ctrl_c_ends_everything() -> None:
-    running = subprocess.Popen([*COMMAND, "--steps", "500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*COMMAND, "--peers", "2", "--steps", "500", "--inner-steps", "5"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None
     while not running.stdout.readline().strip().startswith("1 "):
         assert running.poll() is None, running.communicate()
@@ -70,7 +73,7 @@ def test_ctrl_c_ends_everything() -> None:
     assert _group_is_empty(guard)
 
 
-def test_options_that_contradict_each_other_are_refused_at_once() -> None:
-    done = subprocess.run([*COMMAND, "--peers", "1"], capture_output=True, text=True, timeout=TIMEOUT_S)
+def test_options_that_contradict_each_other_are_refused_at_once(command: Command) -> None:
+    done = command("demo", "--peers", "1")
     assert done.returncode == 2
     assert done.stderr.startswith("pccl demo: --kill needs --peers 2 or more")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Command
 from tests.streams import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,12 +52,11 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert (done.returncode, ours) == (0, []), done.stderr
 
 
-def test_the_units_options_are_those_of_the_command() -> None:
+def test_the_units_options_are_those_of_the_command(command: Command) -> None:
     unit = (DEPLOY / "systemd" / "pccl-master.service").read_text()
-    (command,) = re.findall(r"^ExecStart=/opt/pccl/bin/pccl (.*)$", unit, re.MULTILINE)
-    command += "\n" + " ".join(_container_command())
-    help_text = _run(sys.executable, "-m", "pccl", "master", "--help").stdout
-    options = set(re.findall(r"--[a-z-]+", command))
+    (started,) = re.findall(r"^ExecStart=/opt/pccl/bin/pccl (.*)$", unit, re.MULTILINE)
+    help_text = command("master", "--help").stdout
+    options = set(re.findall(r"--[a-z-]+", " ".join([started, *_container_command()])))
     assert options == {"--listen", "--token-file", "--http"}
     assert all(option in help_text for option in options)
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, Result, SharedState, SharedStateSyncStrategy, TensorInfo
+from pccl import Communicator, ReduceOp, Result, SharedState, SharedStateSyncStrategy, TensorInfo
 from pccl.devices.staging import helper_of
 from pccl.devices.state_store import DeviceStore
 from pccl.runtime import state_blocks
 from pccl.runtime.state_blocks import StateTensor, fingerprint
 from tests import fake_device
-from tests.crew import Background, Crew, run_of, until
+from tests.crew import Background, Crew, refusal, run_of, until
 from tests.fake_device import FakeArray, FakeDevice
 
 BLOCK = 4096
@@ -151,6 +151,30 @@ def test_a_donor_that_is_lost_leaves_no_wrong_byte(crew: Crew, devices: list[Fak
     whole = np.array_split(np.arange(COUNT), range(BLOCK // 4, COUNT, BLOCK // 4))
     for block in whole:
         assert any(np.array_equal(found[block], values(seed)[block]) for seed in (0, 1))
+
+
+@pytest.mark.parametrize("when", ["hashing", "sending", "receiving"])
+def test_a_device_that_fails_takes_its_peer_out_of_the_run_and_nobody_waits_for_it(
+    crew: Crew, devices: list[FakeDevice], when: str
+) -> None:
+    crew.join(WORLD)
+    held = [device.array(values(min(i, 1))) for i, device in enumerate(devices)]
+    states = [state_of(array, 1 if i == 0 else 2) for i, array in enumerate(held)]
+    broken = 0 if when == "receiving" else 1
+    if when == "receiving":
+        devices[broken].fails_to_write = True
+    else:
+        devices[broken].can_hash = when == "sending"
+        devices[broken].fails_after_reads = 1 if when == "sending" else 0
+    found = crew.outcomes(lambda peer, i: peer.sync_shared_state(states[i]))
+    assert found[broken].result is Result.INTERNAL_ERROR
+    assert "fake:0 failed: RuntimeError: the fake device is broken; this peer has left the run" in str(found[broken])
+    assert refusal(lambda: crew[broken].all_reduce(np.ones(1), op=ReduceOp.SUM)).result is Result.INTERNAL_ERROR
+    survivors = [i for i in range(WORLD) if i != broken]
+    del crew.peers[broken]
+    crew.each(lambda peer, i: peer.sync_shared_state(states[survivors[i]]))
+    for i in survivors:
+        np.testing.assert_array_equal(held[i].settled(), values(1))
 
 
 def test_host_memory_is_given_back(peers: Crew, devices: list[FakeDevice]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 import trio
 
-from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState
+from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl.runtime import state_donor
-from tests.crew import Background, Crew, until, waits_at_master
+from tests import fake_device
+from tests.crew import Background, Crew, refusal, until, waits_at_master
+from tests.fake_device import FakeDevice
 
 SUM = ReduceOp.SUM
 
@@ -203,3 +206,36 @@ def test_dataloaders_that_fork_share_arrays_with_a_trainer(crew: Crew) -> None:
             loaders.terminate()
         loaders.join()
     assert crew.each(lambda peer, _: peer.world_size) == [2, 2]
+
+
+def test_a_child_of_a_peer_with_a_device_asks_nothing_of_it(crew: Crew) -> None:
+    crew.join(2)
+    with fake_device.known_arrays():
+        devices = [FakeDevice(), FakeDevice()]
+        held = [device.array(np.ones(5000)) for device in devices]
+        devices[0].reads_held.clear()
+        handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate(crew.peers)]
+        until(lambda: devices[0].reads, "a copy is under way")
+
+        def child() -> str:
+            def forbidden(*_: Any) -> None:
+                raise AssertionError("the child uses the device")
+
+            for name in ("mark", "read", "write", "follow", "allocate", "synchronize"):
+                setattr(devices[0], name, forbidden)
+            state = SharedState([TensorInfo.from_torch(held[0], "x")])
+            calls = [
+                handles[0].result,
+                partial(crew[0].all_reduce, held[0], op=SUM),
+                partial(crew[0].all_gather, held[0]),
+                partial(crew[0].sync_shared_state, state),
+            ]
+            handles.clear()
+            gc.collect()
+            return ", ".join(refusal(call).result.name for call in calls)
+
+        assert in_child(child) == ", ".join(["NOT_INITIALIZED"] * 4)
+        devices[0].reads_held.set()
+        for handle, array in zip(handles, held, strict=True):
+            assert handle.wait()[0]
+            np.testing.assert_array_equal(array.get(), np.full(5000, 2.0))

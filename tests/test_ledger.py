@@ -41,13 +41,13 @@ class LedgerBesideModel(RuleBasedStateMachine):
         decided = [op for op in self.verdicts if op.tag == tag]
         if decided:
             assert self.ledger.done(peer, [decided[-1]]) == []
-            assert not self.ledger.abort(decided[-1])
+            assert not self.ledger.decide(decided[-1])
             self.ledger.stall(peer, [decided[-1]])
 
     @rule(tag=st.sampled_from(TAGS))
     def an_op_is_aborted(self, tag: int) -> None:
         op = self.current(tag)
-        assert self.ledger.abort(op)
+        assert self.ledger.decide(op)
         self.verdicts[op] = "abort"
 
     @rule(peer=st.sampled_from(RING), tag=st.sampled_from(TAGS))

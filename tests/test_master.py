@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from pccl.protocol import agreement
 from pccl.protocol import master as protocol_master
 from pccl.protocol import messages as m
 from pccl.protocol.figures import FAILURE_FRESH_S
@@ -406,7 +407,7 @@ def test_rings_found_for_an_earlier_call_do_not_count() -> None:
     rig = Rig(0, 0, 0)
     for peer in (1, 2, 3):
         rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
-    searches = _measure(rig, lambda sender, receiver: 1e6)
+    searches = _measure(rig, lambda sender, receiver: 1e9)
     for search in (searches[0].search - 1, searches[0].search + 1):
         assert rig.master.rings_found(search, {0: [1, 3, 2]}, rig.now) == []
     rig.effects = list(searches)
@@ -414,6 +415,19 @@ def test_rings_found_for_an_earlier_call_do_not_count() -> None:
     assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)]
     assert rig.master.rings_found(searches[0].search, {0: [1, 3, 2]}, rig.now) == []
     assert rig.master.ring(0) == [1, 2, 3]
+
+
+def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
+    rig = Rig(0, 0, 0)
+    for call, limits in ((1, [0]), (2, [])):
+        for peer in (1, 2, 3):
+            rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
+        rig.effects = list(_measure(rig, lambda sender, receiver: 1e6))
+        rig.answer()
+        told = rig.told(1)
+        assert [message.direct_limit for message in told if isinstance(message, m.Install)] == limits
+        assert isinstance(told[-1], m.JointResult)
+        assert rig.master.ring(0) == [1, 2, 3]
 
 
 def _measure(rig: Rig, rate: Callable[[int, int], float]) -> list[FindRings]:
@@ -737,7 +751,7 @@ def reduce(rig: Rig, tag: int, epoch: int, sequence: int = 0) -> None:
 
 
 def test_a_group_that_has_used_many_tags_begins_a_new_epoch_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol_master, "TAGS_MAX", 20)
+    monkeypatch.setattr(agreement, "TAGS_MAX", 20)
     rig = Rig(0, 0)
     for tag in range(10):
         reduce(rig, tag, 2)
@@ -758,7 +772,7 @@ def test_a_group_that_has_used_many_tags_begins_a_new_epoch_when_it_is_quiet(mon
 
 
 def test_a_group_that_is_never_quiet_begins_a_new_epoch_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol_master, "TAGS_MAX", 20)
+    monkeypatch.setattr(agreement, "TAGS_MAX", 20)
     rig = Rig(0, 0)
     rig.hear(1, m.OpsDone(2, [OpRef(99, 0)]))
     for tag in range(20):
@@ -773,7 +787,7 @@ def test_a_joint_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.Mo
     rig = Rig(0, 0)
     for tag in range(11):
         reduce(rig, tag, 2)
-    monkeypatch.setattr(protocol_master, "TAGS_MAX", 20)
+    monkeypatch.setattr(agreement, "TAGS_MAX", 20)
     offer = m.SyncOffer("enforce_popular", 0, b"root", []) if kind == Kind.SYNC else None
     for peer in (1, 2):
         rig.hear(peer, m.JointCall(5, kind, offer))
@@ -781,5 +795,95 @@ def test_a_joint_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.Mo
         (search,) = _measure(rig, lambda sender, receiver: 1e6)
         rig.effects = rig.master.rings_found(search.search, {0: [1, 2]}, rig.now)
     assert [type(message) for message in rig.told(1)][-2:] == [m.Flush, m.JointResult]
+    rig.answer()
+    assert rig.told(1)[-1] == m.Install(3, True)
+
+
+# Ops that peers end by themselves.
+
+
+def give_up(rig: Rig, peer: int, may_be_done: bool = True) -> None:
+    rig.hear(peer, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late", may_be_done))
+
+
+def test_all_are_asked_before_what_may_be_done_is_aborted() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    assert rig.told(1) == []
+    assert rig.told(2) == rig.told(3) == [m.Withdraw(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(2, m.Withdrawn(2, TAG, 0, False))
+    assert rig.effects == []
+    rig.hear(3, m.Withdrawn(2, TAG, 0, False))
+    assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+
+
+def test_what_one_has_committed_is_committed_by_all() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    rig.hear(2, m.Withdrawn(2, TAG, 0, False))
+    rig.hear(3, m.Withdrawn(2, TAG, 0, True))
+    assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpsCommit(2, [OpRef(TAG, 0)])]
+    give_up(rig, 2)
+    assert rig.effects == []
+
+
+def test_who_gives_up_too_need_not_be_asked() -> None:
+    rig = Rig(0, 0)
+    give_up(rig, 1)
+    give_up(rig, 2)
+    assert rig.told(1) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+
+
+def test_what_cannot_be_done_any_more_is_aborted_at_once() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    give_up(rig, 2, may_be_done=False)
+    assert rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(3, m.Withdrawn(2, TAG, 0, False))
+    assert rig.effects == []
+
+
+def test_who_does_not_answer_is_evicted() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    rig.hear(2, m.Withdrawn(2, TAG, 0, False))
+    rig.now += rig.master.options.answer_timeout_s
+    rig.effects = rig.master.tick(rig.now)
+    (goodbye,) = rig.told(3)
+    assert isinstance(goodbye, m.Goodbye)
+    rig.hear(1, m.FlushReply(_flush_of(rig), [OpRef(TAG, 0)]))
+    rig.hear(2, m.FlushReply(_flush_of(rig), []))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert (prepare.commits, prepare.aborts) == ([], [m.Aborted(TAG, 0, Result.TIMEOUT, "late")])
+
+
+def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
+    """And only that: it has committed a lot."""
+    rig = Rig(0, 0, 0)
+    rig.lose(3)
+    rig.hear(1, m.FlushReply(_flush_of(rig), [], [OpRef(TAG, 4), OpRef(TAG + 1, 0)]))
+    rig.hear(2, m.FlushReply(_flush_of(rig), [OpRef(TAG, 4), OpRef(TAG + 2, 0)]))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert prepare.commits == [OpRef(TAG, 4)]
+
+
+def test_links_that_ops_go_through_may_break_any_number_of_times() -> None:
+    rig = Rig(0, 0)
+    for view in range(2, 2 + 3 * protocol_master.RELINKS_MAX):
+        rig.hear(1, m.LinkLost(view, 2, "reset", has_committed=True))
+        rig.answer()
+    assert rig.master.accepted == [1, 2]
+
+
+def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
+    rig = Rig(0, 0)
+    rig.hear(1, m.TagsUsed(2, 40_000))
+    assert [type(message) for message in rig.told(2)] == [m.Flush]
+    asked = rig.effects
+    rig.hear(2, m.TagsUsed(2, 40_000))
+    assert rig.effects == []
+    rig.effects = asked
     rig.answer()
     assert rig.told(1)[-1] == m.Install(3, True)

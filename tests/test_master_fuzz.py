@@ -144,7 +144,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
 
 
 @given(st.data())
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_nothing_that_is_said_confuses_the_master(data: st.DataObject) -> None:
     liars = Liars()
     for _ in range(data.draw(st.integers(1, 60))):
@@ -203,7 +203,7 @@ from_master: st.SearchStrategy[m.FromMaster] = st.one_of(
 
 
 @given(st.data())
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_nothing_that_a_master_says_confuses_a_peer(data: st.DataObject) -> None:
     """Its caller gets an answer to every call, and its engine every op back, whatever comes."""
     machine = ps.Peer(0, 1)

@@ -53,7 +53,8 @@ def test_the_peer_timeout_is_told_to_the_peers(
         assert session._machine.peer_timeout_s == told
 
 
-def test_it_can_run_again_at_the_same_address() -> None:
+def test_it_can_run_again_at_the_same_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.master_node.BIRTH_S", 0.1)
     with MasterNode("127.0.0.1:0") as first:
         address = first.address
         with Communicator(address):

@@ -68,10 +68,10 @@ class Peer:
         assert not set(self.verdicts).intersection(ops), "one verdict an op"
         self.verdicts |= dict.fromkeys(ops, verdict)
 
-    def _prepare(self, message: m.Prepare) -> m.FromPeer | None:
+    def _prepare(self, message: m.Prepare) -> m.FromPeer:
         (ring,) = [ring for ring in message.rings if self.number in ring.peers]
         if ring.epoch == self.epoch:
-            return None
+            return m.LinksReady(message.view)
         for op in self.done - set(self.verdicts):
             self.verdicts[op] = op in message.commits
         if self.epoch:

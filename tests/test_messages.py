@@ -25,16 +25,20 @@ WIRE = {
     "InstalledView": "view rings is_meshed",
     "PreparedView": "view rings answered",
     "Testimony": "me installed prepared is_running is_settled commits aborts waits_in met joined_after synced unlinked "
-    "peer_timeout_s engine_threads site= site_size=",
+    "peer_timeout_s engine_threads site= site_size= figures=",
     "Follow": "term testimony",
     "Leave": "reason=",
     "JointCall": "call kind offer= open_ops=",
     "JointCancel": "call",
     "LinksReady": "view failed= missing=",
-    "LinkLost": "made_in peer reason",
+    "LinkLost": "made_in peer reason has_committed=",
     "OpsDone": "epoch ops",
-    "OpFailed": "epoch tag sequence code reason",
+    "OpFailed": "epoch tag sequence code reason may_be_done=",
+    "Withdraw": "epoch tag sequence code reason",
+    "Withdrawn": "epoch tag sequence is_committed",
     "OpsStalled": "epoch ops",
+    "OpsOver": "epoch ops",
+    "TagsUsed": "epoch tags",
     "FlushReply": "flush ops commits= aborts=",
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe found",
@@ -49,7 +53,7 @@ WIRE = {
     "Goodbye": "code reason",
     "Flush": "flush epoch",
     "Prepare": "view members rings commits= relink= lost= aborts=",
-    "Install": "view is_meshed= meeting=",
+    "Install": "view is_meshed= meeting= direct_limit=",
     "OpsCommit": "epoch ops",
     "OpAbort": "epoch tag sequence code reason counts_as_made=",
     "JointResult": "call code reason= value= meeting=",
@@ -79,8 +83,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_8() -> None:
-    assert m.PROTOCOL_VERSION == 8
+def test_layout_is_that_of_version_9() -> None:
+    assert m.PROTOCOL_VERSION == 9
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

@@ -184,7 +184,7 @@ def test_a_link_has_as_many_connections_as_either_end_wants() -> None:
 def test_view_that_leaves_the_own_ring_alone_stops_nothing(rig: Rig) -> None:
     rig.launch(1)
     effects = rig.hear(prepare([1, 2, 3], 2, epoch=1, lost=[(90, "reset")]))
-    assert effects == []
+    assert effects == [ps.ToMaster(m.LinksReady(2))]
     assert of(ps.SubmitOp, rig.launch(2, tag=8))
     (installed,) = of(ps.Installed, rig.hear(m.Install(2)))
     assert (installed.view.view, installed.view.epoch) == (2, 1)
@@ -406,7 +406,7 @@ def test_op_whose_link_has_just_been_lost_has_none(rig: Rig) -> None:
 
 def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
     (first,) = of(ps.SubmitOp, rig.launch(1))
-    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False)
+    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False, False)
     rig.done(1)
     effects = rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
     assert effects == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
@@ -608,8 +608,37 @@ def test_probe_names_the_links_to_measure(rig: Rig) -> None:
     links = [ps.ProbedLink(member(1), False, connections), ps.ProbedLink(member(1), True, connections)]
     assert rig.hear(m.Probe(4, [(1, False), (99, True), (1, True)])) == [ps.RunProbe(4, links)]
     found = [m.LinkFigure(1, False, 1e6, 250)]
-    rig.machine.probed(4, found)
+    rig.machine.probed(4, found, 0.0)
     assert said(rig.effects()) == [m.Probes(4, found)]
+
+
+def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> None:
+    def testified() -> list[tuple[m.LinkFigure, int]]:
+        term = rig.machine.term + 1
+        rig.machine.master_lost("gone")
+        rig.machine.resume(1, now=100.0)
+        *_, follow = said(rig.hear(m.Lead(term)))
+        assert isinstance(follow, m.Follow)
+        rig.hear(m.Resumed(term, 5.0))
+        return follow.testimony.figures
+
+    rig.machine.outlives_masters = True
+    to_1, from_1, to_3 = (
+        m.LinkFigure(1, False, 1e6, 250),
+        m.LinkFigure(1, True, 2e6, 250),
+        m.LinkFigure(3, False, 3e6, 9),
+    )
+    rig.hear(m.Probe(4, [(1, False), (1, True), (3, False)]))
+    rig.machine.probed(4, [to_1, from_1], 40.0)
+    rig.machine.probed(5, [to_3], 60.0)
+    assert testified() == [(to_1, 60), (from_1, 60), (to_3, 40)]
+    rig.hear(m.Probe(6, [(1, False), (1, True)]))
+    rig.machine.probed(6, [to_1], 90.0)
+    assert testified() == [(to_3, 40), (to_1, 10)]
+    rig.join([ME, 3], view=2)
+    assert testified() == [(to_3, 40)]
+    rig.machine.probed(7, [m.LinkFigure(peer, True, 1e6, 9) for peer in range(10**4)], 90.0)
+    assert [figure.peer for figure, _ in testified()] == list(range(10**4 - m.FIGURES_KEPT_MAX, 10**4))
 
 
 # The end.
@@ -636,7 +665,7 @@ def test_nothing_happens_after_the_end(rig: Rig) -> None:
     rig.machine.leave("again")
     rig.machine.master_lost("gone")
     rig.machine.sync_ended(1, True, "", [])
-    rig.machine.probed(1, [])
+    rig.machine.probed(1, [], 0.0)
     rig.machine.cancel_joint(1)
     rig.machine.link_lost(rig.links[1], "reset")
     rig.machine.tick(1000.0)
@@ -808,3 +837,153 @@ def test_without_a_link_two_cannot_meet() -> None:
     assert isinstance(result, ps.OpResult)
     assert result.code is Result.INVALID_USAGE
     assert "there is no link with peer 4" in result.reason
+
+
+# Ops that those who take part end by themselves.
+
+
+@pytest.fixture
+def mesh() -> Rig:
+    """Peer 2 in a mesh of three."""
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    for peer in (1, 2, 3):
+        rig.connect(peer)
+    rig.hear(m.Install(1, is_meshed=True))
+    return rig
+
+
+COMMITTED = [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
+WITHDRAW = m.Withdraw(1, TAG, 0, Result.TIMEOUT, "late")
+
+
+def agreed(rig: Rig, op: int) -> list[ps.Effect]:
+    rig.machine.op_agreed(op)
+    return rig.effects()
+
+
+def test_what_all_are_done_with_is_committed_without_a_word(mesh: Rig) -> None:
+    (submitted,) = of(ps.SubmitOp, mesh.launch(1))
+    assert submitted.agrees
+    assert mesh.done(1) == []
+    assert agreed(mesh, 1) == COMMITTED
+
+
+def test_own_commits_are_told_at_a_flush(mesh: Rig) -> None:
+    for op in (1, 2, 3):
+        mesh.launch(op)
+        mesh.done(op)
+        agreed(mesh, op)
+    mesh.launch(4)
+    mesh.done(4)
+    mesh.hear(m.Flush(8, 1))
+    assert agreed(mesh, 4) == [], "it comes too late to be committed by itself"
+    mesh.machine.frozen(1)
+    assert said(mesh.effects()) == [m.FlushReply(8, [OpRef(TAG, 3)], [OpRef(TAG, 2)])]
+
+
+def test_a_promise_not_to_commit_is_kept(mesh: Rig) -> None:
+    mesh.launch(1)
+    mesh.done(1)
+    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, False)]
+    assert agreed(mesh, 1) == []
+    assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == COMMITTED
+
+
+def test_a_promise_is_kept_of_what_is_launched_later(mesh: Rig) -> None:
+    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, False)]
+    mesh.launch(1)
+    mesh.done(1)
+    assert agreed(mesh, 1) == []
+    assert of(ps.EndOp, mesh.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))) == [ps.EndOp(1, False)]
+
+
+def test_who_is_asked_too_late_says_that_it_has_committed(mesh: Rig) -> None:
+    mesh.launch(1)
+    mesh.done(1)
+    agreed(mesh, 1)
+    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, True)]
+    assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == [], "it knows"
+
+
+def test_a_commit_may_be_here_before_the_engine_has_said_that_it_is_done(mesh: Rig) -> None:
+    """Another one has heard that ours is."""
+    mesh.launch(1)
+    mesh.hear(WITHDRAW)
+    assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == []
+    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, True)]
+    assert mesh.done(1) == COMMITTED
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_who_gives_up_says_whether_others_may_have_committed(mesh: Rig, is_done: bool) -> None:
+    mesh.launch(1)
+    if is_done:
+        mesh.done(1)
+    mesh.machine.cancel(1, Result.TIMEOUT, "late")
+    assert mesh.effects() == [ps.FreezeOp(1)]
+    mesh.machine.op_frozen(1)
+    assert said(mesh.effects()) == [m.OpFailed(1, TAG, 0, Result.TIMEOUT, "late", is_done)]
+    assert agreed(mesh, 1) == []
+
+
+def test_what_all_are_done_with_before_it_is_frozen_is_committed(mesh: Rig) -> None:
+    mesh.launch(1)
+    mesh.done(1)
+    mesh.machine.cancel(1, Result.TIMEOUT, "late")
+    assert agreed(mesh, 1)[1:] == COMMITTED
+    mesh.machine.op_frozen(1)
+    assert mesh.effects() == []
+
+
+def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
+    """Another peer might not hear of it before the master dies."""
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.hear(prepare([1, 2, 3], 1))
+    for peer in (1, 2, 3):
+        rig.connect(peer)
+    rig.hear(m.Install(1, is_meshed=True))
+    rig.launch(1, TAG)
+    rig.hear(m.Flush(1, 1))
+    rig.machine.frozen(1)
+    aborted = m.Aborted(TAG, 0, Result.INVALID_USAGE, "never launched")
+    rig.hear(prepare([1, 2, 3], 2, aborts=[aborted]))
+    rig.machine.master_lost("gone")
+    *_, follow = said(rig.hear(m.Lead(2)))
+    assert isinstance(follow, m.Follow)
+    assert follow.testimony.is_settled
+    assert follow.testimony.aborts == [aborted]
+
+
+def test_what_was_promised_is_told_to_the_next_master() -> None:
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.hear(prepare([1, 2, 3], 1))
+    for peer in (1, 2, 3):
+        rig.connect(peer)
+    rig.hear(m.Install(1, is_meshed=True))
+    for op, tag in ((1, TAG), (2, TAG + 1), (3, TAG + 2)):
+        rig.launch(op, tag)
+    rig.hear(m.Withdraw(1, TAG, 0, Result.TIMEOUT, "late"), m.Withdraw(1, 99, 0, Result.TIMEOUT, "never"))
+    rig.machine.cancel(2, Result.INTERNAL_ERROR, "mine")
+    rig.machine.op_frozen(2)
+    rig.done(3)
+    rig.machine.master_lost("gone")
+    agreed(rig, 3)
+    (follow,) = said(rig.hear(m.Lead(2)))
+    assert isinstance(follow, m.Follow)
+    assert follow.testimony.commits == [OpRef(TAG + 2, 0)]
+    assert said(rig.hear(m.Resumed(2, 5.0))) == [
+        m.OpFailed(1, TAG, 0, Result.TIMEOUT, "late", True),
+        m.OpFailed(1, TAG + 1, 0, Result.INTERNAL_ERROR, "mine", False),
+        m.OpFailed(1, 99, 0, Result.TIMEOUT, "never", True),
+    ]
+
+
+def test_what_takes_long_is_told_until_it_is_over(mesh: Rig) -> None:
+    mesh.launch(1)
+    mesh.machine.tick(STALL_AFTER_S)
+    assert said(mesh.effects()) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
+    assert said(mesh.done(1)) == [m.OpsDone(1, [OpRef(TAG, 0)])]
+    assert said(agreed(mesh, 1)) == [m.OpsOver(1, [OpRef(TAG, 0)])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,11 +24,13 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.devices import host_memory, staging
-from pccl.devices.staging import helper_of, stretches
+from pccl.devices import host_memory
+from pccl.devices.staging import divided, helper_of
+from pccl.runtime import pieces as op_pieces
 from tests import fake_device
 from tests.crew import Background, Crew, outcomes, results, run_of, until
 from tests.fake_device import FakeArray, FakeDevice
+from tests.interrupts import interrupted_at
 
 SUM = ReduceOp.SUM
 PIECE = 4096
@@ -40,7 +43,7 @@ LATE_S = 0.03
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(op_pieces, "PIECE_BYTES", PIECE)
     with fake_device.known_arrays():
         yield
 
@@ -80,12 +83,14 @@ def arrays(devices: list[FakeDevice], count: int = COUNT) -> list[FakeArray]:
 
 def test_pieces_cover_an_op_without_gaps() -> None:
     for count in (0, 1, PIECE // 8, PIECE // 8 + 1, 10 * PIECE):
-        places = stretches(count, 8)
-        assert [place.number for place in places] == list(range(len(places)))
-        assert len(places) >= 1
-        ends = [place.start + place.count for place in places]
-        assert [place.start for place in places] == [0, *ends[:-1]]
-        assert ends[-1] == count
+        pieces = divided(None, None, count, 8).pieces
+        assert len(pieces) >= 1
+        assert sum(piece.count for piece in pieces) == count
+        spans = [piece.read for piece in pieces if piece.read is not None]
+        assert spans == [piece.write for piece in pieces]
+        assert [span.size_bytes for span in spans] == [8 * piece.count for piece in pieces]
+        ends = [span.start_byte + span.size_bytes for span in spans]
+        assert [span.start_byte for span in spans] == [0, *ends[:-1]]
 
 
 def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
@@ -159,7 +164,7 @@ def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
 
     trio_of_peers.each(rounds)
     pool = helper_of(devices[0]).pool
-    pieces = len(stretches(COUNT, 4))
+    pieces = len(divided(None, None, COUNT, 4).pieces)
     assert pool.pinned_bytes <= 2 * ops * pieces * PIECE
     assert sum(devices[0].pinned_allocated) == pool.pinned_bytes
     gc.collect()
@@ -222,8 +227,20 @@ def test_a_larger_op_of_a_device_and_a_cpu_fails_on_both_and_says_why(
     failed = trio_of_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
     assert f"{PIECE // 4} x FLOAT" in str(failed[0])
+    assert f"{COUNT} x FLOAT" in str(failed[0])
+    assert "PCCL_PIECE_BYTES=0" in str(failed[0])
     np.testing.assert_array_equal(held[0].settled(), values(0))
     np.testing.assert_array_equal(held[1], values(1))
+
+
+def test_a_larger_op_that_is_not_divided_is_the_same_for_both(
+    trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_pieces, "PIECE_BYTES", 0)
+    held: list[Any] = [devices[0].array(values(0)), values(1), devices[2].array(values(2))]
+    for found in reduced(trio_of_peers, held):
+        np.testing.assert_array_equal(found, total())
+    assert [devices[0].reads, devices[0].writes] == [1, 1]
 
 
 def test_the_thread_that_waits_sees_the_result_whoever_launched(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
@@ -307,7 +324,7 @@ def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(crew: Crew,
     random = np.random.default_rng(seed)
     crew.join(WORLD)
     devices = [FakeDevice(10 * seed + i) for i in range(WORLD)]
-    lost, ops, pieces = crew.peers.pop(), 3, len(stretches(COUNT, 4))
+    lost, ops, pieces = crew.peers.pop(), 3, len(divided(None, None, COUNT, 4).pieces)
     leave_after_reads = int(random.integers(1, 3 * ops * pieces))
     original, closing = devices[2].read, list[Background]()
 
@@ -364,16 +381,71 @@ def test_an_op_that_is_given_up_before_any_piece_is_there(crew: Crew, devices: l
         np.testing.assert_array_equal(found, total(world=2))
 
 
-def test_a_device_that_fails_fails_the_op_on_all_peers(crew: Crew, devices: list[FakeDevice]) -> None:
+@pytest.mark.parametrize("breaks_late", [False, True])
+def test_a_device_that_fails_fails_the_op_on_all_peers(
+    crew: Crew, devices: list[FakeDevice], breaks_late: bool
+) -> None:
     crew.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
     devices[0].fails_after_reads = 3
+    devices[0].breaks_late = breaks_late
     failed = crew.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     assert results(failed) == [Result.INTERNAL_ERROR] * 2
     assert "the fake device is broken" in str(failed[1])
     devices[0].fails_after_reads = None
     for found in reduced(crew, held):
         np.testing.assert_array_equal(found, total(world=2))
+
+
+def test_a_device_that_does_not_take_the_result_fails_its_own_caller(crew: Crew, devices: list[FakeDevice]) -> None:
+    crew.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    devices[0].fails_to_write = True
+    failed = crew.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR, Result.SUCCESS]
+    assert "all peers have the result, but it could not be copied to the device here" in str(failed[0])
+    assert "the fake device is broken" in str(failed[0])
+    np.testing.assert_array_equal(held[1].settled(), total(world=2))
+
+
+def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
+    crew: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
+    crew.join(2)
+    held = devices[0].array(values(0)).set_later(values(0))  # so that its stream is there already
+    for step in itertools.count():
+        has_slept = interrupted_at(step, lambda: crew[0].all_reduce(held, op=SUM))
+        until(lambda: crew[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
+        if has_slept:
+            break
+    assert step > 50
+    np.testing.assert_array_equal(held.settled(), values(0))
+    pool = helper_of(devices[0]).pool
+    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
+
+
+def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(crew: Crew, devices: list[FakeDevice]) -> None:
+    crew.join(2)
+    count = PIECE // 4 + 1
+    is_over = False
+    for step in itertools.count():
+        held = [device.array(values(i, count)) for i, device in enumerate(devices[:2])]
+        handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate(crew.peers)]
+        until(handles[0].done, "the op is over")
+        feed = handles[0]._op.feed
+        assert feed is not None
+        is_over = interrupted_at(step, feed.deliver)
+        # Another op, while the device may still read what the first one left.
+        crew.each(lambda peer, i: peer.all_reduce(devices[i].array(values(i, count)), op=SUM, tag=1))
+        assert handles[0].wait()[0]
+        np.testing.assert_array_equal(held[0].get(), total(count, world=2))
+        assert handles[1].wait()[0]
+        if is_over:
+            break
+    assert step > 20
+    pool = helper_of(devices[0]).pool
+    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
 
 
 def test_a_communicator_that_is_closed_in_the_middle(crew: Crew, devices: list[FakeDevice]) -> None:

@@ -422,8 +422,8 @@ def virtual() -> trio.testing.MockClock:
 
 
 def test_a_slow_donor_does_not_hold_the_end() -> None:
-    donor, snail = (transfer_of(state(pattern(100 * BLOCK))) for _ in range(2))
-    receiver = transfer_of(state(bytes(100 * BLOCK)))
+    donor, snail = (transfer_of(state(pattern(40 * BLOCK))) for _ in range(2))
+    receiver = transfer_of(state(bytes(40 * BLOCK)))
     # One block of the snail takes as long as twice the bound.
     serve = [slow(2 * BOUND_S, snail), slow(0.01, donor)]
     assert fetch(receiver, plan_for(donor), serve, virtual()) == []
@@ -431,14 +431,15 @@ def test_a_slow_donor_does_not_hold_the_end() -> None:
 
 
 def test_a_donor_that_stalls_while_others_move_is_given_up_and_named() -> None:
-    donor, stalled = (transfer_of(state(pattern(100 * BLOCK))) for _ in range(2))
-    receiver = transfer_of(state(bytes(100 * BLOCK)))
+    donor, stalled = (transfer_of(state(pattern(40 * BLOCK))) for _ in range(2))
+    receiver = transfer_of(state(bytes(40 * BLOCK)))
     serve = [slow(float("inf"), stalled, free=5), slow(0.2, donor)]
     assert fetch(receiver, plan_for(donor), serve, virtual(), bound_s=60) == [(1, "sent nothing for 5 s")]
     assert contents(receiver) == contents(donor)
 
 
-def test_the_only_donor_may_pause_for_long() -> None:
+def test_the_only_donor_may_pause_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_receiver, "WATCH_S", 1.0)  # fewer moments to jump to
     donor = transfer_of(state(pattern(BLOCK)))
     receiver = transfer_of(state(bytes(BLOCK)))
     assert fetch(receiver, plan_for(donor), [slow(PATIENCE_S / 2, donor)], virtual(), bound_s=PATIENCE_S) == []

@@ -6,12 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
+from pccl.protocol.figures import Figure
 from pccl.protocol.master import Close, Effect, MasterOptions, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
-from pccl.protocol.succession import Succession
+from pccl.protocol.succession import DEPOSED_TIMEOUTS, HOLD_S, Succession
+from pccl.protocol.successor import TERMS, block
 from pccl.types import Result
 from tests.test_testimony import prepared, view, witness
 
@@ -22,7 +26,7 @@ class Rig:
     """A machine, and what came of the last event."""
 
     def __init__(self, **options: object) -> None:
-        self.machine = Succession("new", OPTIONS, **options)  # type: ignore[arg-type]
+        self.machine = Succession("new", **{"options": OPTIONS, **options})  # type: ignore[arg-type]
         self.now = 0.0
         self.effects: list[Effect] = []
 
@@ -112,7 +116,9 @@ def test_and_are_sent_away_to_ask_again() -> None:
     rig.resume(1)
     rig.follow(2, witness(1, view(7, 1, 2, 3)))
     rig.hello(9)
-    rig.wait(4.0)
+    rig.wait(HOLD_S - 0.1)
+    assert rig.told(9) == []
+    rig.wait(0.1)
     assert rig.told(9) == [m.Elsewhere("it waits for the peers of run 'old' (1 of the 3 peers of view 7 have come)")]
 
 
@@ -196,6 +202,31 @@ def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() ->
     assert rig.told(2) == []
     rig.say(1, m.JointCall(8, Kind.UPDATE_TOPOLOGY))
     assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, meeting=6)]
+
+
+@pytest.mark.parametrize("kind", [Kind.SYNC, Kind.ARE_PEERS_PENDING])
+def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepted(kind: str) -> None:
+    """Whoever has heard it calls, and expects them in the call."""
+    rig = Rig()
+    rig.resume(1)
+    rig.resume(2, is_accepted=False)
+    rig.follow(2, witness(1, view(7, 1, 2)))
+    rig.follow(2, witness(2, None, prepared(7, 1, 2)))
+    (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
+    offer = m.SyncOffer("enforce_popular", 3, b"root", []) if kind == Kind.SYNC else None
+    rig.beat(12, 2)
+    rig.say(1, m.JointCall(1, kind, offer))
+    assert rig.effects == []
+    rig.say(1, m.FlushReply(flush.flush, []))
+    assert rig.kinds(2) == [m.Prepare]
+    for peer in (1, 2):
+        rig.say(peer, m.LinksReady(rig.machine.master.view))
+    assert rig.kinds(1) == [m.Install]
+    rig.say(2, m.JointCall(1, kind, offer))
+    for peer in (1, 2):
+        (result,) = rig.told(peer)
+        assert isinstance(result, m.JointResult)
+        assert (result.code, result.value) == (Result.SUCCESS, 3 if kind == Kind.SYNC else 0)
 
 
 def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
@@ -347,6 +378,19 @@ def test_it_is_found_again_by_its_peers() -> None:
     assert rig.machine.master.term == 3
 
 
+def test_a_newcomer_after_that_need_not_ask_twice() -> None:
+    """Who would give up soon, as long as it has a peer timeout, is let in by one that has no run to wait for."""
+    rig = Rig(options=MasterOptions(peer_timeout_s=1.0))
+    rig.hello(1)
+    rig.beat(2, 1)
+    rig.machine.stood_still(3.0, rig.now)
+    rig.hello(3)
+    rig.wait(1.0)
+    assert rig.effects == []
+    rig.wait(DEPOSED_TIMEOUTS - 1.0)
+    assert rig.kinds(3) == [m.Welcome]
+
+
 def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again() -> None:
     rig = Rig()
     rig.recover(1, 2)
@@ -354,6 +398,49 @@ def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again()
     assert rig.kinds(8) == [m.Elsewhere]
     rig.resume(9, run="another", is_accepted=False)
     assert rig.kinds(9) == [m.StartOver]
+
+
+@given(st.integers(1, 250), st.integers(1, TERMS - 1), st.lists(st.integers(0, 10**10), min_size=2, max_size=2))
+def test_numbers_of_two_terms_never_meet(term: int, later: int, heard: list[int]) -> None:
+    one, other = block(heard[0], term, 1000), block(heard[1], term + later, 1000)
+    assert one > heard[0]
+    assert other > heard[1]
+    assert abs(one - other) >= 1000
+
+
+def test_who_was_welcomed_by_a_long_lived_master_is_not_taken_for_a_newcomer() -> None:
+    """One that nobody else knew of comes back when the run is led already, with a number that a newcomer might have."""
+    rig = Rig()
+    ring = 25_000, 25_001
+    rig.recover(*ring)
+    rig.hello(1)
+    (welcome,) = rig.told(1)
+    assert isinstance(welcome, m.Welcome)
+    rig.resume(25_002, is_accepted=False)
+    assert rig.kinds(25_002) == [m.StartOver]
+    assert welcome.peer not in range(25_002, 30_000)
+    assert rig.machine.master.connection_of(welcome.peer) == 1
+
+
+def test_what_was_measured_is_known_with_its_age() -> None:
+    """The latest counts where two have measured between the same hosts."""
+    rig = Rig()
+    rig.now = 100.0
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+    rig.now = 103.0
+    old, late, of_one_gone = (
+        m.LinkFigure(2, False, 1e6, 500),
+        m.LinkFigure(2, False, 4e6, 500),
+        m.LinkFigure(9, True, 1e6, 1),
+    )
+    rig.follow(2, witness(3, view(7, 1, 2, 3), figures=[(late, 20), (of_one_gone, 10)]))
+    rig.follow(2, witness(1, view(7, 1, 2, 3), figures=[(old, 30)]))
+    rig.follow(2, witness(2, view(7, 1, 2, 3)))
+    figures = rig.machine.master.figures
+    assert figures.get((1, 2)) == Figure(1e6, 0.0005, at=70.0)
+    assert figures.get((3, 2)) == figures.get((3, 1)) == Figure(4e6, 0.0005, at=80.0)
+    assert figures.get((9, 3)) is None
 
 
 def test_sites_are_kept_together() -> None:

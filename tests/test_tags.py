@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol import master as protocol_master
+from pccl.protocol import agreement
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.master import Close, Effect, Master, Send
@@ -20,7 +20,7 @@ class Pair:
     def __init__(self) -> None:
         self.master = Master("run")
         self.peers = {1: Peer(0, 1), 2: Peer(0, 1)}
-        self.submitted: dict[int, tuple[int, int, int]] = {}
+        self.submitted: dict[int, tuple[int, int, int]] = {1: (0, 0, 0), 2: (0, 0, -1)}
         """By peer, the name of its last op."""
         self.results: dict[int, Result] = {}
         self.to_carry_out: list[Effect] = []
@@ -59,6 +59,9 @@ class Pair:
         elif isinstance(effect, ps.SubmitOp):
             self.submitted[number] = effect.epoch, effect.tag, effect.sequence
             peer.op_done(effect.op)
+            if self.submitted[1] == self.submitted[2]:
+                for each in self.peers.values():
+                    each.op_agreed(effect.op)
         elif isinstance(effect, ps.EndOp):
             peer.op_ended(effect.op, 0, 0)
         elif isinstance(effect, ps.FreezeOps):
@@ -68,10 +71,10 @@ class Pair:
 
 
 @pytest.mark.parametrize(
-    ("tags", "tags_max"), [(10_000, 1000), pytest.param(1_000_000, protocol_master.TAGS_MAX, marks=pytest.mark.slow)]
+    ("tags", "tags_max"), [(10_000, 1000), pytest.param(1_000_000, agreement.TAGS_MAX, marks=pytest.mark.slow)]
 )
 def test_a_new_tag_for_every_op(monkeypatch: pytest.MonkeyPatch, tags: int, tags_max: int) -> None:
-    monkeypatch.setattr(protocol_master, "TAGS_MAX", tags_max)
+    monkeypatch.setattr(agreement, "TAGS_MAX", tags_max)
     pair = Pair()
     epochs = set()
     for tag in range(tags):

@@ -101,6 +101,14 @@ def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> No
     assert (rebuild(here).newcomers, set(rebuild(here).members)) == (set(), {1, 2})
 
 
+def test_a_settled_witness_goes_on_though_a_later_view_was_prepared_without_it() -> None:
+    """Whom that one lists has come, too: it is not in force anywhere."""
+    here = {1: witness(1, view(1, 1), prepared(2, 1, 200)), 200: witness(200, None, prepared(4, 200))}
+    assert stand(here).is_complete
+    assert set(rebuild(here).members) == {1}
+    assert rebuild(here).newcomers == {200}
+
+
 def test_a_run_of_newcomers_is_none() -> None:
     assert stand({1: witness(1, None, prepared(1, 1))}).peers == frozenset()
 
@@ -166,8 +174,9 @@ def stories(draw: st.DrawFn) -> Story:
     story = Story()
     peers = set(range(1, draw(st.integers(1, 6)) + 1))
     number = 1
+    in_force = view(number, *sorted(peers))
     for peer in peers:
-        story.installed[peer] = view(number, *sorted(peers))
+        story.installed[peer] = in_force
     for _ in range(draw(st.integers(0, 3))):
         number += 1
         lost = draw(st.sets(st.sampled_from(sorted(peers)), max_size=majority(len(peers)) - 1))
@@ -180,12 +189,15 @@ def stories(draw: st.DrawFn) -> Story:
         answered = following if draw(st.booleans()) else draw(st.sets(st.sampled_from(ring)))
         heard = answered | draw(st.sets(st.sampled_from(ring)))
         for peer in heard:
+            if peer in peers:  # what was said before is heard before
+                story.installed[peer] = in_force
             story.prepared[peer] = prepared(number, *ring, answered=peer in answered)
         if answered != following:
             # It may only prepare another one, with others lost or not.
             continue
+        in_force = view(number, *ring)
         for peer in following if draw(st.booleans()) else draw(st.sets(st.sampled_from(ring))):
-            story.installed[peer] = view(number, *ring)
+            story.installed[peer] = in_force
             story.prepared.pop(peer, None)
         peers = following
     return story
@@ -235,5 +247,6 @@ def test_more_witnesses_never_undo_a_majority_of_the_same_view(story: Story, dat
 
 
 def test_testimony_survives_the_wire() -> None:
-    said = m.Follow(3, witness(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4)))
+    figures = [(m.LinkFigure(2, True, 1e6, 250), 30)]
+    said = m.Follow(3, witness(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4), figures=figures))
     assert msgspec.convert(msgspec.to_builtins(said, builtin_types=(bytes,)), m.Follow) == said

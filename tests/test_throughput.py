@@ -32,8 +32,17 @@ def test_a_link_made_anew_counts_from_the_start() -> None:
     assert throughput.reported(1, report(LinkReport(2, 1, 1500, 1_500_000))) == [(2, 1e6)]
 
 
+def test_what_was_before_a_succession_is_in_no_figure_after_it() -> None:
+    throughput = Throughput()
+    throughput.inherit([1])
+    assert throughput.reported(1, report(LinkReport(2, 1, 9000, 9_000_000))) == []
+    assert throughput.reported(1, report(LinkReport(2, 1, 10000, 14_000_000))) == [(2, 5e6)]
+
+
 def test_who_is_gone_is_forgotten() -> None:
     throughput = Throughput()
+    throughput.inherit([1])
+    throughput.forget(1)
     throughput.reported(1, report(LinkReport(2, 1, 1000, 2_500_000)))
     throughput.forget(1)
     assert not throughput._used

@@ -34,6 +34,7 @@ def pair() -> Iterator[Crew]:
         yield crew
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("dtype", DataType)
 def test_every_dtype_goes_there_and_back_and_is_reduced(pair: Crew, dtype: DataType) -> None:
     assert DataType.from_torch_dtype(dtype.to_torch_dtype()) is dtype
@@ -54,6 +55,47 @@ def test_tensors_and_arrays_meet_in_one_op(pair: Crew) -> None:
     assert tensor.flatten().tolist() == array.tolist() == [3.5] * 6
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2), (2, 0, 4)])
+def test_tensors_of_any_dtype_and_shape_are_moved(pair: Crew, dtype: Any, shape: tuple[int, ...]) -> None:
+    def tensor(rank: int) -> Any:
+        return torch.full(shape, rank, dtype=torch.float32).to(dtype)
+
+    def bits(array: Any) -> bytes:
+        data: bytes = array.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return data
+
+    def move(peer: Communicator, _: int) -> None:
+        rank = peer.membership.rank
+        gathered = peer.all_gather(tensor(rank)).array
+        assert gathered.shape == (2, *shape)
+        assert gathered.dtype is dtype
+        assert bits(gathered) == bits(torch.stack([tensor(0), tensor(1)]))
+        mine = tensor(rank)
+        peer.broadcast(mine, root=1)
+        assert bits(mine) == bits(tensor(1))
+        mine = tensor(rank)
+        if rank == 0:
+            peer.send(mine, to=1)
+        else:
+            peer.recv(mine, from_=0)
+        assert bits(mine) == bits(tensor(0))
+
+    pair.each(move)
+
+
+def test_views_with_something_left_to_compute_are_refused(pair: Crew) -> None:
+    for tensor, says in (
+        (torch.ones(3, dtype=torch.complex64).conj(), r"pass send.resolve_conj\(\)"),
+        (torch._neg_view(torch.ones(3)), r"pass send.resolve_neg\(\)"),
+    ):
+        with pytest.raises(PCCLError, match=says) as caught:
+            pair[0].all_gather(tensor)
+        assert caught.value.result is Result.INVALID_ARGUMENT
+
+
+@pytest.mark.usefixtures("place")
 def test_parameters_and_gradients_are_reduced_in_place(pair: Crew) -> None:
     parameters = [torch.nn.Parameter(torch.full((4,), float(i))) for i in range(2)]
     for parameter in parameters:
@@ -64,6 +106,7 @@ def test_parameters_and_gradients_are_reduced_in_place(pair: Crew) -> None:
     assert [parameter.tolist() for parameter in parameters] == [[0.5] * 4] * 2
 
 
+@pytest.mark.usefixtures("place")
 def test_descriptors_of_tensors(pair: Crew) -> None:
     tensors = [[torch.full((5,), float(tag)) for tag in range(3)] for _ in range(2)]
     pair.each(
@@ -77,6 +120,7 @@ def test_descriptors_of_tensors(pair: Crew) -> None:
     assert [x[0].item() for x in tensors[0]] == [0, 2, 4]
 
 
+@pytest.mark.usefixtures("place")
 def test_a_module_is_a_shared_state(pair: Crew) -> None:
     modules = [torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20)) for _ in range(2)]
     states = [SharedState.from_torch(module) for module in modules]
@@ -152,6 +196,7 @@ def mesh() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("place")
 def test_a_dtensor_is_refused_and_its_shard_is_not(pair: Crew, mesh: Any) -> None:
     from torch.distributed import tensor as tensor_api
 

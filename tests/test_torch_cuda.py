@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from pccl import Communicator, QuantizationOptions, ReduceOp, SharedState
-from pccl.devices import staging, torch_blake3
+from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, SharedState
+from pccl.devices import torch_blake3
 from pccl.devices.torch_cuda import CudaDevice
+from pccl.runtime import pieces
+from pccl.training import AsyncDiLoCo, DiLoCo
+from pccl.training.loop import OuterLoop
 from tests.crew import Crew, run_of
 
 torch = pytest.importorskip("torch")
@@ -112,7 +115,7 @@ def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
 ) -> None:
     if quantization is not None and not dtype.is_floating_point:
         pytest.skip("only floats are quantized")
-    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
     ours = [(100 * torch.randn(1 << 19, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(2)]
     count = (1 << 20) // dtype.itemsize  # one piece, so that the CPU's op is divided alike
     cpu = [tensor[:count].clone() for tensor in ours]
@@ -125,7 +128,7 @@ def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
 
 @needs_gpu
 def test_gpu_streams_are_respected(pair: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
 
     def reduce(peer: Communicator, i: int) -> Any:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -142,7 +145,7 @@ def test_gpu_streams_are_respected(pair: Crew, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_gpu
 def test_gpu_many_ops_at_once(pair: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
 
     def reduce(peer: Communicator, i: int) -> None:
         for turn in range(3):
@@ -153,6 +156,65 @@ def test_gpu_many_ops_at_once(pair: Crew, monkeypatch: pytest.MonkeyPatch) -> No
                 assert torch.all(held[tag] == 2 * tag + 1), turn
 
     pair.each(reduce)
+
+
+@needs_gpu
+def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(
+    pair: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
+
+    def call(peer: Communicator, _: int) -> None:
+        rank = peer.membership.rank
+        place = ("cuda", "cpu")[rank]
+        ours = [torch.arange(COUNT, dtype=torch.float32).add_(each) for each in range(2)]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            mine = ours[rank].to(place)
+            gathered = peer.all_gather(mine).array
+            assert gathered.device.type == place
+            assert torch.equal(gathered.cpu(), torch.stack(ours))
+            part = peer.reduce_scatter(mine, op=SUM).array
+            assert torch.equal(part.cpu(), sum(ours).tensor_split(2)[rank])
+            peer.broadcast(mine, root=1)
+            assert torch.equal(mine.cpu(), ours[1])
+            if rank == 0:
+                peer.recv(mine.fill_(0), from_=1)
+                assert torch.equal(mine.cpu(), ours[1])
+            else:
+                peer.send(mine, to=0)
+        whole = mine.add(rank)
+        with pytest.raises(PCCLError, match="PCCL_PIECE_BYTES=0"):
+            peer.all_reduce(whole, op=SUM)
+        assert torch.equal(whole.cpu(), ours[1].add(rank))
+
+    pair.each(call)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 0)
+    both = [torch.ones(COUNT, device=place) for place in ("cuda", "cpu")]
+    pair.each(lambda peer, i: peer.all_reduce(both[i], op=SUM))
+    assert all(bool((tensor == 2).all()) for tensor in both)
+
+
+@needs_gpu
+@pytest.mark.parametrize("loop", [DiLoCo, AsyncDiLoCo])
+def test_gpu_and_cpu_models_train_together(loop: type[OuterLoop]) -> None:
+    def train(peer: Communicator, i: int) -> str:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(300, 200).to(("cuda", "cpu")[i])
+        optimizer = torch.optim.AdamW(module.parameters())
+        trained = loop(peer, module, optimizer)
+        trained.join(2)
+        for _ in range(3):
+            inputs = torch.ones(4, 300, device=module.weight.device)
+            module(inputs).pow(2).sum().backward()
+            optimizer.step()
+            trained.outer_step()
+        trained.show_outer()
+        shown = torch.nn.utils.parameters_to_vector(module.parameters()).detach().cpu()
+        assert torch.equal(shown, torch.from_numpy(trained.outer_parameters.copy()))
+        return trained.digest()
+
+    with run_of(2) as crew:
+        assert len(set(crew.each(train))) == 1
 
 
 def test_gpu_digests_come_from_torch_unless_it_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:

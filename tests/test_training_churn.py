@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from pccl import MasterNode
+from tests.processes.nursery import Forked, is_available, nursery
 from tests.streams import TIMEOUT_S, Lines
 
-ROOT = Path(__file__).resolve().parent.parent
+MODULE = "tests.training_process"
 KILLS = 3
 
 
 class PeerProcess:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Forked) -> None:
         assert process.stdout is not None
         self.process = process
         self.lines = Lines(process.stdout)
@@ -35,16 +36,24 @@ class PeerProcess:
 
 @contextmanager
 def started(kind: str, master: MasterNode, number: int, stop: Path) -> Iterator[PeerProcess]:
-    command = [sys.executable, "-P", "-m", "tests.training_process", kind, master.address, str(number), str(stop)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
-        try:
-            yield PeerProcess(process)
-        finally:
-            process.kill()
+    arguments = [kind, master.address, str(number), str(stop)]
+    process: subprocess.Popen[str] | Forked
+    if is_available():
+        process = nursery(MODULE).fork(2, arguments)
+    else:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-P", "-m", MODULE, *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        yield PeerProcess(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        process.kill()
+        process.wait()
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "spsa"])
+@pytest.mark.parametrize("kind", ["sync", "async", "fragments", "spsa"])
 def test_kills_and_joins_leave_everybody_with_the_same_state(master: MasterNode, kind: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

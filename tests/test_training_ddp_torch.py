@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pccl import Communicator, MasterNode, QuantizationOptions
+from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import DDP
 from pccl.training.ddp import Step
-from tests.crew import Background, together
+from tests.crew import Background, refusal, together
+from tests.interrupts import interrupted_at
 
 torch = pytest.importorskip("torch")
 
@@ -79,6 +80,7 @@ def assert_parity(peers: list[DDPPeer]) -> None:
         assert len({peer.digests[revision] for peer in peers if revision in peer.digests}) == 1, revision
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("bucket_bytes", [1, SMALL_BUCKETS, 1 << 20])
 def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode, bucket_bytes: int) -> None:
     peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
@@ -129,6 +131,7 @@ def test_parameters_without_a_part_in_the_loss_count_as_zero(master: MasterNode)
     close(peers)
 
 
+@pytest.mark.usefixtures("place")
 def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
     peers = crew_of(master, 2)
 
@@ -158,6 +161,7 @@ def test_a_second_backward_pass_is_refused_with_the_way_out(master: MasterNode) 
     close([peer])
 
 
+@pytest.mark.usefixtures("place")
 def test_newcomers_get_the_optimizers_moments_too(master: MasterNode) -> None:
     peers = crew_of(master, 2, quantization=QuantizationOptions())
     together([partial(peer.run, 3) for peer in peers])
@@ -175,6 +179,7 @@ def test_newcomers_get_the_optimizers_moments_too(master: MasterNode) -> None:
     close([*peers, newcomer])
 
 
+@pytest.mark.usefixtures("place")
 def test_who_is_lost_between_two_buckets_is_left_out(master: MasterNode) -> None:
     peers = crew_of(master, 3)
     leaver = peers.pop()
@@ -193,6 +198,19 @@ def test_who_is_lost_between_two_buckets_is_left_out(master: MasterNode) -> None
     close(peers)
 
 
+def test_who_is_interrupted_while_it_waits_does_not_go_on_as_if_nothing_had_been(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    together([partial(peer.run, 2) for peer in peers])
+    stays, interrupted = peers
+    assert interrupted_at(10**9, partial(interrupted.run, 3))  # where it sleeps
+    assert "a former call was interrupted" in str(refusal(interrupted.ddp.step))
+    thread = Background(partial(stays.run, 6))
+    interrupted.communicator.close()
+    thread.result()
+    assert stays.worlds[-1] == 1
+    close([stays])
+
+
 def test_a_fresh_optimizer_is_as_before() -> None:
     with MasterNode("127.0.0.1:0") as master:
         module = new_module()
@@ -202,3 +220,80 @@ def test_a_fresh_optimizer_is_as_before() -> None:
         assert optimizer.param_groups[0]["lr"] == 0.25
         for state in optimizer.state.values():
             assert all(float(tensor.abs().sum()) == 0 for tensor in state.values())
+
+
+def test_what_cannot_be_trained_is_told_and_left_alone(master: MasterNode) -> None:
+    communicator = Communicator(master.address)
+    with pytest.raises(ValueError, match="Identity has no parameters that require gradients"):
+        DDP(communicator, torch.nn.Identity(), new_optimizer(torch.nn.Linear(1, 1)))
+    module = torch.nn.Linear(2, 2)
+    optimizer = new_optimizer(module)
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not NoneType"):
+        DDP(communicator, module, None)
+    with pytest.raises(TypeError, match="quantization must be QuantizationOptions or None, not 'int8'"):
+        DDP(communicator, module, optimizer, quantization="int8")  # type: ignore[arg-type]
+    for name in ("admit_every", "bucket_bytes"):
+        with pytest.raises(ValueError, match=f"{name} 0: must be at least 1"):
+            DDP(communicator, module, optimizer, **{name: 0})
+    with pytest.raises(PCCLError, match="call join before") as refused:
+        DDP(communicator, module, optimizer).step()
+    assert refused.value.result is Result.INVALID_USAGE
+    module = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(PCCLError, match="'weight' is on meta; only CPU and CUDA") as caught:
+        DDP(communicator, module, torch.optim.SGD(module.parameters()))
+    assert caught.value.result is Result.INVALID_ARGUMENT
+    assert not module.weight._post_accumulate_grad_hooks
+
+
+def test_sparse_gradients_are_refused(master: MasterNode) -> None:
+    with Communicator(master.address) as communicator:
+        module = torch.nn.Embedding(10, 3, sparse=True)
+        DDP(communicator, module, torch.optim.SGD(module.parameters())).join()
+        with pytest.raises(ValueError, match=r"shape \(10, 3\) is sparse"):
+            module(torch.tensor([1])).sum().backward()
+
+
+@pytest.mark.usefixtures("place")
+def test_parameters_of_several_dtypes_have_a_digest(master: MasterNode) -> None:
+    def enter(number: int) -> DDPPeer:
+        peer = DDPPeer(master.address, number)
+        peer.module = torch.nn.Sequential(torch.nn.Linear(6, 8).bfloat16(), torch.nn.Linear(8, 2).double())
+        peer.module.register_parameter("scale", torch.nn.Parameter(torch.tensor(2.0)))
+        peer.ddp = DDP(peer.communicator, peer.module, new_optimizer(peer.module), admit_every=1)
+        return peer.enter(2)
+
+    def step(peer: DDPPeer) -> tuple[str, float]:
+        inputs = torch.full((3, 6), 1.0 + peer.number).bfloat16()
+        (peer.module[1](peer.module[0](inputs).double()).sum() * peer.module.scale).backward()
+        assert peer.ddp.step().world_size == 2
+        return peer.ddp.digest(), float(peer.module.scale.detach())
+
+    torch.manual_seed(0)
+    peers = together([partial(enter, number) for number in range(2)])
+    found = together([partial(step, peer) for peer in peers])
+    assert found[0] == found[1]
+    close(peers)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+@pytest.mark.parametrize("places", [("cuda", "cuda"), ("cuda", "cpu")])
+def test_gpus_and_cpus_train_together(master: MasterNode, places: tuple[str, str]) -> None:
+    peers = [DDPPeer(master.address, number) for number in range(2)]
+    for peer, place in zip(peers, places, strict=True):
+        peer.module = new_module().to(place)
+        peer.ddp = DDP(peer.communicator, peer.module, new_optimizer(peer.module), bucket_bytes=SMALL_BUCKETS)
+
+    def train(peer: DDPPeer, place: str) -> Any:
+        peer.enter(2)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for step in range(5):
+                inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1000 * peer.number + step)).to(
+                    place
+                )
+                (peer.module(inputs) - inputs[:, :2]).pow(2).mean().backward()
+                assert peer.ddp.step().world_size == 2
+            return parameters(peer.module).cpu()
+
+    first, second = together([partial(train, *pair) for pair in zip(peers, places, strict=True)])
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+    close(peers)

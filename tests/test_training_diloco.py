@@ -13,7 +13,16 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, CheckpointError, DiLoCo, OuterNesterov
 from tests.crew import Background, together, until
-from tests.training_peers import Peer, Reference, assert_close, assert_parity, crew_of, each_runs, new_model
+from tests.training_peers import (
+    Peer,
+    Reference,
+    assert_close,
+    assert_parity,
+    crew_of,
+    each_runs,
+    new_model,
+    refused_while_others_train,
+)
 
 
 def close(peers: list[Peer]) -> None:
@@ -110,22 +119,9 @@ def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
 def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
     master: MasterNode, make: Callable[[Communicator], Any]
 ) -> None:
-    peers = crew_of(master, 2)
-
-    def has_admitted(peer: Peer) -> bool:
-        return any(step.admitted for step in peer.steps[:-2])
-
-    threads = [Background(partial(peer.run, has_admitted)) for peer in peers]
-    stranger = Communicator(master.address)
-    stranger.connect()
-    with pytest.raises(PCCLError, match="parameters of DiLoCo") as caught:
-        make(stranger).join()
-    assert caught.value.result is Result.INVALID_ARGUMENT
-    for thread in threads:
-        thread.result()
-    assert_parity(peers)
-    assert peers[0].worlds[-1] == 2
-    close(peers)
+    error = refused_while_others_train(master, crew_of(master, 2), make)
+    assert error.result is Result.INVALID_ARGUMENT
+    assert "parameters of DiLoCo" in str(error)
 
 
 def test_resuming_gives_the_bytes_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
@@ -267,6 +263,13 @@ def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
 def test_what_cannot_be_trained_is_told(master: MasterNode, model: Any, reason: str) -> None:
     with pytest.raises((TypeError, ValueError), match=reason):
         DiLoCo(Communicator(master.address), model)
+
+
+@pytest.mark.parametrize("loop", [DiLoCo, AsyncDiLoCo])
+def test_before_joining_there_are_no_steps(loop: type[DiLoCo | AsyncDiLoCo]) -> None:
+    with pytest.raises(PCCLError, match="call join before") as caught:
+        loop(Communicator("127.0.0.1:1"), new_model()).outer_step()
+    assert caught.value.result is Result.INVALID_USAGE
 
 
 def test_any_strides_and_precisions(master: MasterNode) -> None:

@@ -122,7 +122,7 @@ def test_a_site_joins_and_another_is_killed(master: MasterNode) -> None:
     newcomer = SiteOfRanks(master, 2)
     entering = [Background(call) for call in newcomer.each("enter", 1)]
     step = 2
-    while not all(each.is_over for each in entering):
+    while sites[0].ranks[0].communicator.world_size == 2:  # a step lets newcomers in at its end
         step += 1
         all_of(sites, "run", step)
     for each in entering:
@@ -177,7 +177,7 @@ def test_a_rank_does_not_start_before_its_mates_would(master: MasterNode) -> Non
 
     def agree(flag: bool) -> bool:
         asked.append(flag)
-        return flag and len(asked) > 1
+        return flag and len(asked) != 2  # the grid is right for all; then one finds too few
 
     def trained(site: Site) -> Communicator:
         communicator = site.communicator(master.address)
@@ -186,7 +186,7 @@ def test_a_rank_does_not_start_before_its_mates_would(master: MasterNode) -> Non
         return communicator
 
     waiting = Background(lambda: trained(Site("a", 0, 1, agree)))
-    until(lambda: asked, "it finds one enough, and its mates do not")
+    until(lambda: len(asked) == 2, "it finds one enough, and its mates do not")
     other = Background(lambda: trained(Site("b", 0, 1, bool)))
     together([waiting.result().close, other.result().close])
-    assert asked == [True, True]
+    assert asked == [True, True, True]

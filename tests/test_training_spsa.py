@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.devices import torch_cuda
 from pccl.signs import add_signs
-from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions
+from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions, in_place
 from tests.crew import Background, together, until
+from tests.fake_device import FakeDevice
 from tests.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
-from tests.training_peers import assert_parity, new_model
+from tests.training_peers import assert_parity, new_model, refused_while_others_train
 
 
 def weights(peer: SPSAPeer) -> bytes:
@@ -58,8 +60,15 @@ def test_a_step_costs_a_byte_for_each_direction(master: MasterNode) -> None:
     close(peers)
 
 
-def test_torch_and_numpy_move_alike_with_torch(master: MasterNode) -> None:
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_torch_and_numpy_move_alike_with_torch(
+    master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_device: bool
+) -> None:
     torch = pytest.importorskip("torch")
+    device = FakeDevice()
+    if is_on_device:
+        monkeypatch.setattr(in_place, "kind_of_place", lambda _: "cuda")
+        monkeypatch.setattr(torch_cuda, "device_of", lambda _: device)
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -78,6 +87,32 @@ def test_torch_and_numpy_move_alike_with_torch(master: MasterNode) -> None:
         assert peers[0].values[name].detach().numpy().tobytes() == array.tobytes()
     assert [parameter.data_ptr() for parameter in module.parameters()] == pointers
     assert torch.equal(module.frozen.detach(), torch.ones(3))
+    peers[0].spsa.save(tmp_path / "checkpoint")
+    peers[0].communicator.close()
+    newcomer = SPSAPeer(master.address, 0, model=Module())
+    newcomer.spsa.load(tmp_path / "checkpoint")
+    assert newcomer.spsa.digest() == peers[1].spsa.digest()
+    peers[1].run(25)
+    thread = Background(partial(peers[1].run, lambda peer: peer.worlds[-3:] == [2, 2, 2]))
+    newcomer.enter().run(lambda peer: peer.worlds.count(2) >= 3)
+    thread.result()
+    assert_parity([newcomer, peers[1]])
+    assert (device.reads > 0) == is_on_device
+    newcomer.close()
+    peers[1].close()
+
+
+def test_gpus_and_cpus_move_alike_with_torch(master: MasterNode) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")
+    module = torch.nn.Module()
+    for name, array in new_model().items():
+        module.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array).cuda()))
+    peers = [SPSAPeer(master.address, number, model=model) for number, model in enumerate((module, None))]
+    together([partial(peer.enter, 2) for peer in peers])
+    each_runs(peers, 20)
+    assert_parity(peers)
     close(peers)
 
 
@@ -259,24 +294,11 @@ def test_checkpoints(tmp_path: Path) -> None:
     ids=["model", "options", "algorithm"],
 )
 def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
-    master: MasterNode, make: Callable[[Communicator], Any]
+    master: MasterNode, make: Callable[[Communicator], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = spsa_crew(master, 2)
-
-    def has_admitted(peer: SPSAPeer) -> bool:
-        return any(step.admitted for step in peer.steps[:-2])
-
-    threads = [Background(partial(peer.run, has_admitted)) for peer in peers]
-    stranger = Communicator(master.address)
-    stranger.connect()
-    with pytest.raises(PCCLError) as caught:
-        make(stranger).join()
-    assert caught.value.result in (Result.INVALID_ARGUMENT, Result.INVALID_USAGE)
-    for thread in threads:
-        thread.result()
-    assert_parity(peers)
-    assert peers[0].worlds[-1] == 2
-    close(peers)
+    monkeypatch.setattr("pccl.protocol.peer.STALL_AFTER_S", 0.1)  # then it is seen that two algorithms never meet
+    error = refused_while_others_train(master, spsa_crew(master, 2), make)
+    assert error.result in (Result.INVALID_ARGUMENT, Result.INVALID_USAGE)
 
 
 def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master: MasterNode) -> None:
@@ -325,7 +347,7 @@ def test_an_interrupted_move_is_repaired_by_the_others_alone(
         add_signs(*arguments, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr("pccl.training.grid.add_signs", interrupted)
+        patched.setattr("pccl.training.elements.add_signs", interrupted)
         with pytest.raises(KeyboardInterrupt):
             peers[0].step()
     for use in (peers[0].step, peers[0].spsa.digest, partial(peers[0].spsa.save, tmp_path / "torn")):
@@ -362,6 +384,14 @@ def test_before_joining_there_are_no_steps(master: MasterNode) -> None:
     with pytest.raises(PCCLError, match="call join before") as caught:
         SPSAPeer(master.address, 0).step()
     assert caught.value.result is Result.INVALID_USAGE
+
+
+def test_wrong_arguments_are_told() -> None:
+    communicator = Communicator("127.0.0.1:1")
+    with pytest.raises(TypeError, match=r"options must be SPSAOptions, not 0\.001"):
+        SPSA(communicator, new_model(), 1e-3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="admit_every 0: must be at least 1"):
+        SPSA(communicator, new_model(), OPTIONS, admit_every=0)
 
 
 @pytest.mark.parametrize(

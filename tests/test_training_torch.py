@@ -11,6 +11,7 @@ import pytest
 
 from pccl import Communicator, MasterNode
 from pccl.training import CheckpointError, DiLoCo
+from pccl.training.replica import Replica, replica_of
 from tests.crew import together
 
 torch = pytest.importorskip("torch")
@@ -123,6 +124,11 @@ def test_resuming_restores_the_inner_optimizer(tmp_path: Path) -> None:
         DiLoCo(Communicator(master.address), torch.nn.Linear(2, 2)).load(tmp_path / "0.npz")
 
 
+def test_modules_without_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="'weight' is on meta"):
+        DiLoCo(Communicator("127.0.0.1:1"), torch.nn.Linear(2, 2, device="meta"))
+
+
 def test_frozen_parameters_stay_and_are_not_sent(master: MasterNode) -> None:
     module = new_module()
     module[0].requires_grad_(False)
@@ -146,3 +152,42 @@ def test_tied_and_transposed_parameters(master: MasterNode) -> None:
     diloco.outer_step()
     assert module[0].weight[0].tolist() == [0, 3, 6]
     communicator.close()
+
+
+class Odd(torch.nn.Module):  # type: ignore[misc]
+    """Parameters that are no vectors of their own memory: transposed, strided, a scalar, an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transposed = torch.nn.Parameter(torch.zeros(5, 4).t())
+        self.scalar = torch.nn.Parameter(torch.zeros(()))
+        self.empty = torch.nn.Parameter(torch.zeros(0, 3))
+        self.strided = torch.nn.Parameter(torch.zeros(6, 4)[:, ::2])
+
+
+def odd_arrays() -> dict[str, Any]:
+    return {name: parameter.detach().numpy() for name, parameter in Odd().named_parameters()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+@pytest.mark.parametrize("make", [Odd, odd_arrays])
+def test_parts_are_the_whole(make: Any, count: int) -> None:
+    replica: Replica = replica_of(make())
+    parts = replica.split(count)
+    assert len(parts) == count
+    values = np.arange(replica.count, dtype=np.float32)
+    ends = np.cumsum([part.count for part in parts])
+    assert ends[-1] == replica.count == 33
+    for part, end in zip(parts, ends, strict=True):
+        part.write(values[end - part.count : end])
+    found = np.empty_like(values)
+    replica.read(found)
+    np.testing.assert_array_equal(found, values)
+    for part, end in zip(parts, ends, strict=True):
+        out = np.full(part.count, 50, np.float32)
+        part.difference(out, out)
+        np.testing.assert_array_equal(out, 50 - values[end - part.count : end])
+        part.read(out)
+        np.testing.assert_array_equal(out, values[end - part.count : end])
+    if count < 4:
+        assert max(part.count for part in parts) <= replica.count / count + 5  # a row at most

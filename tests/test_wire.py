@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -10,9 +11,12 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
+from pccl.runtime import wire
+from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.wire import (
     ConnectionLost,
     ControlConnection,
+    dial_control,
     receive_exactly,
     receive_message,
     send_message,
@@ -223,3 +227,23 @@ def test_what_is_never_acknowledged_breaks_a_connection_in_the_end() -> None:
     assert a.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
     a.close()
     b.close()
+
+
+def test_a_connection_that_is_reset_as_soon_as_it_stands_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is where the listener dies with the connection in its queue."""
+
+    async def reset(host: str, port: int) -> socket.socket:
+        sock = await dial_tcp(host, port)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        await trio.lowlevel.wait_readable(sock)
+        return sock
+
+    async def body() -> None:
+        with pytest.raises(ConnectionLost, match="not connected"):
+            await dial_control(*listener.getsockname(), m.FromMaster)
+
+    monkeypatch.setattr(wire, "dial_tcp", reset)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        run(body)

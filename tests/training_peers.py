@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from pccl import Communicator, MasterNode
+from pccl import Communicator, MasterNode, PCCLError
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov, OuterStep
-from tests.crew import together
+from tests.crew import Background, refusal, together
 
 Model: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Kind: TypeAlias = type[DiLoCo] | type[AsyncDiLoCo]
@@ -91,6 +91,26 @@ def assert_parity(peers: Sequence[HasDigests]) -> None:
     """Every shared state that several peers have seen was the same."""
     for revision in set().union(*(peer.digests for peer in peers)):
         assert len({peer.digests[revision] for peer in peers if revision in peer.digests}) == 1, revision
+
+
+def refused_while_others_train(
+    master: MasterNode, peers: Sequence[Any], make: Callable[[Communicator], Any]
+) -> PCCLError:
+    """What somebody is told who comes to `peers` with something else to train; they let him in and go on alone."""
+
+    def has_admitted(peer: Any) -> bool:
+        return any(step.admitted for step in peer.steps[:-2])
+
+    threads = [Background(partial(peer.run, has_admitted)) for peer in peers]
+    stranger = Communicator(master.address)
+    stranger.connect()
+    error = refusal(make(stranger).join)
+    for thread in threads:
+        thread.result()
+    assert_parity(peers)
+    assert peers[0].worlds[-1] == 2
+    together([peer.close for peer in peers])
+    return error
 
 
 def assert_close(model: Model, expected: Model) -> None:

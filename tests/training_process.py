@@ -16,7 +16,11 @@ from pccl.training import AsyncDiLoCo, DiLoCo
 from tests.spsa_peers import SPSAPeer
 from tests.training_peers import Kind, Peer
 
-KINDS: dict[str, Kind] = {"sync": DiLoCo, "async": AsyncDiLoCo}
+KINDS: dict[str, tuple[Kind, dict[str, int]]] = {
+    "sync": (DiLoCo, {}),
+    "async": (AsyncDiLoCo, {}),
+    "fragments": (AsyncDiLoCo, {"fragments": 3}),
+}
 SPSA = "spsa"
 INNER_S = 0.03
 """What inner steps take at least, so that there is a middle of them."""
@@ -43,7 +47,11 @@ def is_agreed(communicator: Communicator, wanted: bool) -> bool:
 
 def main() -> None:
     kind, master, number, stop_file = sys.argv[1:]
-    peer = SPSAPeer(master, int(number)) if kind == SPSA else Peer(master, int(number), KINDS[kind])
+    if kind == SPSA:
+        peer: SPSAPeer | Peer = SPSAPeer(master, int(number))
+    else:
+        algorithm, arguments = KINDS[kind]
+        peer = Peer(master, int(number), algorithm, **arguments)
     peer.enter(3)
     while True:
         time.sleep(INNER_S)

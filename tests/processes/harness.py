@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import queue
@@ -19,14 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.crew import WAIT_S, until
-from tests.processes.nursery import Forked, Nursery, is_available
+from tests.processes.nursery import Forked, is_available, nursery
 
 WORKER = "tests.processes.worker"
-
-
-@functools.cache
-def _nursery() -> Nursery:
-    return Nursery(WORKER)
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,9 @@ class Worker:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this does
         self._messages: queue.SimpleQueue[tuple[float, dict[str, Any] | None]] = queue.SimpleQueue()
         self.process: subprocess.Popen[str] | Forked
-        self.process = _nursery().fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
+        self.process = (
+            nursery(WORKER).fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
+        )
         self.heard_at_s = 0.0
         """When what was last heard came, by time.monotonic."""
         self._reader = threading.Thread(target=self._read, daemon=True)

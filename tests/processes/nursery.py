@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import IO
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -82,13 +84,14 @@ class Nursery:
             )
         atexit.register(self._close)
 
-    def fork(self, stderr: int) -> Forked:
-        """A worker with this process's environment."""
+    def fork(self, stderr: int, arguments: Sequence[str] = ()) -> Forked:
+        """A worker with this process's environment; `arguments` are its `sys.argv[1:]`."""
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         _take_in_orphans(True)
         try:
-            socket.send_fds(self._sock, [json.dumps(dict(os.environ)).encode()], [theirs_in, theirs_out, stderr])
+            message = json.dumps([list(arguments), dict(os.environ)]).encode()
+            socket.send_fds(self._sock, [message], [theirs_in, theirs_out, stderr])
             answer = self._sock.recv(MESSAGE_BYTES_MAX)
         finally:
             _take_in_orphans(False)
@@ -100,6 +103,11 @@ class Nursery:
     def _close(self) -> None:
         self._sock.close()
         self._process.wait()
+
+
+@functools.cache
+def nursery(module: str) -> Nursery:
+    return Nursery(module)
 
 
 def _take_in_orphans(yes: bool) -> None:
@@ -127,8 +135,9 @@ def _serve(sock: socket.socket) -> bool:
             for number, file in enumerate(files):
                 os.dup2(file, number)
                 os.close(file)
+            sys.argv[1:], environment = json.loads(message)
             os.environ.clear()
-            os.environ.update(json.loads(message))
+            os.environ.update(environment)
             return True
         for file in (*files, number_out):
             os.close(file)

@@ -67,6 +67,7 @@ def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl.master_node.BIRTH_S", 0.1)
     address = f"127.0.0.1:{a_free_port()}"
     peer = Communicator(address)
     with pytest.raises(PCCLError):

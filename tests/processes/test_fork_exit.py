@@ -30,7 +30,8 @@ def until_alone(worker: Worker) -> None:
 def test_exit_without_close_is_quick_and_a_leave(run: Run) -> None:
     stays, ends = run(2)
     stays.do("array", name="x", count=1000)
-    stays.begin("all_reduce", name="x")
+    stays.do("launch", name="x", tag=5)
+    stays.begin("result", tag=5)
     start_s = time.monotonic()
     assert ends.end() == 0
     assert time.monotonic() - start_s < PROMPT_S

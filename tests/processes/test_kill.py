@@ -15,8 +15,8 @@ from tests.processes.harness import Worker
 
 Run = Callable[..., list[Worker]]
 
-COUNT = 4 * 2**20
-"""16 MiB of float32: long enough under way to be hit."""
+COUNT = 2 * 2**20
+"""8 MiB of float32: long enough under way to be hit."""
 
 
 def attempts_of(worker: Worker) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pccl.status import run_status
 from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
@@ -66,7 +67,7 @@ def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:
     primary.kill()
     assert [_ends(peer) for peer in peers] == [_sums(3)] * 3
     (newcomer,) = start(1)
-    newcomer.begin("connect", master=f"{first},{second}")
+    newcomer.begin("connect", master=f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
     for peer in peers:
         peer.begin("gather", world=4)
     assert [worker.answer().error for worker in (*peers, newcomer)] == [""] * 4
@@ -74,7 +75,7 @@ def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:
     (again,) = start(1)
     again.do("listen", address=first, peer_timeout=PEER_TIMEOUT_S)
     (late,) = start(1)
-    late.begin("connect", master=f"{first},{second}")
+    late.begin("connect", master=f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
     for peer in (*peers, newcomer):
         peer.begin("gather", world=5)
     assert [worker.answer().error for worker in (*peers, newcomer, late)] == [""] * 5
@@ -98,6 +99,26 @@ def test_calls_wait_for_the_next_master(start: Start, run: Run, kind: str) -> No
     assert [peer.answer().error for peer in peers] == [""] * 2
     if kind == "sync":
         assert peers[0].do("digest", name="x") == peers[1].do("digest", name="x")
+
+
+def test_the_next_master_shows_the_speeds_of_links(start: Start, run: Run) -> None:
+    def speeds(address: str) -> dict[tuple[int, int], float]:
+        links = [link for group in run_status(address).groups for link in group.links]
+        return {(link.sender, link.receiver): link.bytes_per_s for link in links if link.source == "probe"}
+
+    (master,) = start(1)
+    address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
+    peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
+    for peer in peers:
+        peer.begin("optimize_topology")
+    assert [peer.answer().error for peer in peers] == [""] * 2
+    before = speeds(address)
+    master.kill()
+    (master,) = start(1)
+    master.do("listen", address=address, peer_timeout=PEER_TIMEOUT_S)
+    until(lambda: run_status(address).role == "leading", "it leads")
+    assert len(before) == 2
+    assert speeds(address) == before
 
 
 def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run) -> None:

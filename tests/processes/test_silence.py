@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pccl import MasterNode
-from tests.crew import until
+from tests.crew import WAIT_S, until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
 
@@ -118,7 +118,7 @@ def test_peers_give_up_a_stopped_master(start: Start, run: Run) -> None:
 def _rejoin_all(address: str, workers: list[Worker]) -> None:
     for world, worker in enumerate(workers, 1):
         worker.do("close")
-        worker.begin("connect", master=address)
+        worker.begin("connect", master=address, master_timeout=WAIT_S)  # it looks for peers of its run first
         for other in workers[: world - 1]:
             other.begin("gather", world=world)
         assert [each.answer().error for each in workers[:world]] == [""] * world

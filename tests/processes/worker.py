@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -152,6 +153,10 @@ class Member:
     def wait(self, tag: int) -> str:
         return str(self.handles[tag].wait()[1].name)
 
+    def result(self, tag: int) -> int:
+        """As `wait`; a failure is an error."""
+        return self.handles[tag].result().world_size
+
     def all_reduce_multiple(self, names: list[str], max_in_flight: int = 4) -> int:
         """Under the tags 0, 1 and so on; returns the smallest world size."""
         descriptors = [
@@ -252,9 +257,19 @@ class Member:
 
     # The process itself.
 
-    def listen(self, peer_timeout: float | None = None, address: str = "127.0.0.1:0", standby_of: str = "") -> str:
-        """Runs a master."""
-        self.node = MasterNode(address, peer_timeout=peer_timeout, standby_of=standby_of)
+    def listen(
+        self,
+        peer_timeout: float | None = None,
+        address: str = "127.0.0.1:0",
+        standby_of: str = "",
+        certificate: str = "",
+    ) -> str:
+        """Runs a master, which speaks TLS if it has a certificate."""
+        context = None
+        if certificate:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(certificate)
+        self.node = MasterNode(address, peer_timeout=peer_timeout, standby_of=standby_of, ssl_context=context)
         self.node.run()
         return self.node.address
 

@@ -283,10 +283,14 @@ class Checks:
         have heard the same."""
         for key, heard in self.verdicts.items():
             group, epoch = key[:2]
+            members = [node for node in self._nodes if node.group == group and node.views]
+            later = [node.view.ring for node in members if node.view.epoch > epoch]
             alive = {
                 node.name
-                for node in self._nodes
-                if node.group == group and node.views and (node.is_reachable or node.view.epoch > epoch)
+                for node in members
+                if node.view.epoch > epoch
+                # One that the others have gone on without may not know of it yet.
+                or (node.is_reachable and all(node.number in ring for ring in later))
             }
             codes = {name: code for name, code in heard.items() if name in alive or not self.has_succession}
             assert len(set(codes.values())) <= 1, f"different verdicts on {key}: {heard}"

@@ -9,6 +9,9 @@ frame carries a buffer's value:
 
 An op of two is one of a group of two: either's value has to get to the other.
 
+Whoever is done with an op that its parties end by themselves tells each of them, in a frame, too, and has the machine
+know when all have.
+
 The owner is another rank in every use of a tag. What arrives before its op is submitted is kept. A frame is lost with
 its link; one that two ends describe differently is a mismatch and carries nothing.
 
@@ -37,6 +40,8 @@ class Frame:
     arguments: str
     is_sum: bool
     value: Value
+    done: str = ""
+    """It only says that this node is done."""
 
 
 class Engines:
@@ -78,6 +83,15 @@ class Engines:
     def end(self, node: Node, op: int, commit: bool, quietly: bool = False) -> None:
         node.commands.append(lambda: self._end(node, op, commit, quietly))
 
+    def freeze_op(self, node: Node, op: int) -> None:
+        node.commands.append(lambda: self._freeze_op(node, op))
+
+    def _freeze_op(self, node: Node, op: int) -> None:
+        key = node.keys[op]
+        if key in node.submitted:
+            node.stopped.add(key)
+            node.reports.append(("stopped", op))
+
     def _freeze(self, node: Node, epoch: int) -> None:
         node.frozen.add(epoch)
         node.reports.append(("frozen", epoch))
@@ -85,7 +99,9 @@ class Engines:
     def _end(self, node: Node, op: int, commit: bool, quietly: bool) -> None:
         if op in node.refuses:
             return  # the verdict was on its way already; an engine ignores ops that it does not have
-        del node.submitted[node.keys[op]]
+        key = node.keys[op]
+        del node.submitted[key]
+        node.told_done.pop(key, None)
         if not commit:
             self._write(node, op, _own(node, op))
         if not quietly:
@@ -94,6 +110,10 @@ class Engines:
     # Frames.
 
     def _send(self, node: Node, effect: ps.SubmitOp, rank: int, is_sum: bool) -> None:
+        frame = Frame(node.keys[effect.op], node.launched[effect.op][1], is_sum, node.buffers[effect.op])
+        self._send_frame(node, effect, rank, frame, is_announced=not _goes_direct(effect))
+
+    def _send_frame(self, node: Node, effect: ps.SubmitOp, rank: int, frame: Frame, is_announced: bool) -> None:
         rank %= effect.world_size
         link = node.links.get(effect.links[rank])
         if link is None or not link.wires:
@@ -101,8 +121,6 @@ class Engines:
         wire = self._pick(link.wires)
         other = wire.other(node)
         assert other.number == _ring(node, effect)[rank]
-        frame = Frame(node.keys[effect.op], node.launched[effect.op][1], is_sum, node.buffers[effect.op])
-        is_announced = not _goes_direct(effect)
         self._later(other, lambda: self._receive(wire, other, frame), node, is_announced)
 
     def _receive(self, wire: Wire, node: Node, frame: Frame) -> None:
@@ -123,10 +141,17 @@ class Engines:
     def arrive(self, node: Node, frame: Frame) -> None:
         key = frame.key
         effect = node.submitted.get(key)
+        if frame.done:
+            assert effect is not None or key in node.keys.values(), (
+                f"{node} hears that {key} is done and has no such op"
+            )
+            if effect is not None and not self._is_stopped(node, key):
+                self._note_done(node, effect, frame.done)
+            return
         if effect is None:
             node.parked.setdefault(key, []).append(frame)
             return
-        if key[1] in node.frozen or node.launched[effect.op][1] != frame.arguments:
+        if self._is_stopped(node, key) or node.launched[effect.op][1] != frame.arguments:
             return
         assert key not in node.finished, f"{node} hears of {key} after its last byte"
         op, following, owner = effect.op, (effect.rank + 1) % effect.world_size, self._owner(effect)
@@ -160,9 +185,27 @@ class Engines:
             self._report_done(node, key)
 
     def _report_done(self, node: Node, key: Key) -> None:
-        if key in node.submitted and key[1] not in node.frozen:
-            node.held.add(key)
-            node.reports.append(("done", node.submitted[key].op))
+        if key not in node.submitted or self._is_stopped(node, key):
+            return
+        effect = node.submitted[key]
+        node.held.add(key)
+        node.reports.append(("done", effect.op))
+        if effect.agrees:
+            for rank in range(effect.world_size):
+                if rank != effect.rank:
+                    self._send_frame(node, effect, rank, Frame(key, "", False, frozenset(), node.name), False)
+            self._note_done(node, effect, node.name)
+
+    def _note_done(self, node: Node, effect: ps.SubmitOp, name: str) -> None:
+        assert effect.agrees
+        told = node.told_done.setdefault(node.keys[effect.op], set())
+        assert name not in told
+        told.add(name)
+        if len(told) == effect.world_size:
+            node.reports.append(("agreed", effect.op))
+
+    def _is_stopped(self, node: Node, key: Key) -> bool:
+        return key[1] in node.frozen or key in node.stopped
 
     def _write(self, node: Node, op: int, value: Value) -> None:
         assert op not in node.results or node.buffers[op] == value, f"{node} writes to op {op}, which its caller has"
@@ -190,7 +233,7 @@ class Engines:
 
     def _find_mismatch(self, node: Node, key: Key) -> None:
         effect = node.submitted.get(key)
-        if effect is not None and effect.epoch not in node.frozen:
+        if effect is not None and not self._is_stopped(node, key):
             node.reports.append(("mismatch", effect.op))
 
 

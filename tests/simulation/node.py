@@ -120,6 +120,10 @@ class Node:
     """Ops whose engine has reported them done, or is about to."""
     uses: Counter[tuple[int, int]] = field(default_factory=Counter)
     frozen: set[int] = field(default_factory=set)
+    stopped: set[Key] = field(default_factory=set)
+    """Ops that were frozen one by one."""
+    told_done: dict[Key, set[str]] = field(default_factory=dict)
+    """Names of those who are known to be done with an op, by what their engines say to each other."""
     refuses: set[int] = field(default_factory=set)
     """Ops that its engine will refuse."""
     cancelled_queued: set[int] = field(default_factory=set)

@@ -444,12 +444,7 @@ class Schedule:
         world.check_rest()
         if self.chance(0.7):
             self._catch_up()
-        for node in world.accepted:
-            for call in node.open_calls:
-                world.cancel_joint(node, call)
-            for op in node.open_ops:
-                world.cancel(node, op)
-        world.run()
+        world.cancel_all()
         world.check_rest()
         self._nobody_waits()
         while world.master.admissible:

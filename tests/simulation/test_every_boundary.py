@@ -97,12 +97,7 @@ def _recover(world: World) -> None:
     if world.master.pending != world.master.admissible:
         _pass(world)  # signs of life that were cut off are tried again after a while
     world.check_rest()
-    for node in world.accepted:
-        for call in node.open_calls:
-            world.cancel_joint(node, call)
-        for op in node.open_ops:
-            world.cancel(node, op)
-    world.run()
+    world.cancel_all()
     world.admit_all()
     survivors = world.accepted
     reduced = Result.SUCCESS if len(survivors) > 1 else Result.TOO_FEW_PEERS

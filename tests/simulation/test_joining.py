@@ -169,3 +169,27 @@ def test_silent_stranger_is_closed(world: World) -> None:
     world.run()
     assert stranger.ended is not None
     assert world.master.accepted == [1]
+
+
+def test_a_view_is_in_force_when_those_whose_ring_it_leaves_alone_have_heard_of_it(world: World) -> None:
+    """Else they, a majority of the view before, might go on from that one with another master."""
+    (a,) = world.join(0)
+    b = world.add(group=1)
+    world.run()
+    world.joint(a, Kind.UPDATE_TOPOLOGY)
+    world.run_until(lambda: any(isinstance(message, m.JointCall) for _, message in world.said))
+    world.freeze(a)
+    world.run()
+    assert world.master.installed_view == 1
+    world.thaw(a)
+    world.run()
+    assert a.view.view == b.view.view == world.master.installed_view == 2
+
+
+def test_some_who_have_not_heard_of_a_view_do_not_hold_it_up(world: World) -> None:
+    a, b, _, d = world.join(0, 0, 1, 2)
+    world.freeze(d)
+    world.kill(b)
+    world.run()
+    assert a.view.ring == (a.number,)
+    assert world.master.installed_view == a.view.view > d.view.view

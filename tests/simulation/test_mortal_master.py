@@ -90,12 +90,7 @@ def _close(world: World) -> None:
         world.wait(2.5)
         world.run()
     world.check_rest()
-    for node in world.accepted:
-        for call in node.open_calls:
-            world.cancel_joint(node, call)
-        for op in node.open_ops:
-            world.cancel(node, op)
-    world.run()
+    world.cancel_all()
     world.admit_all()
     survivors = world.accepted
     assert set(world.reduce(survivors, tag=9)) == {Result.SUCCESS}

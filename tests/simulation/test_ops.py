@@ -169,7 +169,7 @@ def test_verdict_on_an_op_that_is_not_launched_yet(world: World) -> None:
 def test_commit_that_crosses_a_cancel_stands(world: World) -> None:
     a, b = world.join(0, 0)
     ops = [world.launch(node, TAG) for node in (a, b)]
-    world.run_until(lambda: any(isinstance(message, m.OpsCommit) for _, message in world.told))
+    world.run_until(lambda: a.results or b.results)
     world.cancel(a, ops[0])
     world.run()
     assert (a.result(ops[0]), b.result(ops[1])) == (Result.SUCCESS, Result.SUCCESS)
@@ -225,7 +225,7 @@ def test_op_alone_in_its_group(world: World) -> None:
 
 def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody's memory grows with them, and quiet peers notice nothing."""
-    monkeypatch.setattr("pccl.protocol.master.TAGS_MAX", 20)
+    monkeypatch.setattr("pccl.protocol.agreement.TAGS_MAX", 20)
     nodes = world.join(0, 0, 0)
     for tag in range(100):
         assert world.reduce(nodes, tag) == [Result.SUCCESS] * 3
@@ -235,7 +235,7 @@ def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a new epoch aborts can be done again."""
-    monkeypatch.setattr("pccl.protocol.master.TAGS_MAX", 20)
+    monkeypatch.setattr("pccl.protocol.agreement.TAGS_MAX", 20)
     nodes = world.join(0, 0, 0)
     left = {node: set(range(200)) for node in nodes}
     while any(left.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from pccl.protocol import messages as m
 from pccl.protocol.figures import FRESH_S
 from pccl.protocol.messages import Kind
@@ -62,8 +64,10 @@ def test_the_slowest_link_counts_before_the_latency(world: World) -> None:
 def test_ring_that_is_best_already_stays(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
     _costs(world, (1, 2), (2, 3), (3, 4), (4, 1))
-    view = world.master.view
-    assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [Result.SUCCESS] * 4
+    assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
+    assert rings(nodes) == {(1, 2, 3, 4)}
+    view = world.master.view  # in which peers have heard up to which size they go direct
+    assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
     assert world.master.view == view
 
 
@@ -86,6 +90,28 @@ def test_what_is_known_is_not_measured_again_before_it_is_old(world: World) -> N
     world.run()
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 3
     assert _measured(world) == 12
+
+
+def test_what_is_known_is_known_to_the_next_master() -> None:
+    world = World(masters=1)
+    nodes = world.join(0, 0, 0, 0)
+    _costs(world)
+    _rates(world, (1, 3), (3, 2), (2, 4), (4, 1))
+    assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
+    links = list(permutations((1, 2, 3, 4), 2))
+    known = {link: world.master.figures.get(link) for link in links}
+    measured = _measured(world)
+    world.wait(FRESH_S / 2)
+    world.kill_master()
+    world.restart_master()
+    world.run()
+    assert {link: world.master.figures.get(link) for link in links} == known
+    assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
+    assert rings(nodes) == {(1, 3, 2, 4)}
+    assert _measured(world) == measured == 12
+    world.wait(FRESH_S / 2)
+    assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
+    assert _measured(world) == measured + 12
 
 
 def test_links_measured_at_once_share_no_sender_and_no_receiver(world: World) -> None:

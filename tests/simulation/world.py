@@ -306,6 +306,15 @@ class World:
         node.machine.cancel_joint(call)
         self._peer(node)
 
+    def cancel_all(self) -> None:
+        """Every call and op of everybody accepted."""
+        for node in self.accepted:
+            for call in node.open_calls:
+                self.cancel_joint(node, call)
+            for op in node.open_ops:
+                self.cancel(node, op)
+        self.run()
+
     def leave(self, node: Node) -> None:
         node.has_left = True
         node.machine.leave("")
@@ -575,7 +584,7 @@ class World:
         if seat.is_dead or not (self._passes(node.name, seat.name) and self._passes(seat.name, node.name)):
             return
         self._connect(node, seat)
-        self.say(node, node.machine.resume(len(self.seats)) or self.hello(node))
+        self.say(node, node.machine.resume(len(self.seats), self.now) or self.hello(node))
 
     def _pass_seeking(self) -> None:
         """Those without a master try all again, and give up in the end."""
@@ -629,6 +638,10 @@ class World:
                 node.machine.op_mismatch(number, "different arguments")
             elif kind == "ended":
                 node.machine.op_ended(number, 10, 20)
+            elif kind == "agreed":
+                node.machine.op_agreed(number)
+            elif kind == "stopped":
+                node.machine.op_frozen(number)
             elif kind == "frozen":
                 node.machine.frozen(number)
             elif kind == "connection":
@@ -879,7 +892,7 @@ class World:
             if pair not in self.unreachable and not self._is_cut(node, other) and other.is_reachable:
                 rate = self.rates.get(way, 1e6)
                 found.append(m.LinkFigure(other.number, link.is_inbound, rate, self.costs.get(pair, 100)))
-        node.machine.probed(effect.probe, found)
+        node.machine.probed(effect.probe, found, self.now)
         self._peer(node)
 
     def _find_rings(self, seat: Seat, effect: ms.FindRings) -> None:
@@ -919,6 +932,8 @@ class World:
                 self._close(control)
                 continue
             self.told.append((node.name, effect.message))
+            if isinstance(effect.message, m.Welcome) and control is not node.control:
+                continue  # it has come again over another connection, and is nobody here
             if isinstance(effect.message, m.Welcome | m.Resumed):
                 node.home = seat
             self.checks.told(node, effect.message)
@@ -995,6 +1010,8 @@ class World:
             self.engines.submit(node, effect)
         elif isinstance(effect, ps.FreezeOps):
             self.engines.freeze(node, effect.epoch)
+        elif isinstance(effect, ps.FreezeOp):
+            self.engines.freeze_op(node, effect.op)
         elif isinstance(effect, ps.EndOp):
             if effect.commit:
                 self.checks.commit(node.keys[effect.op])

@@ -2,12 +2,12 @@
 
     sudo python -m tests.wan --hosts 4 --delay-ms 25 --rate-mbit 50 -- python -m tests.wan.overlap
 
-Every host trains a model of NumPy arrays with DiLoCo and then with its asynchronous form. The inner steps are a wait of
-fixed length and one pass over the parameters: machines of two cores cannot compute for four peers at once, and what is
-asked is how much of the network's time is hidden behind the computing, not how fast the computing is. All that the
-algorithms themselves do is done, and counts. The default model's all-reduce takes about as long as the wait. Host 0
-prints a line of JSON: seconds of computing alone and of an outer step (medians without the first two), the ratios, and
-how long an outer step stood still for the network.
+Every host trains a model of NumPy arrays with DiLoCo and then with its asynchronous form, whole and in fragments. The
+inner steps are a wait of fixed length and one pass over the parameters: machines of two cores cannot compute for four
+peers at once, and what is asked is how much of the network's time is hidden behind the computing, not how fast the
+computing is. All that the algorithms themselves do is done, and counts. The default model's all-reduce takes about as
+long as the wait. Host 0 prints a line of JSON: seconds of computing alone and until all fragments have had their turn
+(medians without the first two), the ratios, and how long a peer stood still for the network meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -32,25 +34,34 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=4_000_000, help="(default: %(default)s)")
     parser.add_argument("--inner-s", type=float, default=4.4, help="the wait (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=6, help="outer steps (default: %(default)s)")
+    parser.add_argument("--fragments", type=int, default=2, help="(default: %(default)s)")
     options = parser.parse_args()
+    runs: list[tuple[str, Callable[..., DiLoCo | AsyncDiLoCo], int]] = [
+        ("DiLoCo", DiLoCo, 1),
+        ("AsyncDiLoCo", AsyncDiLoCo, 1),
+        ("fragments", partial(AsyncDiLoCo, fragments=options.fragments), options.fragments),
+    ]
     found: dict[str, float] = {}
     with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-        for tag, kind in ((0, DiLoCo), (10, AsyncDiLoCo)):
+        for number, (name, kind, fragments) in enumerate(runs):
             model = {"weights": np.zeros(options.parameters, np.float32)}
-            diloco = kind(communicator, model, tag=tag)
+            diloco = kind(communicator, model, tag=10 * number)
             diloco.join(options.hosts)
             compute_s, step_s, waited_s = [], [], []
             for _ in range(options.steps):
                 start_s = time.perf_counter()
-                time.sleep(options.inner_s)
-                model["weights"] += 1
-                compute_s.append(time.perf_counter() - start_s)
-                step = diloco.outer_step()
+                computed_s = stood_s = 0.0
+                for _ in range(fragments):
+                    begin_s = time.perf_counter()
+                    time.sleep(options.inner_s / fragments)
+                    model["weights"] += 1
+                    computed_s += time.perf_counter() - begin_s
+                    stood_s += diloco.outer_step().waited_s
                 step_s.append(time.perf_counter() - start_s)
-                waited_s.append(step.waited_s)
+                compute_s.append(computed_s)
+                waited_s.append(stood_s)
             if isinstance(diloco, AsyncDiLoCo):
                 diloco.finish()
-            name = kind.__name__
             found[f"{name} compute_s"] = statistics.median(compute_s[WARM_UP:])
             found[f"{name} step_s"] = statistics.median(step_s[WARM_UP:])
             found[f"{name} waited_s"] = statistics.median(waited_s[WARM_UP:])

@@ -1,0 +1,96 @@
+"""The master of a run with a token, with TLS and with encryption is killed: who may follow it, and who may not."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+import pytest
+
+from pccl import MasterNode
+from tests.crew import until
+from tests.processes.conftest import Start
+from tests.processes.harness import Worker
+from tests.test_tls import CA, CERTIFICATES, master_context
+
+Run = Callable[..., list[Worker]]
+
+TOKEN = "open sesame"
+CERTIFICATE = str(CERTIFICATES / "master.pem")
+COUNT = 2**20
+MASTER_TIMEOUT_S = 30.0
+PEER_TIMEOUT_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is started from here on is."""
+    monkeypatch.setenv("PCCL_TOKEN", TOKEN)
+    monkeypatch.setenv("PCCL_ENCRYPT", "1")
+    monkeypatch.setenv("PCCL_TLS_CA", CA)
+
+
+def _listen(start: Start, address: str = "127.0.0.1:0", standby_of: str = "") -> tuple[Worker, str]:
+    (master,) = start(1)
+    found: str = master.do(
+        "listen", address=address, standby_of=standby_of, peer_timeout=PEER_TIMEOUT_S, certificate=CERTIFICATE
+    )
+    return master, found
+
+
+def _go_on(peers: list[Worker], newcomer: Worker, addresses: str) -> None:
+    """They reduce and sync, and a further peer is let in."""
+    newcomer.begin("connect", master=addresses)
+    for peer in peers:
+        peer.begin("gather", world=len(peers) + 1)
+    for worker in (*peers, newcomer):
+        assert not worker.answer().error
+    everybody = [*peers, newcomer]
+    for seed, worker in enumerate(everybody):
+        worker.do("array", name="x", count=COUNT, seed=seed)
+        worker.do("state", name="s", arrays=["x"])
+    for command, arguments in (("sync", {"name": "s"}), ("all_reduce", {"name": "x"})):
+        for worker in everybody:
+            worker.begin(command, **arguments)
+        for worker in everybody:
+            assert not worker.answer().error
+        assert len({worker.do("digest", name="x") for worker in everybody}) == 1
+
+
+def test_it_is_begun_anew_at_its_address(start: Start, run: Run) -> None:
+    master, address = _listen(start)
+    peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
+    master.kill()
+    _listen(start, address)
+    _go_on(peers, *start(1), address)
+
+
+def test_a_standby_takes_over(start: Start, run: Run) -> None:
+    primary, first = _listen(start)
+    _, second = _listen(start, standby_of=first)
+    peers = run(2, f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
+    primary.kill()
+    _go_on(peers, *start(1), f"{first},{second}")
+
+
+@pytest.mark.parametrize(
+    ("token", "context"),
+    [
+        pytest.param("", master_context(), id="no token"),
+        pytest.param("guess", master_context(), id="another token"),
+        pytest.param(TOKEN, None, id="no TLS"),
+        pytest.param(TOKEN, master_context("expired"), id="no valid certificate"),
+    ],
+)
+def test_an_intruder_at_its_address_is_not_followed_and_does_no_harm(
+    start: Start, run: Run, caplog: pytest.LogCaptureFixture, token: str, context: ssl.SSLContext | None
+) -> None:
+    master, address = _listen(start)
+    peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
+    master.kill()
+    with MasterNode(address, token=token, ssl_context=context, peer_timeout=PEER_TIMEOUT_S):
+        # Each has tried, and again after that.
+        until(lambda: sum("refused" in text for text in caplog.messages) >= 2 * len(peers), "it is asked")
+    assert [peer.do("has_master") for peer in peers] == [False] * 2
+    _listen(start, address)
+    _go_on(peers, *start(1), address)

@@ -1,0 +1,196 @@
+"""Ops that those who take part end by themselves, and what becomes of them when one gives up, is lost, or waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.messages import Kind
+from pccl.protocol.peer import STALL_AFTER_S
+from pccl.types import Result
+from tests.simulation.node import Node
+from tests.simulation.world import TAG, World
+
+
+def said(world: World, *kinds: type[m.Message]) -> list[m.FromPeer]:
+    return [message for _, message in world.said if isinstance(message, kinds)]
+
+
+def until_all_are_done(world: World, nodes: list[Node]) -> list[int]:
+    """In an op that they launch. What their engines say of it is under way."""
+    ops = [world.launch(node, TAG) for node in nodes]
+    world.run_until(lambda: all(node.held for node in nodes))
+    assert not any(node.results for node in nodes)
+    return ops
+
+
+def results(nodes: list[Node], ops: list[int]) -> list[Result]:
+    return [node.result(op) for node, op in zip(nodes, ops, strict=True)]
+
+
+@pytest.fixture
+def nodes(world: World) -> list[Node]:
+    return world.join(0, 0, 0)
+
+
+def test_the_master_hears_nothing_of_it(world: World, nodes: list[Node]) -> None:
+    assert world.reduce(nodes) == [Result.SUCCESS] * 3
+    assert not said(world, m.OpsDone)
+    assert not any(isinstance(message, m.OpsCommit) for _, message in world.told)
+
+
+def test_a_group_that_is_no_mesh_asks_the_master(world: World) -> None:
+    a, b, c, d = (world.add() for _ in range(4))
+    world.unreachable.add(frozenset((a.name, c.name)))
+    world.admit_all()
+    assert world.reduce([a, b, c, d]) == [Result.SUCCESS] * 4
+    assert len(said(world, m.OpsDone)) == 4
+    pair = [world.launch(a, TAG, pair=(b, True)), world.launch(b, TAG, pair=(a, False))]
+    world.run()
+    assert results([a, b], pair) == [Result.SUCCESS] * 2
+    assert len(said(world, m.OpsDone)) == 4, "two who have a link need nobody"
+
+
+def test_what_somebody_who_is_lost_has_committed_is_committed(world: World, nodes: list[Node]) -> None:
+    a, b, c = nodes
+    ops = until_all_are_done(world, nodes)
+    world.block(c, a)
+    world.block(c, b)
+    world.run()
+    assert c.result(ops[2]) is Result.SUCCESS
+    assert not a.results
+    assert not b.results
+    world.kill(c)
+    world.run()
+    assert results([a, b], ops[:2]) == [Result.SUCCESS] * 2
+
+
+def test_what_a_survivor_has_committed_is_committed(world: World, nodes: list[Node]) -> None:
+    a, b, c = nodes
+    ops = until_all_are_done(world, nodes)
+    world.block(c, a)
+    world.run()
+    assert results([b, c], ops[1:]) == [Result.SUCCESS] * 2
+    world.kill(c)
+    world.run()
+    assert a.result(ops[0]) is Result.SUCCESS
+
+
+def test_who_gives_up_what_others_lack_fails_it_for_all(world: World, nodes: list[Node]) -> None:
+    a, b, c = nodes
+    world.engines.held_back = {c.name}
+    ops = [world.launch(node, TAG) for node in nodes]
+    world.run()
+    assert a.held
+    assert b.held
+    world.cancel(a, ops[0])
+    world.run()
+    assert results(nodes, ops) == [Result.TIMEOUT] * 3
+    assert len(said(world, m.Withdrawn)) == 2
+    world.engines.release()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 3
+
+
+def test_who_gives_up_what_others_have_committed_commits_it(world: World, nodes: list[Node]) -> None:
+    a, _, c = nodes
+    ops = until_all_are_done(world, nodes)
+    world.block(c, a)
+    world.run()
+    assert not a.results
+    world.cancel(a, ops[0])
+    world.run()
+    assert results(nodes, ops) == [Result.SUCCESS] * 3
+    world.heal()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 3
+
+
+def test_others_may_be_further_than_who_gives_up(world: World, nodes: list[Node]) -> None:
+    a, b, c = nodes
+    ops = until_all_are_done(world, nodes)
+    world.block(c, a)
+    world.run()
+    later = [world.launch(node, TAG) for node in (b, c)]
+    world.run_until(lambda: all(len(node.submitted) == 1 for node in (b, c)))
+    world.cancel(b, later[0])
+    world.run()
+    assert results([b, c], later) == [Result.TIMEOUT] * 2
+    assert not a.results
+    world.cancel(a, ops[0])
+    world.run()
+    assert results(nodes, ops) == [Result.SUCCESS] * 3
+    assert a.result(world.launch(a, TAG)) is Result.TIMEOUT, "the use that b gave up"
+    world.heal()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 3
+
+
+def test_all_give_up(world: World, nodes: list[Node]) -> None:
+    ops = until_all_are_done(world, nodes)
+    for a in nodes:
+        for b in nodes:
+            world.block(a, b)
+    for node, op in zip(nodes, ops, strict=True):
+        world.cancel(node, op)
+    world.run()
+    assert results(nodes, ops) == [Result.TIMEOUT] * 3
+
+
+def test_who_has_not_called_makes_nobody_wait(world: World, nodes: list[Node]) -> None:
+    """He may be stopped: the others are not asked."""
+    a, b, c = nodes
+    world.freeze(c)
+    ops = [world.launch(node, TAG) for node in (a, b)]
+    world.run()
+    world.cancel(a, ops[0])
+    world.run_until(lambda: a.results and b.results)
+    assert results([a, b], ops) == [Result.TIMEOUT] * 2
+    assert not said(world, m.Withdrawn)
+    world.thaw(c)
+    late = world.launch(c, TAG)
+    world.run()
+    assert c.result(late) is Result.TIMEOUT
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int) -> None:
+    """What all who are left have is committed, whoever has given it up; it may have been by the other one."""
+    ops = until_all_are_done(world, nodes)
+    world.freeze(nodes[lost])
+    for other in nodes:
+        world.block(nodes[lost], other)
+    world.cancel(nodes[0], ops[0])
+    world.run_until(lambda: said(world, m.Withdrawn))
+    assert not nodes[0].results, "one has not answered"
+    world.kill(nodes[lost])
+    world.run()
+    left = [node for node in nodes if node is not nodes[lost]]
+    assert {code for node in left for code in [node.result(ops[nodes.index(node)])]} == {Result.SUCCESS}
+
+
+def test_who_waits_long_for_what_is_over_for_others_is_no_reason_to_fail_them(world: World, nodes: list[Node]) -> None:
+    a, b, c = nodes
+    ops = until_all_are_done(world, nodes)
+    world.block(c, a)
+    world.run()
+    world.wait(STALL_AFTER_S)
+    world.run()
+    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (b, c)]
+    world.run()
+    assert results(nodes, ops) == [Result.SUCCESS] * 3
+    assert not b.calls
+    own = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    world.run()
+    assert [a.call(own), b.call(calls[0]), c.call(calls[1])] == [Result.SUCCESS] * 3
+
+
+def test_what_took_long_is_over_for_the_master_too(world: World, nodes: list[Node]) -> None:
+    world.engines.held_back = {node.name for node in nodes[1:]}
+    ops = [world.launch(node, TAG) for node in nodes]
+    world.run()
+    world.wait(STALL_AFTER_S)
+    world.run()
+    group = world.master._groups[0]
+    assert group.ledger.stalled
+    world.engines.release()
+    world.run()
+    assert results(nodes, ops) == [Result.SUCCESS] * 3
+    assert not group.ledger.entries
