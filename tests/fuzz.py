@@ -36,6 +36,8 @@ from pccl.protocol.messages import Kind, OpRef
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 MEMORY_GROWTH_KIB_MAX = 64 * 1024
+LONG = 1000
+"""Lists of so many elements are not made longer: the peak of memory is that of one message otherwise."""
 HONEST = (1, 2, 3)
 """Connections and peers of the honest run."""
 
@@ -118,7 +120,8 @@ class Mutator:
         elif how < 0.1:
             changed.insert(at, draw.choice(ODDITIES))
         elif how < 0.15:
-            changed *= draw.choice((2, 50))
+            times = draw.choice((2, 50))
+            changed *= times if len(changed) < LONG else 1
         elif isinstance(changed[at], int) and how < 0.6:
             changed[at] = max(-(2**63), min(2**64 - 1, changed[at] + draw.choice((-1, 1))))
         else:
