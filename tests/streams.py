@@ -7,7 +7,8 @@ import re
 import threading
 from typing import IO
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
+"""Long enough for a busy machine: it only bounds how long a test hangs."""
 
 
 class Lines:
@@ -31,7 +32,10 @@ class Lines:
             if match := re.fullmatch(pattern, line):
                 return match
         while True:
-            next_line = self._queue.get(timeout=TIMEOUT_S)
+            try:
+                next_line = self._queue.get(timeout=TIMEOUT_S)
+            except queue.Empty:
+                raise AssertionError(f"not within {TIMEOUT_S:g} s: {pattern!r}, after {self.seen}") from None
             assert next_line is not None, f"ended without {pattern!r}, after {self.seen}"
             self.seen.append(next_line)
             if match := re.fullmatch(pattern, next_line):

@@ -117,9 +117,8 @@ def test_fsdp_diloco_with_torch_survives_the_loss_of_a_site_and_of_a_rank() -> N
 
 def _ranks(pid: int) -> list[int]:
     """The processes that a site has spawned, without those that multiprocessing needs for itself."""
-    command = ["ps", "--ppid", str(pid), "-o", "pid=,args="]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in lines if "spawn_main" in line]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_ddp_gpt_with_torch() -> None:
