@@ -151,6 +151,17 @@ def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end
     assert (group.revision, group.synced) == (30, {1, 2})
 
 
+def test_who_has_not_heard_that_it_is_accepted_is_no_incumbent() -> None:
+    met = m.Met(Kind.SYNC, 9, Result.SUCCESS, "", 30)
+    here = {
+        1: witness(1, view(5, 1, 2), met=[met], synced=(9, 30)),
+        2: witness(2, None, prepared(5, 1, 2)),
+    }
+    (group,) = rebuild(here).groups
+    assert set(group.ring) == {1, 2}
+    assert (group.revision, group.synced) == (30, {1})
+
+
 # A naive model: how views came about, and what each peer had heard when the master died.
 
 

@@ -42,11 +42,14 @@ Tags. Every peer counts the uses of each tag, from 0 in every epoch. A group tha
 epoch with the ring that it has, as after a loss, when it is quiet: so whoever takes a new tag for every step may.
 
 Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
-sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. Nothing could ever end the wait
-if all peers of a group wait and not all for the same, if all peers of the run wait for its calls and not all for the
-same, or if one waits in a call while another has long waited for an op that only the first could launch. Then those who
-are in are_peers_pending are told no; if there are none, the calls (and the op) fail with INVALID_USAGE and an account
-of who waits in what.
+sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. How a sync then ends is told
+after the Prepare that leaves the lost one out, so that no master after this one takes it for one of those who were
+brought up (`testimony`).
+
+Nothing could ever end the wait if all peers of a group wait and not all for the same, if all peers of the run wait for
+its calls and not all for the same, or if one waits in a call while another has long waited for an op that only the
+first could launch. Then those who are in are_peers_pending are told no; if there are none, the calls (and the op) fail
+with INVALID_USAGE and an account of who waits in what.
 
 Sites. Peers that work as one, such as the ranks that share a model's shards, name a common site and its size. None is
 pending in the eyes of the others before so many are there, one view admits them all, and when one is lost the others of
@@ -1159,6 +1162,8 @@ class Master:
         return progress
 
     def _step_sync(self, group: _Group) -> bool:
+        if group.changed:
+            return False
         sync = group.sync
         if sync.receivers if sync is not None else not 0 < group.accepted == group.waiting[Kind.SYNC]:
             return False

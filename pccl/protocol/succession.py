@@ -20,7 +20,13 @@ Deposition. A master that loses a majority at once while its peers know of other
 higher term of its run, or that stood still for so long that its peers may have given it up (`stood_still`), lets go of
 all of them: they, and it, begin to gather again.
 
-At most one leads in a term, for a peer follows one in a term, and at most one leads at a time: see `testimony`.
+At most one leads at a time: see `testimony`. A peer follows one in a term.
+
+Where peers know one master only, that one leads on whomever it loses. If it dies, some whom it had lost may be all of
+the last view that they know of. If they come before those it led to the end, or those are dead, they go on from where
+they were, perhaps in the term in which another has led the others, who are told that they are evicted. No peer goes on
+with both, and what is said by one that was stopped meanwhile must mean nothing to those that the other leads: so two
+leaders number peers and views apart, even in one term (`successor.block`).
 """
 
 from __future__ import annotations
@@ -276,7 +282,8 @@ class Succession:
             if peer in recovered.members
         }
         strangers = self.master.strangers
-        self.master = successor(run, self._terms[run], self.options, recovered, witnesses, self._now)
+        name = f"{self._names}-{self._depositions}"
+        self.master = successor(run, self._terms[run], self.options, recovered, witnesses, self._now, name)
         for claim in list(self._claims.values()):
             self._release(claim.connection)
             if claim.run == run and claim.peer in recovered.members:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
@@ -22,6 +23,7 @@ VIEWS_PER_TERM = 10**6
 PEERS_PER_TERM = 10_000
 """Nor does one give a newcomer the number of another, which a dead master has welcomed and no witness knows of."""
 TERMS = 100
+SALTS = 1000
 """See `block`."""
 NUMBERS_PER_TERM = 2**40
 """So that what was asked by a dead master is never taken for an answer to this one."""
@@ -46,15 +48,17 @@ def successor(
     recovered: Recovered,
     witnesses: Mapping[int, Witness],
     now: float,
+    name: str,
 ) -> Master:
     """A master that leads this run. The first effects are what `Master.received` would return; they begin with Resumed
-    to all who go on."""
+    to all who go on. `name` is one that no other leader has."""
     threads = max(each.engine_threads for each in recovered.members.values())
     master = Master(run, replace(options, engine_threads=threads), term)
     master._now = now
     master._next_number = term * NUMBERS_PER_TERM + 1
-    master._next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM) + 1
-    master.view = block(recovered.view_heard, term, VIEWS_PER_TERM)
+    salt = crc32(name.encode())
+    master._next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM, salt) + 1
+    master.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
     master.installed_view = recovered.view
     master._meeting = recovered.meeting
     master._view_peers = len(recovered.peers)
@@ -94,12 +98,12 @@ def successor(
     return master
 
 
-def block(heard: int, term: int, size: int) -> int:
-    """Where a term begins to number: above all that was heard, in a block of `size` that no other of TERMS terms in a
-    row shares, whatever the master of each has heard. A master that needs more than a block goes on into the next, and
-    whoever hears of that begins farther up."""
-    period = TERMS * size
-    begin = heard - heard % period + (term - 1) % TERMS * size
+def block(heard: int, term: int, size: int, salt: int) -> int:
+    """Where a leader begins to number: above all that was heard, in a block of `size` that no other of TERMS terms in a
+    row shares, whatever the master of each has heard, nor the same term of another `salt` modulo SALTS. A master that
+    needs more than a block goes on into the next, and whoever hears of that begins farther up."""
+    period = SALTS * TERMS * size
+    begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
     return begin if begin > heard else begin + period
 
 

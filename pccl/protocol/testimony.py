@@ -20,7 +20,10 @@ does not go on was made since all were done, so it is made again. An abort that 
 commit for the others: they do not meet again.
 
 Joint calls. Peers state again what they wait in. Who waits in a call of which another has heard the end, while both
-were accepted, is told that end: whoever waits in a call has heard of all that ended before it.
+were accepted, is told that end: whoever waits in a call has heard of all that ended before it. So nobody is told that
+a sync succeeded that ended without it, and whose state it lacks: whoever has heard that end has heard before, by a
+prepared view, whom its group had lost, and those do not go on. An end that only such have heard as do not go on is none
+for the others, who make the call again: a revision that is not to go back is one that somebody here has heard elected.
 """
 
 from __future__ import annotations
@@ -246,8 +249,11 @@ def _note_meetings(group: Group, ours: Mapping[int, m.Testimony]) -> None:
         group.revision = last[1]
         group.synced = {peer for peer, each in synced.items() if each == last}
         if sync is not None and sync.meeting == last[0] and sync.code == Result.SUCCESS:
-            # Whoever has not heard of it yet took part in it, unless it joined later.
-            group.synced |= {peer for peer, each in ours.items() if each.joined_after < last[0]}
+            # Whoever has not heard of it yet took part in it, unless it joined later, as who does not even know that it
+            # is accepted.
+            group.synced |= {
+                peer for peer, each in ours.items() if each.installed is not None and each.joined_after < last[0]
+            }
 
 
 def unheard(testimony: m.Testimony, recovered: Recovered) -> m.Met | None:

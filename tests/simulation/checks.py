@@ -9,7 +9,7 @@
     an epoch with two rings, or one that is a mesh to some peers only
     a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
-    two masters that lead a run in one term
+    two masters that lead a run in one term at a time, or that one peer follows in one term
     a joint call that ends for some under one master and in another way for the rest under the next
     a sync after which contents differ, or whose revision went back while somebody of the last one was there, or that
     overwrote who only sends, took from who only receives, or let a newcomer outvote those who were there before
@@ -58,14 +58,14 @@ class Checks:
         """What peers have got from committed ops."""
         self._offers: dict[Node, m.SyncOffer] = {}
         """What peers came with to their last sync."""
-        self._synced: dict[tuple[str, int], tuple[int, list[Node]]] = {}
-        """Per run and group the last elected revision and who took part."""
+        self._synced: dict[tuple[str, int], list[tuple[int, dict[Node, int]]]] = {}
+        """Per run and group the elected revisions, and who took part, with the number of its call."""
         self._led: dict[tuple[str, int], set[tuple[Node, int]]] = {}
         """By run and term, the peers that a master has led, with their numbers then."""
         self._inherited: set[tuple[int, int]] = set()
         """Epochs, by group, of which a master was found dead when some had heard all verdicts and some not."""
-        self._meetings: dict[tuple[str, int, str, int], tuple[int, int]] = {}
-        """By run, number, kind and group, how joint calls ended."""
+        self._meetings: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
+        """By run, number, kind and group, how joint calls ended, and after a sync the content."""
         self.has_succession = False
 
     # What the master hears and says.
@@ -77,14 +77,16 @@ class Checks:
         elif isinstance(message, m.JointCall) and message.offer is not None:
             self._offers[node] = message.offer
 
-    def succeeded(self, master: Master, nodes: list[Node]) -> None:
-        """A master has taken a run over."""
-        # Where all who followed the first are dead, nobody knows any more who of the others was evicted.
+    def succeeded(self, master: Master, nodes: list[Node], rivals: list[Master]) -> None:
+        """A master has taken a run over. `rivals` lead elsewhere, for all they know."""
+        what = f"{master.run} in term {master.term}"
+        assert all((each.run, each.term) != (master.run, master.term) for each in rivals), f"two masters lead {what}"
+        # Where all who were left with the first are gone with it, one whom it had lost may go on with another.
         led = self._led.setdefault((master.run, master.term), set())
-        assert not any(node.is_alive and node.number == number for node, number in led), (
-            f"two masters lead {master.run} in term {master.term}"
-        )
-        led |= {(node, node.number) for node in nodes if node.number in master._members}
+        members = {(node, node.number) for node in nodes if node.is_alive and node.number in master._members}
+        assert led.isdisjoint(members), f"two masters have led {led & members} of {what}"
+        led |= members
+        self._forget_unheard_syncs(master, nodes)
         self.has_succession = True
         for node in nodes:
             if node.machine.run == master.run and node.machine.view is not None:
@@ -97,6 +99,15 @@ class Checks:
         unheard = [key for key in self._meetings if key[0] == master.run and key[1] > master._meeting]
         for key in unheard:
             del self._meetings[key]
+
+    def _forget_unheard_syncs(self, master: Master, nodes: list[Node]) -> None:
+        """A sync is none for those who go on if nobody of them has heard that it succeeded."""
+        for (run, _), syncs in self._synced.items():
+            while run == master.run and syncs:
+                _, calls = syncs[-1]
+                if any(call in node.calls and node.number in master._members for node, call in calls.items()):
+                    break
+                syncs.pop()
 
     def gone(self, node: Node) -> None:
         """The master has lost it, evicted it or let it go."""
@@ -150,12 +161,12 @@ class Checks:
         """The results that one event has led to. `accepted` are those who were so before it."""
         repeated = [each for each in results if self._meeting(run, *each) in self._meetings]
         for node, result in repeated:
-            outcome = result.code, result.value
+            outcome = self._outcome(node, result)
             assert self._meetings[self._meeting(run, node, result)] == outcome, f"{node}: {result} instead of {outcome}"
         results = [each for each in results if each not in repeated]
         for node, result in results:
             if result.meeting:
-                self._meetings[self._meeting(run, node, result)] = result.code, result.value
+                self._meetings[self._meeting(run, node, result)] = self._outcome(node, result)
         for kind in m.Kind.ALL:
             of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
             for group in {node.group for node, _ in of_kind}:
@@ -164,9 +175,9 @@ class Checks:
             succeeded = {node: result for node, result in of_kind if result.code == Result.SUCCESS}
             if kind == m.Kind.SYNC:
                 for group in {node.group for node in succeeded}:
-                    members = [node for node in succeeded if node.group == group]
+                    members = {node: result.call for node, result in succeeded.items() if node.group == group}
                     assert set(members) == {node for node in accepted if node.group == group}
-                    self._synced_to((run, group), members, succeeded[members[0]].value)
+                    self._synced_to((run, group), members, next(succeeded[node] for node in members).value)
             elif kind == m.Kind.ARE_PEERS_PENDING and not any(result.value for result in succeeded.values()):
                 pass  # 'no' is also the answer to some when the others wait for what excludes this call
             else:
@@ -176,12 +187,18 @@ class Checks:
         kind = node.kinds[result.call]
         return run, result.meeting, kind, node.group if kind == m.Kind.SYNC else 0
 
-    def _synced_to(self, group: tuple[str, int], members: list[Node], revision: int) -> None:
+    def _outcome(self, node: Node, result: m.JointResult) -> tuple[int, int, bytes]:
+        has_synced = node.kinds[result.call] == m.Kind.SYNC and result.code == Result.SUCCESS
+        return result.code, result.value, node.root if has_synced else b""
+
+    def _synced_to(self, group: tuple[str, int], members: dict[Node, int], revision: int) -> None:
+        """`members` have succeeded, each in this call of its own."""
         assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
         for node in members:
             offer = self._offers[node]
             assert offer.strategy != "send_only" or offer.root == node.root, f"{node} only sends and was overwritten"
-        before, incumbents = self._synced.get(group, (0, []))
+        syncs = self._synced.setdefault(group, [])
+        before, incumbents = syncs[-1] if syncs else (0, {})
         if any(node in incumbents for node in members):
             assert revision >= before, "an elected revision went back"
         senders = {node: offer.revision for node, offer in self._offers.items() if offer.strategy != "receive_only"}
@@ -190,7 +207,7 @@ class Checks:
             of_seniors = {senders[node] for node in incumbents if node in senders}
             assert revision in of_seniors, f"revision {revision} was brought by a newcomer; incumbents: {of_seniors}"
             assert revision >= max(senders[node] for node in members if node in incumbents and node in senders)
-        self._synced[group] = revision, members
+        syncs.append((revision, members))
 
     def ring_found(self, problem: RingProblem, ring: list[int]) -> None:
         """No ring is better for what is known, tried out where they are few."""

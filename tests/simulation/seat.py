@@ -14,7 +14,7 @@ from pccl.protocol.succession import Succession
 if TYPE_CHECKING:
     from tests.simulation.node import Node
 
-NUMBERS_PER_RUN = 100_000_000
+NUMBERS_PER_RUN = 10**12
 """Apart, so that peers, views and epochs of two runs are never mistaken for each other."""
 
 

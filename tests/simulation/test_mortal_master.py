@@ -247,6 +247,59 @@ def test_one_who_comes_too_late_hears_so() -> None:
     assert "has gone on without peer 3" in nodes[2].ended.reason
 
 
+def test_who_is_lost_in_a_sync_is_not_told_that_it_succeeded() -> None:
+    """Its connection breaks, the others go on, and the master dies before any view has left it out."""
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0)]
+    behind = nodes[2]
+    for node in nodes[:2]:
+        node.root, node.revision = b"new", 3
+    calls = [world.joint(node, Kind.SYNC) for node in nodes]
+    world.run_until(lambda: behind.plans)
+    world.sever(behind)
+    world.freeze(behind)
+    world.run_until(lambda: calls[0] in nodes[0].calls)
+    world.kill_master(lost=5)
+    world.restart_master()
+    world.thaw(behind)
+    for _ in range(3):
+        world.run()
+        world.wait(2.5)
+    assert [node.call(call) for node, call in zip(nodes[:2], calls[:2], strict=True)] == [Result.SUCCESS] * 2
+    assert behind.call(calls[2]) is Result.MASTER_CONNECTION_FAILED
+    assert behind.root != b"new"
+
+
+def test_who_was_lost_takes_a_run_over_whose_others_are_dead() -> None:
+    """It stands where it was lost. What was numbered without it is numbered no second time, in the same term too."""
+    world = World(masters=1)
+    (alone,) = world.join(0)
+    world.cut(alone, world.seats[0].name)
+    world.wait(6.0)
+    other = world.add()
+    world.run()
+    assert other.view.ring == (other.number,)
+    world.kill_master()
+    world.restart_master()
+    world.run()
+    led = world.master
+    assert led.accepted == [other.number]
+    world.kill(other)
+    world.kill_master()
+    world.restart_master()
+    world.heal()
+    for _ in range(4):
+        world.run()
+        world.wait(2.5)
+    assert world.master.accepted == [alone.number]
+    assert (world.master.run, world.master.term) == (led.run, led.term)
+    assert world.master.view != led.view
+    newcomer = world.add()
+    world.admit_all()
+    assert abs(newcomer.number - led._next_peer) > 1000
+    assert world.reduce([alone, newcomer]) == [Result.SUCCESS] * 2
+
+
 @pytest.mark.parametrize("masters", [1, 2])
 def test_schedules_with_mortal_masters(masters: int) -> None:
     for seed in range(SCHEDULES):

@@ -568,10 +568,11 @@ class World:
         self._act(control.seat, control.seat.machine.disconnected(control.number, reason, self.now))
 
     def _gone(self, control: Control) -> None:
-        """A master has lost a node, evicted it or let it go."""
-        current = control.node.control
-        if current is None or current is control or not self._is_member(current):
-            self.checks.gone(control.node)
+        """A master has lost a node, evicted it or let it go, unless that knows it by another connection."""
+        node = control.node
+        others = [each for each in self.controls.values() if each.node is node and each is not control]
+        if not any(self._is_member(each) for each in others if each is node.control or each.seat is control.seat):
+            self.checks.gone(node)
 
     def _is_member(self, control: Control) -> bool:
         return control.number in control.seat.machine.master._peer_of
@@ -959,7 +960,8 @@ class World:
             return
         seat.seen = master
         if master.term > 1:
-            self.checks.succeeded(master, self.nodes)
+            rivals = [each.machine.master for each in self.seats if each is not seat and each.is_leading]
+            self.checks.succeeded(master, self.nodes, rivals)
         else:
             self._runs += 1
             seat.number(self._runs)
