@@ -331,17 +331,23 @@ int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
     return 0;
 }
 
-int pccl_engine_count_link(pccl_engine *engine, uint64_t link)
+/* Of one id, answered by so many events at the most. */
+static int engine_command_id(pccl_engine *engine, enum command_kind kind, uint64_t id, unsigned events)
 {
-    command *todo = command_create(COMMAND_LINK_COUNT);
-    int status = todo == NULL ? PCCL_E_MEMORY : pccl_event_queue_promise(engine->events, 1);
+    command *todo = command_create(kind);
+    int status = todo == NULL ? PCCL_E_MEMORY : pccl_event_queue_promise(engine->events, events);
     if (status != 0) {
         free(todo);
         return status;
     }
-    todo->id = link;
+    todo->id = id;
     engine_command(engine, todo);
     return 0;
+}
+
+int pccl_engine_count_link(pccl_engine *engine, uint64_t link)
+{
+    return engine_command_id(engine, COMMAND_LINK_COUNT, link, 1);
 }
 
 int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
@@ -391,15 +397,7 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op)
 {
-    command *todo = command_create(COMMAND_FREEZE_OP);
-    int status = todo == NULL ? PCCL_E_MEMORY : pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_FREEZE);
-    if (status != 0) {
-        free(todo);
-        return status;
-    }
-    todo->id = op;
-    engine_command(engine, todo);
-    return 0;
+    return engine_command_id(engine, COMMAND_FREEZE_OP, op, PCCL_EVENTS_PER_FREEZE);
 }
 
 int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict)

@@ -213,6 +213,14 @@ static inline void node_collect(node *n)
     }
 }
 
+/* Has this happened by now? Takes the event. */
+static inline int node_has_event(node *n, uint32_t kind, uint64_t id)
+{
+    pccl_event event;
+    node_collect(n);
+    return node_take_collected(n, kind, id, &event);
+}
+
 /* 0 when it does not come in time. */
 static inline int node_wait_for(node *n, uint32_t kind, uint64_t id, pccl_event *event, int timeout_ms)
 {

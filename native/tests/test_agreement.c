@@ -12,39 +12,66 @@ static void trial_open_agreed(trial *t, const pccl_op_shape *shape, int in_place
     trial_open(t, shape, in_place);
 }
 
-static int has_event(node *n, uint32_t kind, uint64_t id)
-{
-    pccl_event event;
-    node_collect(n);
-    return node_take_collected(n, kind, id, &event);
-}
-
 /* Without a word before the agreement; whoever hears of it ends the op, whatever the others have heard. */
 static void trial_leave(const trial *t, world *w, uint32_t rank)
 {
     node_wait(&w->nodes[rank], PCCL_EVENT_OP_AGREED, t->number);
-    CHECK(has_event(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number));
+    CHECK(node_has_event(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number));
     CHECK(pccl_engine_end(w->nodes[rank].engine, t->number, PCCL_COMMIT_BY_ALL) == 0);
+}
+
+static void trial_leave_all(const trial *t, world *w)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        trial_leave(t, w, rank);
+}
+
+static void trial_abort_unagreed(const trial *t, world *w)
+{
+    for (uint32_t rank = 0; rank < w->size; rank++) {
+        CHECK(!node_has_event(&w->nodes[rank], PCCL_EVENT_OP_AGREED, t->number));
+        trial_abort(t, w, rank);
+    }
+}
+
+/* One op that all ranks agree on, in a world of its own. */
+typedef struct {
+    world w;
+    trial t;
+} agreed;
+
+static void agreed_open(agreed *a, uint32_t size, unsigned connections, uint64_t count)
+{
+    world_open(&a->w, size, connections, 1, 0);
+    pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, 512, size);
+    trial_open_agreed(&a->t, &shape, 1);
+}
+
+static void agreed_close(agreed *a)
+{
+    trial_close(&a->t);
+    world_close(&a->w);
+}
+
+static void agreed_leave_and_close(agreed *a)
+{
+    trial_leave_all(&a->t, &a->w);
+    trial_check_results(&a->t);
+    agreed_close(a);
 }
 
 static void all_are_told_once_all_are_done(void)
 {
     for (uint32_t size = 2; size <= 5; size++) {
-        world w;
-        trial t;
-        world_open(&w, size, 1, 1, 0);
-        pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 512, size);
-        trial_open_agreed(&t, &shape, 1);
-        for (uint32_t rank = 1; rank < size; rank++)
-            trial_submit(&t, &w, rank);
-        trial_submit(&t, &w, 0);
+        agreed a;
+        agreed_open(&a, size, 1, 1000);
+        for (uint32_t rank = size; rank-- > 0;)
+            trial_submit(&a.t, &a.w, rank);
+        trial_leave_all(&a.t, &a.w);
         for (uint32_t rank = 0; rank < size; rank++)
-            trial_leave(&t, &w, rank);
-        trial_check_results(&t);
-        for (uint32_t rank = 0; rank < size; rank++)
-            CHECK(!has_event(&w.nodes[rank], PCCL_EVENT_OP_AGREED, t.number));
-        trial_close(&t);
-        world_close(&w);
+            CHECK(!node_has_event(&a.w.nodes[rank], PCCL_EVENT_OP_AGREED, a.t.number));
+        trial_check_results(&a.t);
+        agreed_close(&a);
     }
 }
 
@@ -52,92 +79,68 @@ static void all_are_told_once_all_are_done(void)
 static void a_frozen_op_is_not_agreed_on(void)
 {
     for (uint32_t size = 2; size <= 4; size++) {
-        world w;
-        trial t, other;
-        world_open(&w, size, 2, 1, 0);
-        pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 512, size);
-        trial_open_agreed(&t, &shape, 1);
-        trial_open_agreed(&other, &shape, 1);
+        agreed a;
+        trial other;
+        agreed_open(&a, size, 2, 1000);
+        trial_open_agreed(&other, &a.t.shape, 1);
         for (uint32_t rank = 0; rank + 1 < size; rank++)
-            trial_submit(&t, &w, rank);
-        CHECK(pccl_engine_freeze_op(w.nodes[0].engine, t.number) == 0);
-        node_wait(&w.nodes[0], PCCL_EVENT_OP_FROZEN, t.number);
-        trial_submit(&t, &w, size - 1);
-        trial_submit_all(&other, &w);
-        for (uint32_t rank = 0; rank < size; rank++)
-            trial_leave(&other, &w, rank);
-        CHECK(!has_event(&w.nodes[0], PCCL_EVENT_OP_DONE, t.number));
-        for (uint32_t rank = 0; rank < size; rank++) {
-            CHECK(!has_event(&w.nodes[rank], PCCL_EVENT_OP_AGREED, t.number));
-            trial_end(&t, &w, rank, 0);
-            trial_check_inputs_kept(&t, rank);
-        }
+            trial_submit(&a.t, &a.w, rank);
+        CHECK(pccl_engine_freeze_op(a.w.nodes[0].engine, a.t.number) == 0);
+        node_wait(&a.w.nodes[0], PCCL_EVENT_OP_FROZEN, a.t.number);
+        trial_submit(&a.t, &a.w, size - 1);
+        trial_submit_all(&other, &a.w);
+        trial_leave_all(&other, &a.w);
         trial_check_results(&other);
-        trial_close(&t);
         trial_close(&other);
-        world_close(&w);
+        CHECK(!node_has_event(&a.w.nodes[0], PCCL_EVENT_OP_DONE, a.t.number));
+        trial_abort_unagreed(&a.t, &a.w);
+        agreed_close(&a);
     }
 }
 
 /* Nor is there a word of an op that is not there. */
 static void freezing_what_has_ended_says_nothing(void)
 {
-    world w;
-    trial t;
-    world_open(&w, 2, 1, 1, 0);
-    pccl_op_shape shape = plain_shape(10, PCCL_FLOAT32, PCCL_SUM, 512, 2);
+    agreed a;
+    agreed_open(&a, 2, 1, 10);
     for (int i = 0; i < 2; i++) {
-        trial_open_agreed(&t, &shape, 1);
-        trial_submit_all(&t, &w);
+        trial t;
+        trial_open_agreed(&t, &a.t.shape, 1);
+        trial_submit_all(&t, &a.w);
         for (uint32_t rank = 0; rank < 2; rank++) {
-            trial_leave(&t, &w, rank);
-            CHECK(pccl_engine_freeze_op(w.nodes[rank].engine, t.number) == 0);
-            CHECK(!has_event(&w.nodes[rank], PCCL_EVENT_OP_FROZEN, t.number));
+            trial_leave(&t, &a.w, rank);
+            CHECK(pccl_engine_freeze_op(a.w.nodes[rank].engine, t.number) == 0);
+            CHECK(!node_has_event(&a.w.nodes[rank], PCCL_EVENT_OP_FROZEN, t.number));
         }
         trial_close(&t);
     }
-    world_close(&w);
+    agreed_close(&a);
 }
 
 /* Agreed on, and aborted all the same: the caller decides. */
 static void an_agreed_op_can_be_aborted(void)
 {
-    world w;
-    trial t;
-    world_open(&w, 3, 1, 1, 0);
-    pccl_op_shape shape = plain_shape(1000, PCCL_FLOAT32, PCCL_SUM, 512, 3);
-    trial_open_agreed(&t, &shape, 1);
-    trial_submit_all(&t, &w);
+    agreed a;
+    agreed_open(&a, 3, 1, 1000);
+    trial_submit_all(&a.t, &a.w);
     for (uint32_t rank = 0; rank < 3; rank++)
-        node_wait(&w.nodes[rank], PCCL_EVENT_OP_AGREED, t.number);
-    for (uint32_t rank = 0; rank < 3; rank++) {
-        trial_end(&t, &w, rank, 0);
-        trial_check_inputs_kept(&t, rank);
-    }
-    trial_close(&t);
-    world_close(&w);
+        node_wait(&a.w.nodes[rank], PCCL_EVENT_OP_AGREED, a.t.number);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        trial_abort(&a.t, &a.w, rank);
+    agreed_close(&a);
 }
 
 static void epochs_that_are_frozen_agree_no_more(void)
 {
-    world w;
-    trial t;
-    world_open(&w, 2, 1, 1, 0);
-    pccl_op_shape shape = plain_shape(10, PCCL_FLOAT32, PCCL_SUM, 512, 2);
-    trial_open_agreed(&t, &shape, 1);
-    trial_submit(&t, &w, 0);
-    CHECK(pccl_engine_freeze(w.nodes[0].engine, 0, 1) == 0);
-    node_wait(&w.nodes[0], PCCL_EVENT_GROUP_FROZEN, 1);
-    trial_submit(&t, &w, 1);
-    CHECK(pccl_engine_freeze(w.nodes[1].engine, 0, 1) == 0);
-    node_wait(&w.nodes[1], PCCL_EVENT_GROUP_FROZEN, 1);
+    agreed a;
+    agreed_open(&a, 2, 1, 10);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        CHECK(!has_event(&w.nodes[rank], PCCL_EVENT_OP_AGREED, t.number));
-        trial_end(&t, &w, rank, 0);
-        trial_check_inputs_kept(&t, rank);
+        trial_submit(&a.t, &a.w, rank);
+        CHECK(pccl_engine_freeze(a.w.nodes[rank].engine, 0, 1) == 0);
+        node_wait(&a.w.nodes[rank], PCCL_EVENT_GROUP_FROZEN, 1);
     }
-    trial_close(&t);
-    world_close(&w);
+    trial_abort_unagreed(&a.t, &a.w);
+    agreed_close(&a);
 }
 
 /* What has to say so may itself be lost with a connection, of ops that have long ended where it comes from. */
@@ -162,8 +165,7 @@ static void agreements_survive_lost_connections(void)
                 trial_leave(&trials[i - 5], &p.w, ((uint32_t)i + k) % size);
         }
         for (int i = OPS - 5; i < OPS; i++)
-            for (uint32_t rank = 0; rank < size; rank++)
-                trial_leave(&trials[i], &p.w, rank);
+            trial_leave_all(&trials[i], &p.w);
         for (int i = 0; i < OPS; i++) {
             trial_check_results(&trials[i]);
             trial_close(&trials[i]);
@@ -195,62 +197,40 @@ static void engines_may_go_at_any_time(void)
 
 static void agreement_needs_links_to_all(void)
 {
-    world w;
-    trial t;
-    world_open(&w, 3, 1, 1, 0);
-    pccl_op_shape shape = plain_shape(10, PCCL_FLOAT32, PCCL_SUM, 512, 3);
-    shape.algorithm = PCCL_RING;
-    trial_open_agreed(&t, &shape, 1);
-    pccl_op_request request = trial_request(&t, &w, 0);
+    agreed a;
+    agreed_open(&a, 3, 1, 10);
+    pccl_op_request request = trial_request(&a.t, &a.w, 0);
     request.rank_links = NULL;
-    CHECK(pccl_engine_submit(w.nodes[0].engine, &request) == PCCL_E_INVALID);
-    request = trial_request(&t, &w, 0);
+    CHECK(pccl_engine_submit(a.w.nodes[0].engine, &request) == PCCL_E_INVALID);
+    request = trial_request(&a.t, &a.w, 0);
     request.agrees = 2;
-    CHECK(pccl_engine_submit(w.nodes[0].engine, &request) == PCCL_E_INVALID);
-    trial_close(&t);
-    world_close(&w);
+    CHECK(pccl_engine_submit(a.w.nodes[0].engine, &request) == PCCL_E_INVALID);
+    agreed_close(&a);
 }
 
 /* Two know each other's link without a list of all. */
 static void two_need_no_list(void)
 {
-    world w;
-    trial t;
-    world_open(&w, 2, 1, 1, 0);
-    pccl_op_shape shape = plain_shape(10, PCCL_FLOAT32, PCCL_SUM, 512, 2);
-    shape.algorithm = PCCL_RING;
-    trial_open_agreed(&t, &shape, 1);
+    agreed a;
+    agreed_open(&a, 2, 1, 10);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        pccl_op_request request = trial_request(&t, &w, rank);
+        pccl_op_request request = trial_request(&a.t, &a.w, rank);
         request.rank_links = NULL;
-        CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
+        CHECK(pccl_engine_submit(a.w.nodes[rank].engine, &request) == 0);
     }
-    for (uint32_t rank = 0; rank < 2; rank++)
-        trial_leave(&t, &w, rank);
-    trial_check_results(&t);
-    trial_close(&t);
-    world_close(&w);
+    agreed_leave_and_close(&a);
 }
 
 /* Links may come after the ops that use them. */
 static void links_may_come_late(void)
 {
-    world w;
-    trial t;
-    world_init(&w, 3);
-    for (uint32_t rank = 0; rank < 3; rank++)
-        node_open(&w.nodes[rank], 0);
-    world_link(&w, 0, 1, 1);
-    world_link(&w, 1, 2, 1);
-    pccl_op_shape shape = plain_shape(100, PCCL_FLOAT32, PCCL_SUM, 64, 3);
-    trial_open_agreed(&t, &shape, 1);
-    trial_submit_all(&t, &w);
-    world_link(&w, 0, 2, 1);
-    for (uint32_t rank = 0; rank < 3; rank++)
-        trial_leave(&t, &w, rank);
-    trial_check_results(&t);
-    trial_close(&t);
-    world_close(&w);
+    agreed a;
+    agreed_open(&a, 3, 0, 1000);
+    world_link(&a.w, 0, 1, 1);
+    world_link(&a.w, 1, 2, 1);
+    trial_submit_all(&a.t, &a.w);
+    world_link(&a.w, 0, 2, 1);
+    agreed_leave_and_close(&a);
 }
 
 int main(void)
@@ -266,6 +246,7 @@ int main(void)
         RUN(engines_may_go_at_any_time);
         RUN(links_may_come_late);
     }
+    tested_algorithm = PCCL_RING;
     RUN(agreement_needs_links_to_all);
     RUN(two_need_no_list);
     return check_summary();

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "crc32c.h"
 #include "base.h"
+#include "noise.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,21 +23,11 @@ static uint32_t bit_by_bit(uint32_t crc, const uint8_t *data, size_t bytes)
     return ~crc;
 }
 
-static uint32_t random_state = 1;
-
-static uint32_t random_u32(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 17;
-    random_state ^= random_state << 5;
-    return random_state;
-}
-
 static uint8_t *noise(size_t bytes)
 {
     uint8_t *data = malloc(bytes);
-    for (size_t i = 0; data != NULL && i < bytes; i++)
-        data[i] = (uint8_t)(random_u32() >> 11);
+    if (data != NULL)
+        noise_fill(data, bytes);
     return data;
 }
 
@@ -77,17 +68,17 @@ static void all_ways_agree(void)
     uint8_t *data = noise(BYTES);
     REQUIRE(data != NULL);
     for (size_t bytes = 0; bytes <= LENGTH_MAX; bytes++) {
-        const uint8_t *at = data + random_u32() % 64;
-        uint32_t crc = random_u32();
+        const uint8_t *at = data + noise_u32() % 64;
+        uint32_t crc = noise_u32();
         uint32_t expected = bit_by_bit(crc, at, bytes);
         for (int way = 0; way < PCCL_CRC32C_WAY_COUNT; way++)
             if (pccl_crc32c_has(way))
                 CHECK_MSG(pccl_crc32c_by(way, crc, at, bytes) == expected, "%zu bytes by %s", bytes, way_names[way]);
     }
     for (int i = 0; i < 200; i++) {
-        size_t bytes = random_u32() % (BYTES - 64);
-        const uint8_t *at = data + random_u32() % 64;
-        uint32_t crc = random_u32();
+        size_t bytes = noise_u32() % (BYTES - 64);
+        const uint8_t *at = data + noise_u32() % 64;
+        uint32_t crc = noise_u32();
         uint32_t expected = pccl_crc32c_by(PCCL_CRC32C_TABLES, crc, at, bytes);
         for (int way = 1; way < PCCL_CRC32C_WAY_COUNT; way++)
             if (pccl_crc32c_has(way))
@@ -106,7 +97,7 @@ static void pieces_add_up(void)
     for (int i = 0; i < 100; i++) {
         uint32_t crc = 0;
         for (size_t at = 0; at < BYTES;) {
-            size_t bytes = pccl_min_size(BYTES - at, random_u32() % 2000);
+            size_t bytes = pccl_min_size(BYTES - at, noise_u32() % 2000);
             crc = pccl_crc32c(crc, data + at, bytes);
             at += bytes;
         }
@@ -122,10 +113,10 @@ static void copies_are_checked_as_they_are_made(void)
     uint8_t *data = noise(LENGTH_MAX + MARGIN);
     REQUIRE(data != NULL);
     for (int i = 0; i < 2000; i++) {
-        size_t bytes = random_u32() % (i % 10 == 0 ? LENGTH_MAX : 900);
-        size_t at = random_u32() % MARGIN;
-        const uint8_t *from = data + random_u32() % MARGIN;
-        uint32_t crc = random_u32();
+        size_t bytes = noise_u32() % (i % 10 == 0 ? LENGTH_MAX : 900);
+        size_t at = noise_u32() % MARGIN;
+        const uint8_t *from = data + noise_u32() % MARGIN;
+        uint32_t crc = noise_u32();
         memset(to, 0xa5, sizeof to);
         memset(expected, 0xa5, sizeof expected);
         memcpy(expected + at, from, bytes);

@@ -340,9 +340,8 @@ static void mismatch_is_told_to_both(void)
         pccl_event event = node_wait(&w.nodes[rank], PCCL_EVENT_OP_MISMATCH, t.number);
         CHECK(event.mine.count == 1000 - rank && event.theirs.count == 999 + rank);
         CHECK(event.link == link_number(0, 1));
-        pccl_event ended = trial_end(&t, &w, rank, 0);
+        pccl_event ended = trial_abort(&t, &w, rank);
         CHECK(ended.tx_bytes == 0 && ended.rx_bytes == 0);
-        trial_check_inputs_kept(&t, rank);
     }
     trial_close(&t);
     trial_run(&w, &shape, 1);
@@ -376,10 +375,8 @@ static void abort_half_way(int in_place, const pccl_op_shape *shape)
     CHECK(pccl_engine_freeze(w.nodes[1].engine, 9, 1) == 0);
     node_wait(&w.nodes[1], PCCL_EVENT_GROUP_FROZEN, 1);
     CHECK(memcmp(t.recv[1], t.inputs[1], t.bytes) != 0);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        trial_end(&t, &w, rank, 0);
-        trial_check_inputs_kept(&t, rank);
-    }
+    for (uint32_t rank = 0; rank < 2; rank++)
+        trial_abort(&t, &w, rank);
     trial_close(&t);
     pccl_op_shape after = plain_shape(500, PCCL_INT32, PCCL_SUM, 100, 3);
     trial_run(&w, &after, 1);
@@ -418,8 +415,7 @@ static void abort_at_any_moment(void)
         node_wait(&w.nodes[random_below(size)], PCCL_EVENT_OP_DONE, trials[random_below(OPS)].number);
         for (int i = 0; i < OPS; i++) {
             for (uint32_t rank = 0; rank < size; rank++) {
-                trial_end(&trials[i], &w, rank, 0);
-                trial_check_inputs_kept(&trials[i], rank);
+                trial_abort(&trials[i], &w, rank);
                 /* From here on they are not the engine's: the address sanitizer watches. */
                 if (!trials[i].in_place)
                     free(trials[i].recv[rank]);
@@ -554,8 +550,7 @@ static void lost_link_is_told_once(void)
     trial_submit(&t, &w, 2);
     for (uint32_t rank = 0; rank < 3; rank++) {
         pccl_event event;
-        trial_end(&t, &w, rank, 0);
-        trial_check_inputs_kept(&t, rank);
+        trial_abort(&t, &w, rank);
         CHECK(!node_take_collected(&w.nodes[rank], PCCL_EVENT_LINK_LOST, link_number(1, 2), &event));
     }
     pccl_engine_stats stats;

@@ -311,31 +311,28 @@ static void broken_segments_lose_the_link(void)
     }
 }
 
+/* Says this twice, and loses the link. */
+static void repeat(wire *w, pccl_frame frame, const void *payload, const char *why)
+{
+    write_frame(w->peer, &frame, payload);
+    write_frame(w->peer, &frame, payload);
+    expect_lost(w, why);
+    wire_close(w);
+}
+
 static void repetitions_lose_the_link(void)
 {
     wire w;
     wire_open(&w);
     read_header(w.peer);
-    pccl_frame frame = segment_for(&w.request, 1, 0, 0, 40);
-    write_frame(w.peer, &frame, ones);
-    write_frame(w.peer, &frame, ones);
-    expect_lost(&w, "the same segment twice");
-    wire_close(&w);
+    repeat(&w, segment_for(&w.request, 1, 0, 0, 40), ones, "the same segment twice");
 
     wire_open(&w);
-    pccl_frame ready = ready_for(&w.request);
-    write_frame(w.peer, &ready, NULL);
-    write_frame(w.peer, &ready, NULL);
-    expect_lost(&w, "announced twice");
-    wire_close(&w);
+    repeat(&w, ready_for(&w.request), NULL, "announced twice");
 
     wire_open_bare(&w);
     w.request = wire_request(1, NULL, COUNT, SEGMENT_BYTES);
-    ready = ready_for(&w.request);
-    write_frame(w.peer, &ready, NULL);
-    write_frame(w.peer, &ready, NULL);
-    expect_lost(&w, "announced twice");
-    wire_close(&w);
+    repeat(&w, ready_for(&w.request), NULL, "announced twice");
 }
 
 static void the_wrong_peer_loses_its_link(void)
@@ -660,11 +657,7 @@ static void done_twice_loses_the_link(void)
     wire w;
     wire_open_bare(&w);
     wire_submit_agreed(&w);
-    pccl_frame done = done_for(&w.request);
-    write_frame(w.peer, &done, NULL);
-    write_frame(w.peer, &done, NULL);
-    expect_lost(&w, "the same op done twice");
-    wire_close(&w);
+    repeat(&w, done_for(&w.request), NULL, "the same op done twice");
 }
 
 /* Of what has ended here, has been stopped, or never was. */

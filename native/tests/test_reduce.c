@@ -4,29 +4,13 @@
 #include "crc32c.h"
 #include "dtype.h"
 #include "kernels.h"
+#include "noise.h"
 #include "reduce.h"
 #include "simd.h"
 
 #include <string.h>
 
 enum { BYTES_MAX = 3 * 4096, OFFSET_MAX = 64, ROOM_BYTES = BYTES_MAX + 2 * OFFSET_MAX };
-
-static uint32_t random_state = 1;
-
-static uint32_t random_u32(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 17;
-    random_state ^= random_state << 5;
-    return random_state;
-}
-
-/* Any bits: among floats that are NaNs, infinities and subnormals too. */
-static void fill(uint8_t *at, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++)
-        at[i] = (uint8_t)(random_u32() >> 11);
-}
 
 typedef struct {
     uint8_t destination[ROOM_BYTES];
@@ -49,30 +33,30 @@ static trial some_trial(uint8_t dtype)
     size_t element_bytes = pccl_dtype_bytes(dtype);
     memset(&t, 0, sizeof t);
     t.dtype = dtype;
-    t.reduce_op = (uint8_t)(random_u32() % PCCL_REDUCE_OP_COUNT);
-    t.elements = random_u32() % (BYTES_MAX / element_bytes + 1);
-    if (random_u32() % 4 == 0)
+    t.reduce_op = (uint8_t)(noise_u32() % PCCL_REDUCE_OP_COUNT);
+    t.elements = noise_u32() % (BYTES_MAX / element_bytes + 1);
+    if (noise_u32() % 4 == 0)
         t.elements %= 70;
     for (size_t i = 0; i < PCCL_COUNT_OF(t.offsets); i++)
-        t.offsets[i] = random_u32() % (OFFSET_MAX / element_bytes) * element_bytes;
-    t.is_in_place = random_u32() % 2 == 0;
-    t.is_kept = random_u32() % 2 == 0;
-    t.checks_payload = random_u32() % 2 == 0;
-    t.checks_sum = random_u32() % 2 == 0;
-    t.is_payload_first = random_u32() % 2 == 0;
-    t.ranks = random_u32() % 3;
+        t.offsets[i] = noise_u32() % (OFFSET_MAX / element_bytes) * element_bytes;
+    t.is_in_place = noise_u32() % 2 == 0;
+    t.is_kept = noise_u32() % 2 == 0;
+    t.checks_payload = noise_u32() % 2 == 0;
+    t.checks_sum = noise_u32() % 2 == 0;
+    t.is_payload_first = noise_u32() % 2 == 0;
+    t.ranks = noise_u32() % 3;
     return t;
 }
 
 static void one_pass_equals_steps(const trial *t, buffers *got, buffers *want)
 {
     size_t bytes = t->elements * pccl_dtype_bytes(t->dtype);
-    uint32_t payload_crc = random_u32(), sum_crc = random_u32();
+    uint32_t payload_crc = noise_u32(), sum_crc = noise_u32();
     uint32_t want_payload_crc = payload_crc, want_sum_crc = sum_crc;
-    fill(got->destination, ROOM_BYTES);
-    fill(got->own, ROOM_BYTES);
-    fill(got->payload, ROOM_BYTES);
-    fill(got->kept, ROOM_BYTES);
+    noise_fill(got->destination, ROOM_BYTES);
+    noise_fill(got->own, ROOM_BYTES);
+    noise_fill(got->payload, ROOM_BYTES);
+    noise_fill(got->kept, ROOM_BYTES);
     memcpy(want, got, sizeof *got);
 
     uint8_t *own = want->own + t->offsets[1];

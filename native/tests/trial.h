@@ -192,6 +192,21 @@ static inline void trial_check_inputs_kept(const trial *t, uint32_t rank)
     CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
 }
 
+static inline void trial_check_result(const trial *t, uint32_t rank)
+{
+    uint8_t *expected = trial_expected(t);
+    CHECK(memcmp(t->recv[rank], expected, t->bytes) == 0);
+    free(expected);
+}
+
+/* Aborts it on this rank, which has its input back. */
+static inline pccl_event trial_abort(const trial *t, world *w, uint32_t rank)
+{
+    pccl_event ended = trial_end(t, w, rank, PCCL_ABORT);
+    trial_check_inputs_kept(t, rank);
+    return ended;
+}
+
 static inline void trial_run(world *w, const pccl_op_shape *shape, int in_place)
 {
     trial t;
