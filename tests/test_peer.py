@@ -842,15 +842,20 @@ def test_without_a_link_two_cannot_meet() -> None:
 # Ops that those who take part end by themselves.
 
 
-@pytest.fixture
-def mesh() -> Rig:
+def meshed(outlives_masters: bool = False) -> Rig:
     """Peer 2 in a mesh of three."""
     rig = Rig()
+    rig.machine.outlives_masters = outlives_masters
     rig.hear(prepare([1, 2, 3], 1))
     for peer in (1, 2, 3):
         rig.connect(peer)
     rig.hear(m.Install(1, is_meshed=True))
     return rig
+
+
+@pytest.fixture
+def mesh() -> Rig:
+    return meshed()
 
 
 COMMITTED = [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
@@ -938,12 +943,7 @@ def test_what_all_are_done_with_before_it_is_frozen_is_committed(mesh: Rig) -> N
 
 def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
     """Another peer might not hear of it before the master dies."""
-    rig = Rig()
-    rig.machine.outlives_masters = True
-    rig.hear(prepare([1, 2, 3], 1))
-    for peer in (1, 2, 3):
-        rig.connect(peer)
-    rig.hear(m.Install(1, is_meshed=True))
+    rig = meshed(outlives_masters=True)
     rig.launch(1, TAG)
     rig.hear(m.Flush(1, 1))
     rig.machine.frozen(1)
@@ -957,12 +957,7 @@ def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
 
 
 def test_what_was_promised_is_told_to_the_next_master() -> None:
-    rig = Rig()
-    rig.machine.outlives_masters = True
-    rig.hear(prepare([1, 2, 3], 1))
-    for peer in (1, 2, 3):
-        rig.connect(peer)
-    rig.hear(m.Install(1, is_meshed=True))
+    rig = meshed(outlives_masters=True)
     for op, tag in ((1, TAG), (2, TAG + 1), (3, TAG + 2)):
         rig.launch(op, tag)
     rig.hear(m.Withdraw(1, TAG, 0, Result.TIMEOUT, "late"), m.Withdraw(1, 99, 0, Result.TIMEOUT, "never"))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pccl.signs import SUM_MAX, add_signs, sign_words
+from tests.sign_cases import SignCase, sign_cases
 
 MASK = 0xFFFFFFFF
 
@@ -56,34 +56,16 @@ def test_the_published_vectors(counter: tuple[int, ...], key: tuple[int, ...], e
     assert philox(counter, key) == expected
 
 
-u32 = st.integers(0, MASK)
-
-
 @settings(max_examples=30, deadline=None)
-@given(
-    st.integers(0, 600),
-    st.integers(0, 2**64 - 1),
-    u32,
-    u32,
-    st.lists(st.tuples(u32, st.integers(-(2**20), 2**20)), max_size=4),
-    st.integers(-120, 100),
-)
-def test_what_is_added_is_what_is_written(
-    count: int, seed: int, tensor: int, step: int, moves: list[tuple[int, int]], exponent: int
-) -> None:
-    quantum = 2.0**exponent
-    random = np.random.default_rng(0)
-    units = random.integers(-(2**23), 2**23, count)
-    values = (units * quantum).astype(np.float32)
+@given(sign_cases(600, 2**20))
+def test_what_is_added_is_what_is_written(case: SignCase) -> None:
+    values, units = case.values(), case.units
     before = values.tobytes()
-    directions = [direction for direction, _ in moves]
-    amounts = [amount for _, amount in moves]
-    numbers = {"seed": seed, "tensor": tensor, "step": step}
-    add_signs(values, quantum, **numbers, directions=directions, amounts=amounts)
-    for direction, amount in moves:
-        units += amount * signs(count, seed, tensor, step, direction)
-    assert np.array_equal(values, (units * quantum).astype(np.float32))
-    add_signs(values, quantum, **numbers, directions=directions, amounts=[-amount for amount in amounts])
+    add_signs(values, case.quantum, **case.numbers())
+    for direction, amount in case.moves:
+        units += amount * signs(case.count, case.seed, case.tensor, case.step, direction)
+    assert np.array_equal(values, (units * case.quantum).astype(np.float32))
+    add_signs(values, case.quantum, **case.numbers(-1))
     assert values.tobytes() == before
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pccl import signs
 from pccl.training import torch_signs
 from pccl.training.elements import HostElements, TorchElements
 from pccl.training.grid import Grid
+from tests.sign_cases import SignCase, sign_cases
 
 torch = pytest.importorskip("torch")
 
@@ -23,30 +23,17 @@ DEVICES = [
         marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use"),
     ),
 ]
-u32 = st.integers(0, 2**32 - 1)
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 @every_device
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 2000),
-    st.integers(0, 2**64 - 1),
-    u32,
-    u32,
-    st.lists(st.tuples(u32, st.integers(-(2**21), 2**21)), max_size=4),
-    st.integers(-120, 100),
-)
-def test_the_same_bits_are_added(
-    device: str, count: int, seed: int, tensor: int, step: int, moves: list[tuple[int, int]], exponent: int
-) -> None:
-    quantum = 2.0**exponent
-    values = (np.random.default_rng(0).integers(-(2**23), 2**23, count) * quantum).astype(np.float32)
+@given(sign_cases(2000, 2**21))
+def test_the_same_bits_are_added(device: str, case: SignCase) -> None:
+    values = case.values()
     there = torch.from_numpy(values.copy()).to(device)
-    numbers = {"seed": seed, "tensor": tensor, "step": step}
-    sums = {"directions": [direction for direction, _ in moves], "amounts": [amount for _, amount in moves]}
-    signs.add_signs(values, quantum, **numbers, **sums)
-    torch_signs.add_signs(torch, there, quantum, **numbers, **sums)
+    signs.add_signs(values, case.quantum, **case.numbers())
+    torch_signs.add_signs(torch, there, case.quantum, **case.numbers())
     assert there.cpu().numpy().tobytes() == values.tobytes()
 
 

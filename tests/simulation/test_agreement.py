@@ -24,6 +24,14 @@ def until_all_are_done(world: World, nodes: list[Node]) -> list[int]:
     return ops
 
 
+def until_all_but_the_first_have_committed(world: World, nodes: list[Node]) -> list[int]:
+    """The first does not hear the last."""
+    ops = until_all_are_done(world, nodes)
+    world.block(nodes[-1], nodes[0])
+    world.run()
+    return ops
+
+
 def results(nodes: list[Node], ops: list[int]) -> list[Result]:
     return [node.result(op) for node, op in zip(nodes, ops, strict=True)]
 
@@ -67,9 +75,7 @@ def test_what_somebody_who_is_lost_has_committed_is_committed(world: World, node
 
 def test_what_a_survivor_has_committed_is_committed(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
-    ops = until_all_are_done(world, nodes)
-    world.block(c, a)
-    world.run()
+    ops = until_all_but_the_first_have_committed(world, nodes)
     assert results([b, c], ops[1:]) == [Result.SUCCESS] * 2
     world.kill(c)
     world.run()
@@ -92,10 +98,8 @@ def test_who_gives_up_what_others_lack_fails_it_for_all(world: World, nodes: lis
 
 
 def test_who_gives_up_what_others_have_committed_commits_it(world: World, nodes: list[Node]) -> None:
-    a, _, c = nodes
-    ops = until_all_are_done(world, nodes)
-    world.block(c, a)
-    world.run()
+    a = nodes[0]
+    ops = until_all_but_the_first_have_committed(world, nodes)
     assert not a.results
     world.cancel(a, ops[0])
     world.run()
@@ -106,9 +110,7 @@ def test_who_gives_up_what_others_have_committed_commits_it(world: World, nodes:
 
 def test_others_may_be_further_than_who_gives_up(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
-    ops = until_all_are_done(world, nodes)
-    world.block(c, a)
-    world.run()
+    ops = until_all_but_the_first_have_committed(world, nodes)
     later = [world.launch(node, TAG) for node in (b, c)]
     world.run_until(lambda: all(len(node.submitted) == 1 for node in (b, c)))
     world.cancel(b, later[0])
@@ -168,9 +170,7 @@ def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int)
 
 def test_who_waits_long_for_what_is_over_for_others_is_no_reason_to_fail_them(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
-    ops = until_all_are_done(world, nodes)
-    world.block(c, a)
-    world.run()
+    ops = until_all_but_the_first_have_committed(world, nodes)
     world.wait(STALL_AFTER_S)
     world.run()
     calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (b, c)]
