@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ import trio.testing
 from pccl.runtime import dialing
 from pccl.runtime.addresses import listen
 from pccl.runtime.dialing import dial_tcp
-from tests.test_fork import in_child, sockets
-
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is open")
+from tests.test_fork import in_child, needs_proc, sockets
 
 BOUND_S = 20
 Address = tuple[str, int]
@@ -128,6 +125,7 @@ def test_a_name_that_cannot_be_one_is_nobodys(name: str) -> None:
     run(body)
 
 
+@needs_proc
 def test_who_gives_up_leaves_no_socket(resolve: Callable[[Sequence[Address]], None]) -> None:
     async def body() -> None:
         with mute() as silent:
@@ -140,6 +138,7 @@ def test_who_gives_up_leaves_no_socket(resolve: Callable[[Sequence[Address]], No
     run(body)
 
 
+@needs_proc
 def test_a_child_has_none_that_is_not_connected_yet(resolve: Callable[[Sequence[Address]], None]) -> None:
     async def body() -> None:
         with mute() as silent:

@@ -25,8 +25,8 @@ OPTIONS = MasterOptions(peer_timeout_s=4.0)
 class Rig:
     """A machine, and what came of the last event."""
 
-    def __init__(self, **options: object) -> None:
-        self.machine = Succession("new", **{"options": OPTIONS, **options})  # type: ignore[arg-type]
+    def __init__(self, options: MasterOptions = OPTIONS, birth_at: float = 0.0, is_standby: bool = False) -> None:
+        self.machine = Succession("new", options, birth_at, is_standby)
         self.now = 0.0
         self.effects: list[Effect] = []
 

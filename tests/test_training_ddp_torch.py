@@ -230,8 +230,9 @@ def test_what_cannot_be_trained_is_told_and_left_alone(master: MasterNode) -> No
     optimizer = new_optimizer(module)
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not NoneType"):
         DDP(communicator, module, None)
+    wrong: Any = "int8"
     with pytest.raises(TypeError, match="quantization must be QuantizationOptions or None, not 'int8'"):
-        DDP(communicator, module, optimizer, quantization="int8")  # type: ignore[arg-type]
+        DDP(communicator, module, optimizer, quantization=wrong)
     for name in ("admit_every", "bucket_bytes"):
         with pytest.raises(ValueError, match=f"{name} 0: must be at least 1"):
             DDP(communicator, module, optimizer, **{name: 0})

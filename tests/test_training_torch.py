@@ -154,23 +154,22 @@ def test_tied_and_transposed_parameters(master: MasterNode) -> None:
     communicator.close()
 
 
-class Odd(torch.nn.Module):  # type: ignore[misc]
+def odd_module() -> Any:
     """Parameters that are no vectors of their own memory: transposed, strided, a scalar, an empty one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.transposed = torch.nn.Parameter(torch.zeros(5, 4).t())
-        self.scalar = torch.nn.Parameter(torch.zeros(()))
-        self.empty = torch.nn.Parameter(torch.zeros(0, 3))
-        self.strided = torch.nn.Parameter(torch.zeros(6, 4)[:, ::2])
+    module = torch.nn.Module()
+    module.transposed = torch.nn.Parameter(torch.zeros(5, 4).t())
+    module.scalar = torch.nn.Parameter(torch.zeros(()))
+    module.empty = torch.nn.Parameter(torch.zeros(0, 3))
+    module.strided = torch.nn.Parameter(torch.zeros(6, 4)[:, ::2])
+    return module
 
 
 def odd_arrays() -> dict[str, Any]:
-    return {name: parameter.detach().numpy() for name, parameter in Odd().named_parameters()}
+    return {name: parameter.detach().numpy() for name, parameter in odd_module().named_parameters()}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 40])
-@pytest.mark.parametrize("make", [Odd, odd_arrays])
+@pytest.mark.parametrize("make", [odd_module, odd_arrays])
 def test_parts_are_the_whole(make: Any, count: int) -> None:
     replica: Replica = replica_of(make())
     parts = replica.split(count)

@@ -190,8 +190,8 @@ class Membership:
         self._was_interrupted = True
         try:
             yield
-        except Exception:
-            self._was_interrupted = False  # whoever raises it says what is to be done
+        except Exception:  # all but interrupts: whoever raises it says what is to be done
+            self._was_interrupted = False
             raise
         self._was_interrupted = False
 

@@ -53,7 +53,7 @@ def main() -> None:
                 computed_s = stood_s = 0.0
                 for _ in range(fragments):
                     begin_s = time.perf_counter()
-                    time.sleep(options.inner_s / fragments)
+                    time.sleep(options.inner_s / fragments)  # the inner steps
                     model["weights"] += 1
                     computed_s += time.perf_counter() - begin_s
                     stood_s += diloco.outer_step().waited_s
