@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import settings
 from pccl import MasterNode
 from pccl.cli import main
 from tests import fake_device
-from tests.crew import Crew
+from tests.crew import Crew, run_of
 from tests.fake_device import FakeDevice
 
 # Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it.
@@ -39,6 +38,20 @@ def crew(master: MasterNode) -> Iterator[Crew]:
     crew = Crew(master.address)
     yield crew
     crew.close_all()
+
+
+@pytest.fixture(scope="module")
+def three_peers() -> Iterator[Crew]:
+    """A run of three that is kept for a module's tests: making one takes longer than an op."""
+    with run_of(3) as crew:
+        yield crew
+
+
+@pytest.fixture
+def devices() -> Iterator[list[FakeDevice]]:
+    """One for each of three peers, with arrays that pccl takes."""
+    with fake_device.running(3) as found:
+        yield found
 
 
 @pytest.fixture
@@ -71,7 +84,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
 @pytest.fixture(params=["memory", "device"])
 def place(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where the torch tensors of all peers are: in memory, or on a device whose copies come late."""
-    device = FakeDevice()
-    with fake_device.torch_tensors(device) if request.param == "device" else nullcontext():
+    if request.param == "memory":
         yield
-    assert (device.writes > 0) == (request.param == "device")
+        return
+    with fake_device.running() as (device,), fake_device.torch_tensors(device):
+        yield
+    assert device.writes > 0

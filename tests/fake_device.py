@@ -4,6 +4,8 @@ Every stream is a thread with a queue. Each task first sleeps for a moment of ra
 synchronization reads what is not there yet, or what is there no more. Memory of the host is poison when it is new. What
 tests want of the device, such as to be held up or to fail, they tell it by its attributes.
 
+Its threads, and pccl's for it, end when it is closed (`running`).
+
 With `torch_tensors` torch tensors on the CPU count as a device's. What the program does with them happens at once, so
 copies to them do as well; those from them come late.
 """
@@ -17,14 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
 from pccl import DataType, operands
-from pccl.devices import torch_cuda
+from pccl.devices import staging, torch_cuda
 from pccl.devices.device import Event, HostMemory
 from pccl.operands import Operand
 
@@ -58,17 +60,23 @@ class Stream:
 
     def __init__(self, random_: random.Random) -> None:
         self._random = random_
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            task = self._tasks.get()
+        while (task := self._tasks.get()) is not None:
             time.sleep(self._random.random() * DELAY_S_MAX)
             task()
 
     def give(self, task: Callable[[], None]) -> None:
         self._tasks.put(task)
+
+    def close(self) -> None:
+        """After all that it was given."""
+        self._tasks.put(None)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "a stream of a fake device has not come to its end"
 
     def record(self) -> FakeEvent:
         event = FakeEvent()
@@ -140,6 +148,14 @@ class FakeDevice:
         stream = Stream(random.Random(self._random.random()))
         self._all_streams.append(stream)
         return stream
+
+    def close(self) -> None:
+        self.reads_held.set()
+        helper = staging.let_go(self)
+        if helper is not None:
+            helper.close()
+        for stream in self._all_streams:
+            stream.close()
 
     @property
     def current(self) -> Stream:
@@ -260,6 +276,16 @@ def known_arrays() -> Iterator[None]:
         yield
     finally:
         operands._others.remove(_operand)
+
+
+@contextmanager
+def running(count: int = 1) -> Iterator[list[FakeDevice]]:
+    """Devices whose arrays pccl takes meanwhile."""
+    with known_arrays(), ExitStack() as stack:
+        devices = [FakeDevice(i) for i in range(count)]
+        for device in devices:
+            stack.callback(device.close)
+        yield devices
 
 
 @contextmanager

@@ -578,7 +578,7 @@ def quantized(dtype: DataType) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_an_op_that_differs_between_peers_fails_on_all_and_the_run_goes_on(
-    trio_of_peers: Crew, one: Any, other: Any, say: tuple[str, str], odd: int
+    three_peers: Crew, one: Any, other: Any, say: tuple[str, str], odd: int
 ) -> None:
     def call(peer: Communicator, index: int) -> Any:
         array, op, options = other if index == odd else one
@@ -588,16 +588,10 @@ def test_an_op_that_differs_between_peers_fails_on_all_and_the_run_goes_on(
         finally:
             assert np.all(array == 1)
 
-    errors = trio_of_peers.outcomes(call)
+    errors = three_peers.outcomes(call)
     assert results(errors) == [Result.INVALID_ARGUMENT] * 3
     assert all(all(part in str(error) for part in say) for error in errors), errors[0]
-    assert trio_of_peers.each(reduce_once) == [3] * 3
-
-
-@pytest.fixture(scope="module")
-def trio_of_peers() -> Any:
-    with run_of(3) as crew:
-        yield crew
+    assert three_peers.each(reduce_once) == [3] * 3
 
 
 def test_calls_that_can_never_meet_fail_and_say_who_waits_in_what(crew: Crew) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,7 @@ from pccl.devices.staging import helper_of
 from pccl.devices.state_store import DeviceStore
 from pccl.runtime import state_blocks
 from pccl.runtime.state_blocks import StateTensor, fingerprint
-from tests import fake_device
-from tests.crew import Background, Crew, refusal, run_of, until
+from tests.crew import Background, Crew, refusal, until
 from tests.fake_device import FakeArray, FakeDevice
 
 BLOCK = 4096
@@ -24,21 +22,8 @@ WORLD = 3
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_blocks, "BLOCK_BYTES", BLOCK)
-    with fake_device.known_arrays():
-        yield
-
-
-@pytest.fixture(scope="module")
-def peers() -> Iterator[Crew]:
-    with run_of(WORLD) as crew:
-        yield crew
-
-
-@pytest.fixture
-def devices() -> list[FakeDevice]:
-    return [FakeDevice(seed) for seed in range(WORLD)]
 
 
 def values(seed: int, count: int = COUNT) -> Any:
@@ -68,13 +53,13 @@ def test_a_device_and_a_cpu_have_the_same_digests(devices: list[FakeDevice], cou
     assert devices[0].reads == host.block_count - devices[0].hashed_blocks
 
 
-def test_only_blocks_that_differ_leave_a_device_and_reach_one(peers: Crew, devices: list[FakeDevice]) -> None:
+def test_only_blocks_that_differ_leave_a_device_and_reach_one(three_peers: Crew, devices: list[FakeDevice]) -> None:
     arrays = [device.array(values(0)) for device in devices]
     spoilt = values(0)
     spoilt[2 * BLOCK // 4] += 1
     spoilt[-1] += 1
     arrays[2] = devices[2].array(spoilt)
-    infos = peers.each(lambda peer, i: peer.sync_shared_state(state_of(arrays[i], 1)))
+    infos = three_peers.each(lambda peer, i: peer.sync_shared_state(state_of(arrays[i], 1)))
     assert [info.rx_bytes for info in infos] == [0, 0, BLOCK + 33 * 4]
     for array in arrays:
         np.testing.assert_array_equal(array.settled(), values(0))
@@ -84,7 +69,7 @@ def test_only_blocks_that_differ_leave_a_device_and_reach_one(peers: Crew, devic
 
 
 def test_what_is_still_being_computed_counts_and_what_was_received_is_there_for_every_stream(
-    peers: Crew, devices: list[FakeDevice]
+    three_peers: Crew, devices: list[FakeDevice]
 ) -> None:
     revision = 2
     held = [device.array(np.zeros(COUNT, np.float32)) for device in devices]
@@ -98,11 +83,15 @@ def test_what_is_still_being_computed_counts_and_what_was_received_is_there_for_
             peer.sync_shared_state(state_of(held[i], revision if i == 0 else 1))
         return held[i].get()
 
-    for found in peers.each(sync):
+    for found in three_peers.each(sync):
         np.testing.assert_array_equal(found, values(7))
 
 
-def test_devices_and_cpus_share_a_state(peers: Crew, devices: list[FakeDevice]) -> None:
+def share(peers: Crew, offers: list[tuple[SharedState, SharedStateSyncStrategy]]) -> None:
+    peers.each(lambda peer, i: peer.sync_shared_state(*offers[i]))
+
+
+def test_devices_and_cpus_share_a_state(three_peers: Crew, devices: list[FakeDevice]) -> None:
     held: list[Any] = [values(1), devices[1].array(values(2)), values(3)]
     for turn, newest in enumerate((1, 0)):
         if newest == 0:
@@ -112,17 +101,16 @@ def test_devices_and_cpus_share_a_state(peers: Crew, devices: list[FakeDevice]) 
             SharedStateSyncStrategy.SEND_ONLY if i == newest else SharedStateSyncStrategy.RECEIVE_ONLY
             for i in range(WORLD)
         ]
-        pairs = list(zip(states, strategies, strict=True))
-        peers.each(lambda peer, i, pairs=pairs: peer.sync_shared_state(*pairs[i]))  # type: ignore[misc]
+        share(three_peers, list(zip(states, strategies, strict=True)))
         expected = values(2) if newest else values(4)
         for array in held:
             np.testing.assert_array_equal(array.settled() if isinstance(array, FakeArray) else array, expected)
 
 
-def test_loose_arrays(peers: Crew, devices: list[FakeDevice]) -> None:
+def test_loose_arrays(three_peers: Crew, devices: list[FakeDevice]) -> None:
     held = [device.array(values(10 + i)) for i, device in enumerate(devices)]
     states = [state_of(array, 10 if i else 9, allow_content_inequality=True) for i, array in enumerate(held)]
-    peers.each(lambda peer, i: peer.sync_shared_state(states[i]))
+    three_peers.each(lambda peer, i: peer.sync_shared_state(states[i]))
     np.testing.assert_array_equal(held[1].settled(), values(11))
     np.testing.assert_array_equal(held[2].settled(), values(12))
     assert any(np.array_equal(held[0].settled(), values(seed)) for seed in (11, 12))
@@ -177,9 +165,9 @@ def test_a_device_that_fails_takes_its_peer_out_of_the_run_and_nobody_waits_for_
         np.testing.assert_array_equal(held[i].settled(), values(1))
 
 
-def test_host_memory_is_given_back(peers: Crew, devices: list[FakeDevice]) -> None:
+def test_host_memory_is_given_back(three_peers: Crew, devices: list[FakeDevice]) -> None:
     held = [device.array(values(20 + i)) for i, device in enumerate(devices)]
-    peers.each(lambda peer, i: peer.sync_shared_state(state_of(held[i], 30 - i)))
+    three_peers.each(lambda peer, i: peer.sync_shared_state(state_of(held[i], 30 - i)))
     for device in devices:
         pool = helper_of(device).pool
         until(lambda pool=pool: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")  # type: ignore[misc]

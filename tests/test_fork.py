@@ -22,11 +22,11 @@ from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceO
 from pccl.runtime import state_donor
 from tests import fake_device
 from tests.crew import Background, Crew, refusal, until, waits_at_master
-from tests.fake_device import FakeDevice
 
 SUM = ReduceOp.SUM
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is open")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is open")
+pytestmark = needs_proc
 
 
 def open_files() -> set[str]:
@@ -210,8 +210,7 @@ def test_dataloaders_that_fork_share_arrays_with_a_trainer(crew: Crew) -> None:
 
 def test_a_child_of_a_peer_with_a_device_asks_nothing_of_it(crew: Crew) -> None:
     crew.join(2)
-    with fake_device.known_arrays():
-        devices = [FakeDevice(), FakeDevice()]
+    with fake_device.running(2) as devices:
         held = [device.array(np.ones(5000)) for device in devices]
         devices[0].reads_held.clear()
         handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate(crew.peers)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,7 @@ import pytest
 from pccl import AsyncCollectiveHandle, CollectiveInfo, Communicator, ReduceAlgorithm, ReduceOp, Result
 from pccl.devices.staging import helper_of
 from pccl.runtime import pieces
-from tests import fake_device
-from tests.crew import Background, Crew, outcomes, refusal, results, run_of, until
+from tests.crew import Background, Crew, outcomes, refusal, results, until
 from tests.fake_device import FakeArray, FakeDevice
 
 PIECE = 4096
@@ -33,21 +32,8 @@ every_call = pytest.mark.parametrize("name", CALLS)
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
-    with fake_device.known_arrays():
-        yield
-
-
-@pytest.fixture(scope="module")
-def peers() -> Iterator[Crew]:
-    with run_of(WORLD) as crew:
-        yield crew
-
-
-@pytest.fixture
-def devices() -> list[FakeDevice]:
-    return [FakeDevice(seed) for seed in range(WORLD)]
 
 
 def values(rank: int, count: int = COUNT, dtype: Any = np.float32) -> Any:
@@ -69,7 +55,7 @@ def seen(array: Any) -> Any:
 
 @every_call
 def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
-    peers: Crew, devices: list[FakeDevice], name: str
+    three_peers: Crew, devices: list[FakeDevice], name: str
 ) -> None:
     def call(peer: Communicator, i: int) -> None:
         devices[i].kernel_s = devices[i].write_s = LATE_S
@@ -81,14 +67,14 @@ def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_
             if name != "broadcast":
                 np.testing.assert_array_equal(array.get(), values(rank))
 
-    peers.each(call)
+    three_peers.each(call)
 
 
 @every_call
 @pytest.mark.parametrize("algorithm", ReduceAlgorithm)
 @pytest.mark.parametrize("on_device", [(0,), (1,), (0, 2)])
 def test_devices_and_cpus_share_ops_of_any_size(
-    peers: Crew, devices: list[FakeDevice], name: str, algorithm: ReduceAlgorithm, on_device: tuple[int, ...]
+    three_peers: Crew, devices: list[FakeDevice], name: str, algorithm: ReduceAlgorithm, on_device: tuple[int, ...]
 ) -> None:
     def call(peer: Communicator, i: int) -> None:
         rank = peer.membership.rank
@@ -98,22 +84,24 @@ def test_devices_and_cpus_share_ops_of_any_size(
         assert isinstance(info.array, FakeArray) == (rank in on_device)
         np.testing.assert_array_equal(seen(info.array), expected(name, rank))
 
-    peers.each(call)
+    three_peers.each(call)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int64])
 @every_call
-def test_small_ones_of_every_dtype(peers: Crew, devices: list[FakeDevice], name: str, count: int, dtype: Any) -> None:
+def test_small_ones_of_every_dtype(
+    three_peers: Crew, devices: list[FakeDevice], name: str, count: int, dtype: Any
+) -> None:
     def call(peer: Communicator, i: int) -> None:
         rank = peer.membership.rank
         info = CALLS[name](peer, devices[i].array(values(rank, count, dtype)))
         np.testing.assert_array_equal(seen(info.array), expected(name, rank, count, dtype))
 
-    peers.each(call)
+    three_peers.each(call)
 
 
-def test_results_in_given_arrays(peers: Crew, devices: list[FakeDevice]) -> None:
+def test_results_in_given_arrays(three_peers: Crew, devices: list[FakeDevice]) -> None:
     def call(peer: Communicator, i: int) -> None:
         rank, device = peer.membership.rank, devices[i]
         array, all_of_it = device.array(values(rank)), device.array(np.zeros(WORLD * COUNT, np.float32))
@@ -123,11 +111,11 @@ def test_results_in_given_arrays(peers: Crew, devices: list[FakeDevice]) -> None
         assert peer.reduce_scatter(array, part, op=SUM).array is part
         np.testing.assert_array_equal(part.get(), expected("reduce_scatter", rank))
 
-    peers.each(call)
+    three_peers.each(call)
 
 
 @pytest.mark.parametrize("on_device", [(0,), (1,), (0, 1)])
-def test_send_and_recv(peers: Crew, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
+def test_send_and_recv(three_peers: Crew, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
     def call(peer: Communicator, i: int) -> None:
         rank = peer.membership.rank
         if rank == 2:
@@ -139,10 +127,10 @@ def test_send_and_recv(peers: Crew, devices: list[FakeDevice], on_device: tuple[
             peer.recv(array, from_=0)
         np.testing.assert_array_equal(seen(array), values(0))
 
-    peers.each(call)
+    three_peers.each(call)
 
 
-def test_many_at_once_and_who_waits_sees_the_result(peers: Crew, devices: list[FakeDevice]) -> None:
+def test_many_at_once_and_who_waits_sees_the_result(three_peers: Crew, devices: list[FakeDevice]) -> None:
     ops = 5
 
     def result_of(handle: AsyncCollectiveHandle) -> Any:
@@ -157,23 +145,25 @@ def test_many_at_once_and_who_waits_sees_the_result(peers: Crew, devices: list[F
                 for thread in [Background(partial(result_of, handles[tag])) for _ in range(2)]:
                     np.testing.assert_array_equal(thread.result(), expected("all_gather", rank) + tag + turn)
 
-    peers.each(call)
+    three_peers.each(call)
     pool = helper_of(devices[0]).pool
     until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
 
 
-def test_arguments_are_checked(peers: Crew, devices: list[FakeDevice]) -> None:
+def test_arguments_are_checked(three_peers: Crew, devices: list[FakeDevice]) -> None:
     array = devices[0].array(values(0))
     for recv in (devices[1].array(np.zeros(WORLD * COUNT, np.float32)), np.zeros(WORLD * COUNT, np.float32)):
-        error = refusal(partial(peers[0].all_gather, array, recv))
+        error = refusal(partial(three_peers[0].all_gather, array, recv))
         assert error.result is Result.INVALID_ARGUMENT
         assert "send is on fake:0 but recv on" in str(error)
     wrong = devices[0].array(np.zeros(COUNT, np.float32))
-    failed = peers.outcomes(lambda peer, i: peer.all_gather(devices[i].array(values(i)), wrong if i == 0 else None))
+    given = [wrong, None, None]
+    failed = three_peers.outcomes(lambda peer, i: peer.all_gather(devices[i].array(values(i)), given[i]))
     assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
     assert f"recv has {COUNT} elements" in str(failed[1])
     array.is_writable = False
-    assert "read-only" in str(refusal(lambda: peers[0].recv(array, from_=(peers[0].membership.rank + 1) % WORLD)))
+    next_rank = (three_peers[0].membership.rank + 1) % WORLD
+    assert "read-only" in str(refusal(lambda: three_peers[0].recv(array, from_=next_rank)))
 
 
 # Failure.
@@ -224,19 +214,20 @@ def test_a_device_that_fails_fails_the_op_on_all_peers(
     crew.each(lambda peer, i: CALLS[name](peer, devices[i].array(values(i))))
 
 
-def test_a_device_that_has_no_room_for_the_result_fails_its_own_caller(crew: Crew, devices: list[FakeDevice]) -> None:
+def test_a_device_that_has_no_room_for_the_result_fails_its_own_caller(
+    crew: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     crew.join(2)
-    original = devices[0].empty
 
     def full(*_: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    devices[0].empty = full  # type: ignore[method-assign]
+    monkeypatch.setattr(devices[0], "empty", full)
     handles = [peer.all_gather_async(devices[i].array(values(i))) for i, peer in enumerate(crew.peers)]
     found = outcomes([handle.result for handle in handles])
     assert results(found) == [Result.INTERNAL_ERROR, Result.SUCCESS]
     assert "out of memory" in str(found[0])
-    devices[0].empty = original  # type: ignore[method-assign]
+    monkeypatch.undo()
     np.testing.assert_array_equal(handles[0].result().array.get()[0], values(handles[0].result().rank))
 
 

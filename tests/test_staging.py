@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,8 +26,7 @@ from pccl import (
 from pccl.devices import host_memory
 from pccl.devices.staging import divided, helper_of
 from pccl.runtime import pieces as op_pieces
-from tests import fake_device
-from tests.crew import Background, Crew, outcomes, results, run_of, until
+from tests.crew import Background, Crew, outcomes, results, until
 from tests.fake_device import FakeArray, FakeDevice
 from tests.interrupts import interrupted_at
 
@@ -42,21 +40,8 @@ LATE_S = 0.03
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_pieces, "PIECE_BYTES", PIECE)
-    with fake_device.known_arrays():
-        yield
-
-
-@pytest.fixture(scope="module")
-def trio_of_peers() -> Iterator[Crew]:
-    with run_of(WORLD) as crew:
-        yield crew
-
-
-@pytest.fixture
-def devices() -> list[FakeDevice]:
-    return [FakeDevice(seed) for seed in range(WORLD)]
 
 
 def values(peer: int, count: int = COUNT, dtype: Any = np.float32) -> Any:
@@ -94,7 +79,7 @@ def test_pieces_cover_an_op_without_gaps() -> None:
 
 
 def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
-    trio_of_peers: Crew, devices: list[FakeDevice]
+    three_peers: Crew, devices: list[FakeDevice]
 ) -> None:
     held = arrays(devices)
 
@@ -104,35 +89,35 @@ def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_
         peer.all_reduce(held[i], op=SUM)
         return held[i].get()
 
-    for found in trio_of_peers.each(reduce):
+    for found in three_peers.each(reduce):
         np.testing.assert_array_equal(found, total())
 
 
-def test_out_of_place_leaves_what_was_sent(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_out_of_place_leaves_what_was_sent(three_peers: Crew, devices: list[FakeDevice]) -> None:
     sent = [device.array(values(i)) for i, device in enumerate(devices)]
     received = arrays(devices)
-    trio_of_peers.each(lambda peer, i: peer.all_reduce(sent[i], received[i], op=SUM))
+    three_peers.each(lambda peer, i: peer.all_reduce(sent[i], received[i], op=SUM))
     for i in range(WORLD):
         np.testing.assert_array_equal(received[i].settled(), total())
         np.testing.assert_array_equal(sent[i].settled(), values(i))
 
 
 @pytest.mark.parametrize("count", [0, 1, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, 3 * PIECE // 4])
-def test_every_length(trio_of_peers: Crew, devices: list[FakeDevice], count: int) -> None:
-    for found in reduced(trio_of_peers, [device.array(values(i, count)) for i, device in enumerate(devices)]):
+def test_every_length(three_peers: Crew, devices: list[FakeDevice], count: int) -> None:
+    for found in reduced(three_peers, [device.array(values(i, count)) for i, device in enumerate(devices)]):
         np.testing.assert_array_equal(found, total(count))
 
 
 @pytest.mark.parametrize("algorithm", ReduceAlgorithm)
 @pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
 def test_all_peers_have_the_same_bits(
-    trio_of_peers: Crew,
+    three_peers: Crew,
     devices: list[FakeDevice],
     algorithm: ReduceAlgorithm,
     quantization: QuantizationOptions | None,
 ) -> None:
     held = [device.array(np.random.default_rng(i).standard_normal(COUNT)) for i, device in enumerate(devices)]
-    found = reduced(trio_of_peers, held, op=ReduceOp.AVG, algorithm=algorithm, quantization_options=quantization)
+    found = reduced(three_peers, held, op=ReduceOp.AVG, algorithm=algorithm, quantization_options=quantization)
     expected = np.mean([np.random.default_rng(i).standard_normal(COUNT) for i in range(WORLD)], axis=0)
     np.testing.assert_allclose(found[0], expected, atol=0.1 if quantization else 1e-9)
     for other in found[1:]:
@@ -140,15 +125,15 @@ def test_all_peers_have_the_same_bits(
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.int64, np.float64])
-def test_dtypes(trio_of_peers: Crew, devices: list[FakeDevice], dtype: Any) -> None:
+def test_dtypes(three_peers: Crew, devices: list[FakeDevice], dtype: Any) -> None:
     held = [device.array(values(i, dtype=dtype)) for i, device in enumerate(devices)]
     expected = np.maximum.reduce([values(i, dtype=dtype) for i in range(WORLD)])
-    for found in reduced(trio_of_peers, held, op=ReduceOp.MAX):
+    for found in reduced(three_peers, held, op=ReduceOp.MAX):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
-    trio_of_peers: Crew, devices: list[FakeDevice]
+    three_peers: Crew, devices: list[FakeDevice]
 ) -> None:
     ops = 6
 
@@ -162,7 +147,7 @@ def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
                 assert handles[tag].wait()[0]
                 np.testing.assert_array_equal(held[tag].get(), total() + WORLD * (tag + turn))
 
-    trio_of_peers.each(rounds)
+    three_peers.each(rounds)
     pool = helper_of(devices[0]).pool
     pieces = len(divided(None, None, COUNT, 4).pieces)
     assert pool.pinned_bytes <= 2 * ops * pieces * PIECE
@@ -172,7 +157,7 @@ def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
 
 
 def test_what_the_device_has_yet_to_read_is_not_overwritten_by_the_next_op(
-    trio_of_peers: Crew, devices: list[FakeDevice]
+    three_peers: Crew, devices: list[FakeDevice]
 ) -> None:
     def reduce(peer: Communicator, i: int) -> Any:
         devices[i].write_s = LATE_S / 4
@@ -182,14 +167,14 @@ def test_what_the_device_has_yet_to_read_is_not_overwritten_by_the_next_op(
                 peer.all_reduce(array, op=SUM)
         return [array.settled() for array in held]
 
-    for found in trio_of_peers.each(reduce):
+    for found in three_peers.each(reduce):
         for turn in range(3):
             np.testing.assert_array_equal(found[turn], total() + WORLD * turn)
 
 
-def test_descriptors_with_retry(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_descriptors_with_retry(three_peers: Crew, devices: list[FakeDevice]) -> None:
     held = [[device.array(values(i)) for _ in range(7)] for i, device in enumerate(devices)]
-    trio_of_peers.each(
+    three_peers.each(
         lambda peer, i: peer.all_reduce_multiple_with_retry(
             [
                 ReduceOpDescriptor(array, array, ReduceDescriptor(COUNT, SUM, tag), "test")
@@ -203,28 +188,28 @@ def test_descriptors_with_retry(trio_of_peers: Crew, devices: list[FakeDevice]) 
             np.testing.assert_array_equal(array.settled(), total())
 
 
-def test_only_a_part_of_the_arrays(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_only_a_part_of_the_arrays(three_peers: Crew, devices: list[FakeDevice]) -> None:
     held = [device.array(values(i)) for i, device in enumerate(devices)]
     descriptor = ReduceDescriptor(PIECE, SUM)
-    trio_of_peers.each(
+    three_peers.each(
         lambda peer, i: peer.all_reduce_multiple_with_retry([ReduceOpDescriptor(held[i], held[i], descriptor, "test")])
     )
     for i, array in enumerate(held):
         np.testing.assert_array_equal(array.settled(), np.append(total()[:PIECE], values(i)[PIECE:]))
 
 
-def test_a_device_and_a_cpu_share_an_op_of_one_piece(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_a_device_and_a_cpu_share_an_op_of_one_piece(three_peers: Crew, devices: list[FakeDevice]) -> None:
     count = PIECE // 4
     held: list[Any] = [devices[0].array(values(0, count)), values(1, count), devices[2].array(values(2, count))]
-    for found in reduced(trio_of_peers, held):
+    for found in reduced(three_peers, held):
         np.testing.assert_array_equal(found, total(count))
 
 
 def test_a_larger_op_of_a_device_and_a_cpu_fails_on_both_and_says_why(
-    trio_of_peers: Crew, devices: list[FakeDevice]
+    three_peers: Crew, devices: list[FakeDevice]
 ) -> None:
     held: list[Any] = [devices[0].array(values(0)), values(1), devices[2].array(values(2))]
-    failed = trio_of_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
     assert f"{PIECE // 4} x FLOAT" in str(failed[0])
     assert f"{COUNT} x FLOAT" in str(failed[0])
@@ -234,16 +219,16 @@ def test_a_larger_op_of_a_device_and_a_cpu_fails_on_both_and_says_why(
 
 
 def test_a_larger_op_that_is_not_divided_is_the_same_for_both(
-    trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+    three_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op_pieces, "PIECE_BYTES", 0)
     held: list[Any] = [devices[0].array(values(0)), values(1), devices[2].array(values(2))]
-    for found in reduced(trio_of_peers, held):
+    for found in reduced(three_peers, held):
         np.testing.assert_array_equal(found, total())
     assert [devices[0].reads, devices[0].writes] == [1, 1]
 
 
-def test_the_thread_that_waits_sees_the_result_whoever_launched(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_the_thread_that_waits_sees_the_result_whoever_launched(three_peers: Crew, devices: list[FakeDevice]) -> None:
     held = [device.array(values(i)) for i, device in enumerate(devices)]
 
     def wait(handle: Any, array: FakeArray) -> Any:
@@ -255,26 +240,25 @@ def test_the_thread_that_waits_sees_the_result_whoever_launched(trio_of_peers: C
         for found in outcomes([partial(wait, handle, held[i]) for _ in range(3)]):
             np.testing.assert_array_equal(found, total())
 
-    trio_of_peers.each(reduce)
+    three_peers.each(reduce)
 
 
-def test_arguments_are_checked(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_arguments_are_checked(three_peers: Crew, devices: list[FakeDevice]) -> None:
     array = devices[0].array(np.zeros(8, np.float32))
     other = devices[1].array(np.zeros(8, np.float32))
     for recv in (other, np.zeros(8, np.float32)):
         with pytest.raises(PCCLError, match="send is on fake:0 but recv on") as caught:
-            trio_of_peers[0].all_reduce(array, recv, op=SUM)
+            three_peers[0].all_reduce(array, recv, op=SUM)
         assert caught.value.result is Result.INVALID_ARGUMENT
     array.is_writable = False
     with pytest.raises(PCCLError, match="read-only"):
-        trio_of_peers[0].all_reduce(array, op=SUM)
+        three_peers[0].all_reduce(array, op=SUM)
 
 
-def test_in_a_trio_program() -> None:
+def test_in_a_trio_program(devices: list[FakeDevice]) -> None:
     async def main(address: str) -> None:
         peers = [AsyncCommunicator(address) for _ in range(2)]
-        device = FakeDevice()
-        held = [device.array(values(i)) for i in range(2)]
+        held = [devices[0].array(values(i)) for i in range(2)]
 
         async def run(i: int) -> None:
             await peers[i].connect()
@@ -320,10 +304,11 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(crew: Crew, devices: l
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(crew: Crew, seed: int) -> None:
+def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
+    crew: Crew, devices: list[FakeDevice], seed: int
+) -> None:
     random = np.random.default_rng(seed)
     crew.join(WORLD)
-    devices = [FakeDevice(10 * seed + i) for i in range(WORLD)]
     lost, ops, pieces = crew.peers.pop(), 3, len(divided(None, None, COUNT, 4).pieces)
     leave_after_reads = int(random.integers(1, 3 * ops * pieces))
     original, closing = devices[2].read, list[Background]()
@@ -476,29 +461,29 @@ def test_several_engine_threads(devices: list[FakeDevice]) -> None:
 
 
 def test_beyond_the_bound_memory_is_not_pinned(
-    trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+    three_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "PINNED_BYTES_MAX", 2 * PIECE)
     held = [device.array(values(i)) for i, device in enumerate(devices)]
-    for found in reduced(trio_of_peers, held):
+    for found in reduced(three_peers, held):
         np.testing.assert_array_equal(found, total())
     assert sum(devices[0].pinned_allocated) == 2 * PIECE
     assert devices[0].unpinned_allocated
 
 
-def test_what_cannot_be_pinned_is_ordinary_memory(trio_of_peers: Crew, devices: list[FakeDevice]) -> None:
+def test_what_cannot_be_pinned_is_ordinary_memory(three_peers: Crew, devices: list[FakeDevice]) -> None:
     devices[0].can_pin = False
     held = [device.array(values(i)) for i, device in enumerate(devices)]
-    for found in reduced(trio_of_peers, held):
+    for found in reduced(three_peers, held):
         np.testing.assert_array_equal(found, total())
     assert not devices[0].pinned_allocated
 
 
 def test_little_is_kept_between_ops(
-    trio_of_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+    three_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "IDLE_BYTES_MAX", PIECE)
     held = [device.array(values(i)) for i, device in enumerate(devices)]
-    trio_of_peers.each(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    three_peers.each(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     pool = helper_of(devices[0]).pool
     until(lambda: pool.pinned_bytes <= PIECE, "the rest is freed")

@@ -62,22 +62,26 @@ def test_a_step_costs_a_byte_for_each_direction(master: MasterNode) -> None:
 
 @pytest.mark.parametrize("is_on_device", [False, True])
 def test_torch_and_numpy_move_alike_with_torch(
-    master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_device: bool
+    master: MasterNode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: list[FakeDevice],
+    is_on_device: bool,
 ) -> None:
     torch = pytest.importorskip("torch")
-    device = FakeDevice()
+    device = devices[0]
     if is_on_device:
         monkeypatch.setattr(in_place, "kind_of_place", lambda _: "cuda")
         monkeypatch.setattr(torch_cuda, "device_of", lambda _: device)
 
-    class Module(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            for name, array in new_model().items():
-                self.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array)))
-            self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    def new_module() -> Any:
+        module = torch.nn.Module()
+        for name, array in new_model().items():
+            module.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array)))
+        module.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        return module
 
-    module = Module()
+    module = new_module()
     pointers = [parameter.data_ptr() for parameter in module.parameters()]
     peers = [SPSAPeer(master.address, 0, model=module), SPSAPeer(master.address, 1)]
     together([partial(peer.enter, 2) for peer in peers])
@@ -89,7 +93,7 @@ def test_torch_and_numpy_move_alike_with_torch(
     assert torch.equal(module.frozen.detach(), torch.ones(3))
     peers[0].spsa.save(tmp_path / "checkpoint")
     peers[0].communicator.close()
-    newcomer = SPSAPeer(master.address, 0, model=Module())
+    newcomer = SPSAPeer(master.address, 0, model=new_module())
     newcomer.spsa.load(tmp_path / "checkpoint")
     assert newcomer.spsa.digest() == peers[1].spsa.digest()
     peers[1].run(25)
@@ -388,8 +392,9 @@ def test_before_joining_there_are_no_steps(master: MasterNode) -> None:
 
 def test_wrong_arguments_are_told() -> None:
     communicator = Communicator("127.0.0.1:1")
+    wrong: Any = 1e-3
     with pytest.raises(TypeError, match=r"options must be SPSAOptions, not 0\.001"):
-        SPSA(communicator, new_model(), 1e-3)  # type: ignore[arg-type]
+        SPSA(communicator, new_model(), wrong)
     with pytest.raises(ValueError, match="admit_every 0: must be at least 1"):
         SPSA(communicator, new_model(), OPTIONS, admit_every=0)
 

@@ -206,7 +206,7 @@ class Helper:
         self._tasks: queue.SimpleQueue[Callable[[Helper], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"pccl-{device.name}", daemon=True)
         self._thread.start()
-        atexit.register(self._stop)
+        atexit.register(self.close)
 
     def run(self, task: Callable[[Helper], None]) -> None:
         """After all that was given before."""
@@ -216,12 +216,13 @@ class Helper:
         while (task := self._tasks.get()) is not None:
             try:
                 task(self)
-            except Exception:
+            except Exception:  # whatever the device's library raises: there are further tasks
                 logger.exception("a copy failed")
             del task  # and what it holds
 
-    def _stop(self) -> None:
-        """Before the interpreter takes the device's library away from it."""
+    def close(self) -> None:
+        """At the latest before the interpreter takes the device's library away from it."""
+        atexit.unregister(self.close)
         self._tasks.put(None)
         self._thread.join(EXIT_GRACE_S)
 
@@ -235,6 +236,12 @@ def helper_of(device: Device) -> Helper:
         if device not in _helpers:
             _helpers[device] = Helper(device)
         return _helpers[device]
+
+
+def let_go(device: Device) -> Helper | None:
+    """Of a device that is used no more; the caller closes what it has had."""
+    with _creating:
+        return _helpers.pop(device, None)
 
 
 _inherited: list[Helper] = []
