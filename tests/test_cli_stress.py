@@ -42,6 +42,23 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "passed" in done.stdout
 
 
+def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    masters = ("--standbys", "1", "--kill-master-every", "1..2")
+    done = subprocess.run(
+        [*COMMAND, *SHORT, *masters, "--token", "--minutes", "0.1", "--json", str(report_file)],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(report_file.read_text())
+    assert report["passed"]
+    assert report["plan"]["standbys"] == 1
+    assert report["disturbances"]["masters_killed"] >= 2
+    assert report["counts"]["ops_committed"] > 0
+
+
 def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
     """A bound that no run can meet: the report says who waits in what."""
     done = subprocess.run(
@@ -99,7 +116,10 @@ def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
     assert f"argument {arguments[0]}: " in done.stderr
 
 
-def test_a_plan_that_cannot_be_run(command: Command) -> None:
-    done = command("stress", "--peers-max", "99")
+@pytest.mark.parametrize(
+    ("option", "value", "limits"), [("--peers-max", "99", "from 2 to 12"), ("--standbys", "4", "from 0 to 3")]
+)
+def test_a_plan_that_cannot_be_run(option: str, value: str, limits: str, command: Command) -> None:
+    done = command("stress", option, value)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pccl stress: --peers-max 99: must be from 2 to 12" in done.stderr
+    assert f"pccl stress: {option} {value}: must be {limits}" in done.stderr

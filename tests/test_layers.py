@@ -42,7 +42,7 @@ USERS_OF_THE_API = {
     "cli": ["pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status"],
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
-    "stress": ["pccl.launcher"],
+    "stress": ["pccl.launcher", "pccl.status"],
     "training": ["pccl.signs"],
 }
 

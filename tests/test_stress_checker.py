@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from pccl.stress.checker import SETTLE_S, Checker
+from pccl.stress.checker import EXCUSED_S, SETTLE_S, Checker
 from pccl.stress.messages import Joined, Message, Outcome, SessionOver, Stepped, Synced, SyncFailed, Trouble
 from pccl.stress.values import TAGS
 
@@ -51,9 +51,9 @@ def judge(log: Log, frozen: tuple[int, ...] = (), split: tuple[int, ...] = ()) -
     for peer, slot in SLOT.items():
         checker.started(peer, slot, group=0)
     for peer in frozen:
-        checker.froze(peer)
+        checker.excuse(peer, 0.0)
     for peer in split:
-        checker.split(peer, True)
+        checker.split(peer, True, 0.0)
     for peer, message in log.entries:
         checker.heard(peer, message, now=1.0)
     for peer in SLOT:
@@ -170,12 +170,25 @@ def test_who_is_cut_off_may_lose_its_place_until_it_is_not() -> None:
     assert judge(log, split=(1,)).problems
     checker = judge(faithful())
     checker.started(4, 1, 0)
-    checker.split(4, True)
-    checker.split(4, False)
+    checker.split(4, True, 2.0)
+    checker.split(4, False, 3.0)
     checker.heard(4, SessionOver("evicted: silent for 5 s"), 3.0)
     assert not checker.problems
     checker.heard(4, SessionOver("evicted: silent for 5 s"), 4.0)
     assert any("without having been frozen or cut off" in problem for problem in checker.problems)
+
+
+@pytest.mark.parametrize(("later_s", "is_excused"), [(EXCUSED_S, True), (EXCUSED_S + 0.2, False)])
+def test_a_step_of_later_shows_that_a_frozen_one_has_kept_its_place(later_s: float, is_excused: bool) -> None:
+    checker = Checker()
+    for peer, slot in SLOT.items():
+        checker.started(peer, slot, group=0)
+    checker.excuse(2, 1.0)
+    log = faithful()
+    log.entries.append((2, SessionOver("evicted: silent for 5 s")))
+    for peer, message in log.entries:
+        checker.heard(peer, message, 1.0 + later_s)
+    assert bool(checker.problems) is not is_excused
 
 
 def test_what_a_peer_finds_itself_is_passed_on() -> None:

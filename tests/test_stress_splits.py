@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
 from pccl.stress.plan import Interval, Plan
@@ -50,6 +51,25 @@ def test_every_kind_in_every_way() -> None:
         else:
             assert processes == {*SLOTS, MASTER}
     assert made == _play(1) != _play(2)
+
+
+def test_masters_are_cut_off_together_or_apart() -> None:
+    plan = msgspec.structs.replace(PLAN, standbys=2)
+    masters = {MASTER, MASTER - 1, MASTER - 2}
+    cut_off, sides = set(), set()
+    for seed in range(400):
+        split = Splits(plan, Random(seed), 0.0).split(1.0, SLOTS)
+        assert split is not None
+        here = masters & {each for way in split.blocked for each in way}
+        assert split.involved == {each for way in split.blocked for each in way} - masters
+        if split.kind == "master":
+            cut_off.add(frozenset(here))
+        elif split.kind == "peer":
+            assert here == masters
+        elif split.kind == "half":
+            sides.add(len(masters & split.island))
+    assert cut_off == {frozenset((master,)) for master in masters} | {frozenset(masters)}
+    assert sides == {0, 1, 2, 3}
 
 
 def test_one_peer_has_nobody_to_be_cut_off_from_but_the_master() -> None:

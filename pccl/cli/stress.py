@@ -69,7 +69,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "--kill-master-every",
         type=_interval,
         metavar="A..B",
-        help="every so many seconds kill the master, and start another one at its address (default: do not)",
+        help="every so many seconds kill the master that leads, and start another one at its address (default: do not)",
+    )
+    option(
+        "--standbys",
+        type=int,
+        default=0,
+        metavar="N",
+        help="masters that stand by, at addresses that all peers know too; one that was killed comes back as a "
+        "standby, or as a master that knows nothing of the run (default: %(default)s)",
     )
     option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
     option("--token", action=switch, default=False, help="everybody must know a token (default: no)")
@@ -116,6 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         partition=arguments.partition,
         partition_for=arguments.partition_for,
         kill_master=arguments.kill_master_every,
+        standbys=arguments.standbys,
         timeouts=arguments.timeouts,
         token=arguments.token,
         encrypt=arguments.encrypt,

@@ -1,15 +1,18 @@
 """`pccl stress`: real processes that reduce and sync without end while they are killed, frozen, cut off and joined.
 
-Theory of operation. One *supervisor* starts a master and peers as separate processes and disturbs them at random, from
-a seed. Every peer runs the loop that a user of pccl writes: update_topology, sync_shared_state, ten reduces in flight
-at once, a step of the state. What is reduced in a step follows from the state's revision alone, so all peers agree on
-it, and each peer's part is made such that the result tells who took part (`values`). Peers report what became of each
-call as JSON lines; a *checker* holds the reports of all peers against each other and against the library's promises:
+Theory of operation. One *supervisor* starts a master, its standbys and peers as separate processes and disturbs them at
+random, from a seed. Every peer runs the loop that a user of pccl writes: update_topology, sync_shared_state, ten
+reduces in flight at once, a step of the state. What is reduced in a step follows from the state's revision alone, so
+all peers agree on it, and each peer's part is made such that the result tells who took part (`values`). Peers report
+what became of each call as JSON lines; a *checker* holds the reports of all peers against each other and against the
+library's promises:
 
 - every committed result is the exact reduction over some set of peers, the same set and the same bytes on all of them;
 - nobody who took part in a committed op heard another verdict, and an aborted op left its input as it was;
 - after a sync all peers hold the same bytes; revisions only grow; who was in the last sync needs nothing in the next;
-- calls fail in the documented ways only, and none lasts longer than a bound.
+- calls fail in the documented ways only, and none lasts longer than a bound;
+- who was neither frozen nor cut off keeps its place, as long as a majority is left for a master to go on with; and if
+  nothing else happens when a master dies, steps go on within a peer timeout and a second of a successor listening.
 
     plan        the numbers of a run, checked
     values      what is reduced, and what a result says
@@ -19,8 +22,9 @@ call as JSON lines; a *checker* holds the reports of all peers against each othe
     sockets     those of a process
     cutting     connections that break between two living peers
     deafness    processes that do not hear others
-    master      the master, which can be made deaf
+    master      a master, which can be made deaf
     checker     the promises: no I/O, time is an argument
+    masters     when to kill one, what comes back, and what may be expected of the run then: no I/O either
     churn       whom to disturb when: no I/O, time and randomness are arguments
     splits      whom to cut off from whom when, and who may lose its place by it: no I/O either
     supervisor  the processes themselves

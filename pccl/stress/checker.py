@@ -19,6 +19,8 @@ from pccl.stress.values import TAGS
 
 SETTLE_S = 5.0
 """How long a report may be under way in a pipe while later ones of other peers have come."""
+EXCUSED_S = 6.0
+"""Who was frozen or cut off may be missed for so long after that: connections need a while to find that they go on."""
 
 Member: TypeAlias = tuple[int, int]
 """(peer, session)"""
@@ -57,7 +59,10 @@ class _Peer:
     is_split: bool = False
     """It may lose its place because some are cut off from others."""
     is_excused: bool = False
-    """It was frozen, or split off, in this session."""
+    """It was frozen or split off, or may have lost its master for good, and has made no step since that shows that it
+    has kept its place."""
+    excused_at: float = 0.0
+    """That was so last."""
     synced: Synced | None = None
     """The last sync of this session."""
     stepped: Stepped | None = None
@@ -91,15 +96,16 @@ class Checker:
     def started(self, peer: int, slot: int, group: int) -> None:
         self._peers[peer] = _Peer(slot, group)
 
-    def froze(self, peer: int) -> None:
-        """It was stopped for a while: it may be evicted."""
-        self._peers[peer].is_excused = True
-
-    def split(self, peer: int, may_be_lost: bool) -> None:
-        """Whether it may be evicted for as long as nothing else is said, because some are cut off from others."""
+    def excuse(self, peer: int, now: float) -> None:
+        """It may lose its place, as one that was stopped for a while."""
         known = self._peers[peer]
-        known.is_excused = known.is_excused or may_be_lost
-        known.is_split = may_be_lost
+        known.is_excused, known.excused_at = True, now
+
+    def split(self, peer: int, may_be_lost: bool, now: float) -> None:
+        """Whether it may be evicted for as long as nothing else is said, because some are cut off from others."""
+        self._peers[peer].is_split = may_be_lost
+        if may_be_lost:
+            self.excuse(peer, now)
 
     def ended(self, peer: int, now: float) -> None:
         """Nothing more will be heard of it."""
@@ -189,6 +195,8 @@ class Checker:
             step.outcomes[member] = {outcome.tag: outcome for outcome in message.outcomes}
         if message.is_whole and sorted(step.outcomes[member]) != list(range(TAGS)):
             self._problem(peer, f"a whole step without all ops: {message}")
+        if message.outcomes and not known.is_split and now - message.seconds > known.excused_at + EXCUSED_S:
+            known.is_excused = False
         counts = self.counts
         counts.steps += message.is_whole
         counts.steps_cut_short += not message.is_whole and not message.is_idle

@@ -31,6 +31,8 @@ class Display:
         plan = self._plan
         names = ("kill", "join", "leave", "freeze", "cut", "partition", "timeouts", "token", "encrypt")
         kinds = [name for name in names if getattr(plan, name)]
+        if plan.kill_master is not None:
+            kinds.append(f"kill masters ({plan.standbys} standbys)")
         self._console.print(
             f"pccl stress: seed {plan.seed}, {plan.peers} to {plan.peers_max} peers, {plan.minutes:g} min, "
             f"{', '.join(kinds) or 'undisturbed'}",

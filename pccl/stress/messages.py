@@ -18,7 +18,8 @@ Doing: TypeAlias = Literal[
 class WorkerOptions(msgspec.Struct, frozen=True):
     """The one argument of `python -m pccl.stress.worker`, as JSON."""
 
-    master: str
+    masters: str
+    """Addresses, with commas between."""
     peer: int
     """Counts the processes of a run."""
     slot: int
@@ -33,7 +34,7 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 
 class BeDeaf(msgspec.Struct, tag=True, frozen=True):
-    """Nothing that comes from these places is to arrive, all else is. The master obeys it, too."""
+    """Nothing that comes from these places is to arrive, all else is. Masters obey it, too."""
 
     to: list[Place]
 

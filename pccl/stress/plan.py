@@ -8,6 +8,7 @@ import msgspec
 
 from pccl.stress.values import SLOTS
 
+STANDBYS_MAX = 3
 PEERS_MAX = SLOTS - 4
 """Some slots stay free, so that one is not used again while reports of its last user are on their way."""
 
@@ -52,7 +53,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How often some are cut off from others. None: never."""
     partition_for: Interval = Interval(0.1, 12.0)
     kill_master: Interval | None = None
-    """How often the master is killed, and another one started at its address. None: never."""
+    """How often the master that leads is killed, and another one started at its address. None: never."""
+    standbys: int = 0
+    """Masters beside the first, at addresses that all peers know, too."""
     timeouts: bool = False
     """Some ops are given up after a few milliseconds, on all peers."""
     hang_s: float = 30.0
@@ -79,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError(f"--peers-max {self.peers_max}: must be from 2 to {PEERS_MAX}")
         if not 1 <= self.groups <= 4:
             raise PlanError(f"--groups {self.groups}: must be from 1 to 4")
+        if not 0 <= self.standbys <= STANDBYS_MAX:
+            raise PlanError(f"--standbys {self.standbys}: must be from 0 to {STANDBYS_MAX}")
         if self.seed < 0:
             raise PlanError(f"--seed {self.seed}: must not be negative")
         if self.hang_s <= 0:

@@ -22,6 +22,11 @@ class Disturbances(msgspec.Struct):
     split: int = 0
     """Times some were cut off from others."""
     masters_killed: int = 0
+    masters_stood_by: int = 0
+    """How many of them came back as standbys."""
+    succession_s: float = 0.0
+    """The longest time from a successor that listened to the end of the first step after it, if nothing else happened
+    in between."""
     peers_most: int = 0
     """Processes at once."""
 
@@ -54,7 +59,8 @@ def table(report: Report) -> Table:
         ("peers started", f"{done.started}, at most {done.peers_most} at once"),
         ("killed", str(done.killed)),
         ("frozen", str(done.frozen)),
-        ("masters killed", str(done.masters_killed)),
+        ("masters killed", f"{done.masters_killed}, {done.masters_stood_by} came back as standbys"),
+        ("longest wait for steps after that", f"{done.succession_s:.2f} s"),
         ("left of their own accord", str(done.dismissed)),
         ("connections cut", str(counts.cuts)),
         ("partitions", str(done.split)),

@@ -1,13 +1,13 @@
 """Decides who is to be cut off from whom, when, and for how long, and knows who is at any moment. No I/O; time and the
 generator are arguments.
 
-A *split* blocks ways between processes, each named by its sender and its receiver: a peer's slot, or MASTER. It is one
-of four:
+A *split* blocks ways between processes, each named by its sender and its receiver: a peer's slot, or a master: MASTER,
+and its standbys below that. It is one of four:
 
     pair    two peers
-    peer    a peer and everybody else, the master too, as by pulling its cable
-    master  a peer and the master
-    half    some peers and the others; the master is on either side
+    peer    a peer and everybody else, masters too, as by pulling its cable
+    master  a peer and one of the masters, or all
+    half    some peers and the others; each master is on either side
 
 in both directions or in one. A slot stays cut off when another peer starts in it.
 """
@@ -34,7 +34,7 @@ WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 class Split:
     kind: Kind
     island: frozenset[int]
-    """Slots on the one side."""
+    """Who is on the one side."""
     blocked: frozenset[tuple[int, int]]
     """From whom nothing gets to whom."""
     seconds: float
@@ -42,22 +42,28 @@ class Split:
     @property
     def involved(self) -> frozenset[int]:
         """All slots on either side."""
-        return frozenset(slot for way in self.blocked for slot in way if slot != MASTER)
+        return frozenset(each for way in self.blocked for each in way if each > MASTER)
 
     def __str__(self) -> str:
         outwards = any(sender in self.island for sender, _ in self.blocked)
         inwards = any(receiver in self.island for _, receiver in self.blocked)
         way = "both ways" if outwards and inwards else "outwards" if outwards else "inwards"
-        others = sorted({each for pair in self.blocked for each in pair} - self.island)
-        names = ", ".join("the master" if other == MASTER else f"slot {other}" for other in others)
-        island = ", ".join(f"slot {slot}" for slot in sorted(self.island))
-        return f"split ({self.kind}) for {self.seconds:.2f} s: {island} from {names}, {way}"
+        others = _names({each for pair in self.blocked for each in pair} - self.island)
+        return f"split ({self.kind}) for {self.seconds:.2f} s: {_names(self.island)} from {others}, {way}"
+
+
+def _names(members: Collection[int]) -> str:
+    return ", ".join(
+        f"slot {each}" if each > MASTER else "the master" if each == MASTER else f"standby {MASTER - each}"
+        for each in sorted(members)
+    )
 
 
 class Splits:
     def __init__(self, plan: Plan, random: Random, now: float) -> None:
         self._plan = plan
         self._random = random
+        self._masters = [MASTER - number for number in range(1 + plan.standbys)]
         self._healed_at: dict[Split, float] = {}
         self.next_at = float("inf")
         """When to call `split` again."""
@@ -85,12 +91,11 @@ class Splits:
         if kind == "pair":
             others = {random.choice(sorted(others))}
         elif kind == "master":
-            others = {MASTER}
-        elif kind == "peer" or random.random() < 0.5:
-            others.add(MASTER)
+            others = set(self._masters if random.random() < 0.5 else (random.choice(self._masters),))
         else:
-            # The master is on the island's side: it loses the others.
-            island, others = others, island | {MASTER}
+            near = {master for master in self._masters if kind == "half" and random.random() < 0.5}
+            island |= near
+            others |= set(self._masters) - near
         outwards = {(a, b) for a in island for b in others}
         inwards = {(b, a) for a, b in outwards}
         chance = random.random()
@@ -110,7 +115,7 @@ class Splits:
         return healed
 
     def deaf_to(self, receiver: int) -> list[int]:
-        """Whom the process in this slot, or the master, must not hear."""
+        """Whom the process in this slot, or this master, must not hear."""
         return sorted({sender for split in self.active for sender, other in split.blocked if other == receiver})
 
     def _pause(self, now: float) -> None:

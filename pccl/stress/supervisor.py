@@ -19,6 +19,7 @@ import signal
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,12 +28,14 @@ from types import TracebackType
 
 import msgspec
 
+from pccl import PCCLError
 from pccl.launcher import Child, Guard, Heard, local_environment, module_command
+from pccl.status import RunStatus, run_status
 from pccl.stress.checker import Checker
 from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
 from pccl.stress.deafness import HeldPort, Place, place
 from pccl.stress.display import Display
-from pccl.stress.masters import Masters
+from pccl.stress.masters import PEER_TIMEOUT_S, PROGRESS_S, Masters
 from pccl.stress.messages import (
     At,
     BeDeaf,
@@ -50,12 +53,14 @@ from pccl.stress.report import Disturbances, Report
 from pccl.stress.splits import MASTER, Splits, may_be_lost
 from pccl.stress.values import SLOTS
 
+LEADING = "leading"
 MASTER_READY = b"pccl master listening on "
 TICK_S = 0.25
 STARTS_WITHIN = 3
 """A process that loads its modules on a busy machine may take this many times longer than a call."""
 LOGS_KEPT = 40
 """Of processes that have ended as they should: what led to a failure may be in them."""
+STATUS_S = 2.0
 STACKS_S = 3.0
 LONG_STEP_S = 1.0
 """What lasts longer is noted among the events."""
@@ -81,7 +86,7 @@ class _Peer:
     heard_at: float
     is_joined: bool = False
     stepped: Stepped | None = None
-    """Its last step."""
+    """Its last step; none since something was done to it."""
     hit: Hit | None = None
     """What will be, or has been, done to it."""
     hit_at: float | None = None
@@ -102,10 +107,30 @@ class _Peer:
     @property
     def is_sound(self) -> bool:
         """It takes part in ops, as far as is known."""
-        return self.is_joined and not self.is_doomed and self.thaw_at is None
+        return self.is_joined and not self.is_doomed and self.thaw_at is None and self.stepped is not None
+
+    @property
+    def name(self) -> str:
+        """By which the run knows it."""
+        return f"peer {self.number}"
 
     def __str__(self) -> str:
-        return f"peer {self.number} (slot {self.slot}, group {self.group})"
+        return f"{self.name} (slot {self.slot}, group {self.group})"
+
+
+@dataclass
+class _Seat:
+    """An address of a master: one process after the other."""
+
+    number: int
+    address: str
+    process: Child
+    is_standby: bool = False
+    starts: int = 1
+    is_listening: bool = False
+
+    def __str__(self) -> str:
+        return f"standby {self.number}" if self.number else "the master"
 
 
 class Supervisor:
@@ -122,8 +147,7 @@ class Supervisor:
         self._longest_step: list[str] = []
         self._guard = Guard()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self._master: Child | None = None
-        self._address = ""
+        self._seats: list[_Seat] = []
         self._peers: dict[Child, _Peer] = {}
         self._ended: deque[Child] = deque()
         self._next_peer = 1
@@ -139,8 +163,9 @@ class Supervisor:
         self._deaf_to: dict[Child, list[int]] = {}
         """As each process was told last."""
         self._environment = {**local_environment(), **_ENVIRONMENT}
-        if plan.token or plan.encrypt:
-            self._environment["PCCL_TOKEN"] = secrets.token_urlsafe()
+        self._token = secrets.token_urlsafe() if plan.token or plan.encrypt else ""
+        if self._token:
+            self._environment["PCCL_TOKEN"] = self._token
         self._environment["PCCL_ENCRYPT"] = "1" if plan.encrypt else "0"
 
     def __enter__(self) -> Supervisor:
@@ -150,7 +175,7 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._guard.close()
-        for process in [*self._peers, *self._ended, *([self._master] if self._master else [])]:
+        for process in [*self._peers, *self._ended, *(seat.process for seat in self._seats)]:
             process.close()
         for port in self._ports:
             port.close()
@@ -160,13 +185,13 @@ class Supervisor:
 
     def run(self) -> Report:
         """To the end of the time, or to the first problem."""
-        self._start_master("127.0.0.1:0")
-        while not self._address and not self._problems:
-            self._wait(self._start_s + STARTS_WITHIN * self._plan.hang_s)
+        self._start_masters()
         if not self._problems:
             for action in self._churn.initial():
                 self._act(action)
             self._disturb()
+            self._heal(float("inf"))
+            self._dissolve_second_runs()
             self._come_together()
             self._dismiss()
         if not self._problems:
@@ -195,7 +220,7 @@ class Supervisor:
             if now >= self._splits.next_at:
                 self._split(now)
             if now >= self._masters.next_at:
-                self._replace_master(now)
+                self._replace_master()
             self._wait(min(end_s, self._churn.next_at, self._splits.next_at, self._masters.next_at))
 
     def _come_together(self) -> None:
@@ -205,7 +230,6 @@ class Supervisor:
                 peer.thaw_at = time.monotonic()
             elif peer.hit is not None and not peer.is_killed:
                 peer.hit = peer.hit_at = None
-        self._heal(float("inf"))
         start_s = time.monotonic()
         limit_s = STARTS_WITHIN * self._plan.hang_s
         while not self._problems and not self._are_together():
@@ -268,13 +292,14 @@ class Supervisor:
         number, slot = self._next_peer, self._free_slots.popleft()
         self._next_peer += 1
         where = self._place(slot) if self._ports else None
-        options = WorkerOptions(self._address, number, slot, group, self._plan, where)
+        options = WorkerOptions(self._addresses, number, slot, group, self._plan, where)
         command = module_command("pccl.stress.worker", msgspec.json.encode(options).decode())
         process = self._child(f"peer {number}", command)
-        self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), time.monotonic())
+        now = time.monotonic()
+        self._peers[process] = _Peer(number, slot, group, process, At("starting", 0), now)
         self._checker.started(number, slot, group)
-        if self._masters.is_starting(time.monotonic()):
-            self._checker.froze(number)
+        if self._masters.is_starting(now):
+            self._checker.excuse(number, now)
         self._make_deaf()
         self._note(f"start {self._peers[process]}")
         self._done.started += 1
@@ -283,12 +308,14 @@ class Supervisor:
     def _ask_to_leave(self, peer: _Peer) -> None:
         if not peer.is_dismissed:
             self._note(f"dismiss {peer}")
+            self._masters.disturbed()
             peer.is_dismissed = True
             peer.process.say(line(Leave()))
 
     def _hit(self, peer: _Peer) -> None:
         hit = peer.hit
         assert hit is not None
+        self._masters.disturbed()
         kind = "kill" if hit.freeze_s is None else f"freeze for {hit.freeze_s:.2f} s:"
         self._note(f"{kind} {peer}, {peer.at.doing} at revision {peer.at.revision}")
         peer.hit_at = None
@@ -297,42 +324,103 @@ class Supervisor:
             peer.process.popen.kill()
         else:
             self._done.frozen += 1
-            self._checker.froze(peer.number)
             peer.process.popen.send_signal(signal.SIGSTOP)
             peer.thaw_at = time.monotonic() + hit.freeze_s
+            self._doubt(peer)
 
     def _thaw(self, peer: _Peer) -> None:
         self._note(f"thaw {peer}")
         peer.process.popen.send_signal(signal.SIGCONT)
         peer.hit = peer.thaw_at = None
+        self._doubt(peer)
         for each in self._peers.values():
             # Nobody could be expected to go on before, so everybody's time begins now.
             each.heard_at = time.monotonic()
 
+    def _doubt(self, peer: _Peer) -> None:
+        """It may lose its place, and takes part in ops again when it says so."""
+        peer.stepped = None
+        self._checker.excuse(peer.number, time.monotonic())
+
     # Masters.
 
-    def _start_master(self, address: str) -> None:
-        name = f"master {self._done.masters_killed + 1}" if self._done.masters_killed else "master"
-        self._master = self._child(name, module_command("pccl.stress.master", "--listen", address))
+    @property
+    def _addresses(self) -> str:
+        return ",".join(seat.address for seat in self._seats)
 
-    def _replace_master(self, now: float) -> None:
-        self._masters.pause(now)
-        assert self._master is not None
-        self._note("kill the master")
+    def _start_masters(self) -> None:
+        """The standbys begin once the address of the first is known."""
+        limit_s = self._start_s + STARTS_WITHIN * self._plan.hang_s
+        for number in range(1 + self._plan.standbys):
+            seat = _Seat(number, "127.0.0.1:0", self._master(number, 1, "127.0.0.1:0", self._addresses), number > 0)
+            self._seats.append(seat)
+            while not seat.is_listening and not self._problems:
+                self._wait(limit_s)
+
+    def _master(self, number: int, starts: int, address: str, standby_of: str) -> Child:
+        name = f"standby {number}" if number else "master"
+        arguments = ["--listen", address, "--peer-timeout", str(PEER_TIMEOUT_S)]
+        if standby_of:
+            arguments += ["--standby-of", standby_of]
+        return self._child(f"{name} {starts}", module_command("pccl.stress.master", *arguments))
+
+    def _replace_master(self) -> None:
+        """Kills the one that leads, or any if none does, and starts another one in its place."""
+        leading = [(seat, status) for seat, status in self._ask_masters() if status.role == LEADING]
+        if leading:
+            seat, _ = max(leading, key=lambda each: (len(each[1].members), each[1].term))
+        else:
+            seat = self._masters.any_of(self._seats)
+        now = time.monotonic()
+        others = [other for other in self._seats if other is not seat]
+        seat.is_standby = self._masters.kill(now, any(not other.is_standby for other in others))
+        is_calm = all(peer.is_sound for peer in self._peers.values()) and not self._splits.active
+        if not is_calm or not leading:
+            self._masters.disturbed()
+        how = "which stands by from now on" if seat.is_standby else "which is begun anew"
+        self._note(f"kill {seat}, which {'leads' if leading else 'leads nothing'} and {how}")
         self._done.masters_killed += 1
-        self._master.popen.kill()
-        self._master.popen.wait()
-        self._deaf_to.pop(self._master, None)
-        self._master.close()
-        self._ended.append(self._master)
-        self._start_master(self._address)
+        self._done.masters_stood_by += seat.is_standby
+        seat.process.popen.kill()
+        seat.process.popen.wait()
+        self._deaf_to.pop(seat.process, None)
+        seat.process.close()
+        self._ended.append(seat.process)
+        seat.starts += 1
+        seat.is_listening = False
+        standby_of = ",".join(other.address for other in others) if seat.is_standby else ""
+        seat.process = self._master(seat.number, seat.starts, seat.address, standby_of)
         self._make_deaf()
-        peers = self._peers.values()
-        sound = sum(peer.is_sound for peer in peers)
-        is_majority_there = self._masters.is_majority_there(now, sound, sum(peer.is_joined for peer in peers) - sound)
-        for peer in peers:
-            if not peer.is_joined or not is_majority_there:
-                self._checker.froze(peer.number)  # it may find no master, or none that leads
+        for peer in self._peers.values():
+            if not peer.is_joined:
+                self._checker.excuse(peer.number, now)  # it may find no master, or none that leads
+
+    def _ask_masters(self) -> list[tuple[_Seat, RunStatus]]:
+        """How things stand at those that answer."""
+        found = []
+        for seat in self._seats:
+            with suppress(PCCLError):
+                found.append((seat, run_status(seat.address, token=self._token, timeout=STATUS_S)))
+        return found
+
+    def _dissolve_second_runs(self) -> None:
+        """Who was cut off from all masters that lead when it came, but not from all others, may have founded a run of
+        its own. That has to end before all can come together."""
+        leading = [status for _, status in self._ask_masters() if status.role == LEADING]
+        members = {  # of a run that two think to lead, the later
+            status.run: {member.name for member in status.members}
+            for status in sorted(leading, key=lambda status: status.term)
+        }
+        if len(members) < 2:
+            return
+        if self._plan.partition is None:
+            self._problems.append(f"two masters lead, each a run of its own: {members}")
+        largest = max(members, key=lambda run: len(members[run]))
+        for run, names in members.items():
+            for peer in self._peers.values():
+                if run != largest and peer.name in names - members[largest]:
+                    self._note(f"{peer} is in another run than the most")
+                    self._ask_to_leave(peer)
 
     # Splits.
 
@@ -342,16 +430,18 @@ class Supervisor:
             self._note(str(split))
             self._done.split += 1
             self._make_deaf()
+            self._masters.disturbed()
 
     def _heal(self, now: float) -> None:
         for split in self._splits.heal(now):
             self._note(f"heal {split}")
             self._make_deaf()
+            self._masters.disturbed()
 
     def _make_deaf(self) -> None:
         """Tells every process whom not to hear."""
-        assert self._master is not None
-        slots = {self._master: MASTER, **{peer.process: peer.slot for peer in self._peers.values()}}
+        slots = {seat.process: MASTER - seat.number for seat in self._seats}
+        slots.update((peer.process, peer.slot) for peer in self._peers.values())
         for process, slot in slots.items():
             deaf_to = self._splits.deaf_to(slot)
             if deaf_to != self._deaf_to.get(process, []):
@@ -359,16 +449,25 @@ class Supervisor:
                 process.say(line(BeDeaf([self._place(other) for other in deaf_to])))
 
     def _place(self, slot: int) -> Place:
-        if slot == MASTER:
-            return Place("", int(self._address.rpartition(":")[2]))
+        if slot <= MASTER:
+            return Place("", int(self._seats[MASTER - slot].address.rpartition(":")[2]))
         return place(slot, self._ports[slot].number)
 
     def _excuse(self) -> None:
-        """Says who may lose its place because of splits. Looked up again and again, as peers come and go."""
-        groups = {peer.slot: peer.group for peer in self._peers.values() if peer.is_sound}
+        """Says who may lose its place, because of splits or since too few are left for a master to go on with. Looked
+        up again and again, as peers come and go."""
+        now = time.monotonic()
+        peers = self._peers.values()
+        groups = {peer.slot: peer.group for peer in peers if peer.is_sound}
         may_be_lost_now = {slot for split in self._splits.active for slot in may_be_lost(split, groups)}
-        for peer in self._peers.values():
-            self._checker.split(peer.number, peer.slot in may_be_lost_now)
+        for peer in peers:
+            if peer.slot in may_be_lost_now:
+                peer.stepped = None
+            self._checker.split(peer.number, peer.slot in may_be_lost_now, now)
+        sound = sum(peer.is_sound for peer in peers)
+        if self._masters.may_run_end(now, sound, sum(peer.is_joined for peer in peers) - sound):
+            for peer in peers:
+                self._checker.excuse(peer.number, now)
 
     # Hearing.
 
@@ -399,13 +498,8 @@ class Supervisor:
         self._display.moved(now - self._start_s, places, self._checker.counts, self._done)
 
     def _handle(self, process: Child, heard: bytes | int) -> None:
-        if process not in self._peers and process is not self._master:
-            return  # a master that was killed
-        if process is self._master:
-            if isinstance(heard, int):
-                self._problems.append(f"the master ended with {heard}:\n{process.last_words()}")
-            elif heard.startswith(MASTER_READY) and not self._address:
-                self._address = heard.removeprefix(MASTER_READY).decode().strip()
+        if process not in self._peers:
+            self._handle_master(process, heard)
             return
         peer = self._peers[process]
         if isinstance(heard, int):
@@ -427,11 +521,13 @@ class Supervisor:
                 peer.stepped = None
             case SessionOver():
                 if not peer.is_joined and self._masters.is_starting(peer.heard_at):
-                    self._checker.froze(peer.number)
+                    self._checker.excuse(peer.number, peer.heard_at)
                 peer.is_joined = False
                 self._note(f"{peer} lost its session: {message.reason}")
             case Stepped():
                 peer.stepped = message
+                if message.outcomes:
+                    self._note_progress(peer, peer.heard_at - message.seconds)
                 if message.seconds > LONG_STEP_S:
                     self._note(f"{peer} needed {message.seconds:.2f} s for revision {message.revision}")
                 if message.seconds > self._longest_s:
@@ -444,12 +540,29 @@ class Supervisor:
                 pass
         self._checker.heard(peer.number, message, peer.heard_at)
 
+    def _handle_master(self, process: Child, heard: bytes | int) -> None:
+        seat = next((seat for seat in self._seats if seat.process is process), None)
+        if seat is None:
+            return  # it was killed
+        if isinstance(heard, int):
+            self._problems.append(f"{seat} ended with {heard}:\n{process.last_words()}")
+        elif heard.startswith(MASTER_READY):
+            seat.address = heard.removeprefix(MASTER_READY).decode().strip()
+            seat.is_listening = True
+            self._masters.listens(time.monotonic())
+
+    def _note_progress(self, peer: _Peer, begun_at: float) -> None:
+        """A step with others, begun then, is over."""
+        listened_at = self._masters.stepped(peer.group, begun_at)
+        if listened_at is not None:
+            self._done.succession_s = max(self._done.succession_s, peer.heard_at - listened_at)
+
     def _exited(self, peer: _Peer, returncode: int) -> None:
         del self._peers[peer.process]
         self._deaf_to.pop(peer.process, None)
         self._free_slots.append(peer.slot)
         self._checker.ended(peer.number, time.monotonic())
-        self._masters.lost(time.monotonic())
+        self._masters.lost(time.monotonic(), peer.group)
         if not peer.is_killed and not (returncode == 0 and peer.has_left):
             self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_words()}")
         peer.process.close()
@@ -464,6 +577,10 @@ class Supervisor:
     def _look_for_hangs(self, now: float) -> None:
         if self._problems or any(peer.thaw_at is not None for peer in self._peers.values()):
             return
+        if now > self._masters.progress_due_at:
+            limit_s = PEER_TIMEOUT_S + PROGRESS_S
+            self._stuck(f"nobody has made a step in the {limit_s:g} s since a successor of the master listens")
+            return
         late = []
         for peer in self._peers.values():
             limit_s = self._plan.hang_s * (STARTS_WITHIN if peer.at.doing == "starting" else 1)
@@ -477,11 +594,11 @@ class Supervisor:
         now = time.monotonic()
         for peer in self._peers.values():
             peer.process.popen.send_signal(signal.SIGUSR1)
-        assert self._master is not None
-        self._master.popen.send_signal(signal.SIGABRT)
+        for seat in self._seats:
+            seat.process.popen.send_signal(signal.SIGABRT)
         time.sleep(STACKS_S)
         lines = [what]
         for peer in self._peers.values():
             lines.append(f"  {peer}: {peer.at.doing} at revision {peer.at.revision} for {now - peer.heard_at:.1f} s")
-        lines.append(f"the master's last words:\n{self._master.last_words()}")
+        lines += [f"the last words of {seat}:\n{seat.process.last_words()}" for seat in self._seats]
         self._problems.append("\n".join(lines))

@@ -249,7 +249,7 @@ class Worker:
         # A run whose master was killed together with most of its peers ends, which must not look like a hang.
         patience_s = self._plan.hang_s / 2
         return Communicator(
-            options.master, options.group, connections, name=name, listen=listen, master_timeout=patience_s
+            options.masters, options.group, connections, name=name, listen=listen, master_timeout=patience_s
         )
 
     def _run_session(self) -> None:
@@ -304,7 +304,7 @@ class Worker:
         self._say(Stepped(lineage, revision, outcomes, is_whole, False, retries, time.monotonic() - start_s))
 
     def _cut(self) -> None:
-        if cut_one(self._random, self._options.master):
+        if cut_one(self._random, self._options.masters):
             self._say(Cut())
 
     def _rest(self) -> None:
