@@ -24,6 +24,7 @@ WIRE = {
     "Met": "kind meeting code reason value",
     "InstalledView": "view rings is_meshed",
     "PreparedView": "view rings answered",
+    "Stand": "installed prepared is_settled",
     "Testimony": "me installed prepared is_running is_settled commits aborts waits_in met joined_after synced unlinked "
     "peer_timeout_s engine_threads site= site_size= figures=",
     "Follow": "term testimony",
@@ -46,6 +47,7 @@ WIRE = {
     "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links=",
     "BeatHello": "protocol run peer auth=",
     "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads=",
+    "Gather": "",
     "Lead": "term",
     "Resumed": "term peer_timeout_s",
     "Elsewhere": "reason",
@@ -83,8 +85,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_is_that_of_version_9() -> None:
-    assert m.PROTOCOL_VERSION == 9
+def test_layout_is_that_of_version_10() -> None:
+    assert m.PROTOCOL_VERSION == 10
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

@@ -956,6 +956,22 @@ def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
     assert follow.testimony.aborts == [aborted]
 
 
+def test_who_says_where_it_stands_follows_nobody_yet() -> None:
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    with pytest.raises(ProtocolError, match="Gather from a master that leads"):
+        rig.hear(m.Gather())
+    rig.machine.master_lost("gone")
+    rig.effects()
+    term = rig.machine.term
+    installed = m.InstalledView(1, prepare([1, 2, 3], 1).rings, False)
+    assert said(rig.hear(m.Gather())) == [m.Stand(installed, None, False)]
+    assert rig.machine.term == term
+    rig.hear(m.Lead(term + 1))
+    assert rig.machine.term == term + 1
+
+
 def test_what_was_promised_is_told_to_the_next_master() -> None:
     rig = meshed(outlives_masters=True)
     for op, tag in ((1, TAG), (2, TAG + 1), (3, TAG + 2)):

@@ -61,13 +61,13 @@ def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left(
     machine.disconnected(CONTROL, "reset", 1.0)
     machine.tick(1.0 + TIMEOUT_S)
     (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 2.0 + TIMEOUT_S)
-    assert isinstance(answer, m.Lead)
+    assert isinstance(answer, m.Gather)
 
 
 def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever() -> None:
     machine = Succession("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7), 0.0)
-    assert isinstance(answer, m.Lead)
+    assert isinstance(answer, m.Gather)
     now = 0.0
     effects: list[Effect] = []
     while Close(AGAIN) not in effects:

@@ -486,6 +486,9 @@ class Master:
         """Connections that have said nothing yet, and their hosts."""
         return {connection: host for connection, (host, _) in self._strangers.items()}
 
+    def is_accepted(self, peer: int) -> bool:
+        return peer in self._members and self._members[peer].accepted
+
     def connection_of(self, peer: int) -> int | None:
         return self._members[peer].connection if peer in self._members else None
 

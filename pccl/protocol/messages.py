@@ -19,7 +19,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -168,8 +168,8 @@ class BeatHello(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """The first message on a control connection of a peer that has lost its master. The answer is Lead, Elsewhere or
-    Goodbye."""
+    """The first message on a control connection of a peer that has lost its master. The answer is Gather, Elsewhere,
+    StartOver or Goodbye."""
 
     protocol: int
     run: str
@@ -214,6 +214,14 @@ class PreparedView(Record, frozen=True):
     rings: list[Ring]
     answered: bool
     """LinksReady was said, so it may be in force elsewhere."""
+
+
+class Stand(Message, frozen=True):
+    """The answer to Gather: the views that this peer knows of. As of Testimony; nothing is promised by it."""
+
+    installed: InstalledView | None
+    prepared: PreparedView | None
+    is_settled: bool
 
 
 class Testimony(Record, frozen=True):
@@ -414,9 +422,13 @@ class Welcome(Message, frozen=True):
     """Lanes of each peer. A link's connection belongs to lane `LinkHello.index` modulo their number on both sides."""
 
 
+class Gather(Message, frozen=True):
+    """This master leads no run, and might lead yours once a majority of its last view has come. The answer is Stand."""
+
+
 class Lead(Message, frozen=True):
-    """This master would lead your run in this term. The answer is Follow, unless you have followed one of this term or
-    a higher one."""
+    """A majority has come: this master would lead your run in this term. The answer is Follow, unless you have followed
+    one of this term or a higher one."""
 
     term: int
 
@@ -562,6 +574,7 @@ FromPeer = (
     Hello
     | BeatHello
     | Resume
+    | Stand
     | Follow
     | Leave
     | JointCall
@@ -581,6 +594,7 @@ FromPeer = (
 )
 FromMaster = (
     Welcome
+    | Gather
     | Lead
     | Resumed
     | Elsewhere

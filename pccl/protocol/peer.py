@@ -643,18 +643,30 @@ class Peer:
         self.term = message.term
         self._effects.append(ToMaster(m.Follow(self.term, self._testimony())))
 
-    def _testimony(self) -> m.Testimony:
+    def _on_gather(self, message: m.Gather) -> None:
+        if self._is_led:
+            raise ProtocolError("Gather from a master that leads")
+        self._effects.append(ToMaster(self._stand()))
+
+    def _stand(self) -> m.Stand:
         view, prepared = self.view, self._next
-        is_settled = prepared is not None and view is not None and not self._keeps_ring(prepared.ring)
-        commits, aborts = self._heard_verdicts()
-        return m.Testimony(
-            me=self._members.get(self.peer) or m.Member(self.peer, self.group, [], 0, self.connections),
+        return m.Stand(
             installed=None if view is None else m.InstalledView(view.view, self._rings, view.is_meshed),
             prepared=None
             if prepared is None
             else m.PreparedView(prepared.view, prepared.rings, prepared.answered or self._keeps_ring(prepared.ring)),
+            is_settled=prepared is not None and view is not None and not self._keeps_ring(prepared.ring),
+        )
+
+    def _testimony(self) -> m.Testimony:
+        view, stand = self.view, self._stand()
+        commits, aborts = self._heard_verdicts()
+        return m.Testimony(
+            me=self._members.get(self.peer) or m.Member(self.peer, self.group, [], 0, self.connections),
+            installed=stand.installed,
+            prepared=stand.prepared,
             is_running=self._running,
-            is_settled=is_settled,
+            is_settled=stand.is_settled,
             commits=sorted(self._settled.union(commits)),
             aborts=aborts,
             waits_in=self._call.kind if self._call is not None else "",
@@ -1393,6 +1405,7 @@ class Peer:
 
     _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
         m.Welcome: _on_welcome,
+        m.Gather: _on_gather,
         m.Lead: _on_lead,
         m.Resumed: _on_resumed,
         m.Elsewhere: _on_elsewhere,
@@ -1408,4 +1421,6 @@ class Peer:
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,
     }
-    _BEFORE_LEADERSHIP: ClassVar = frozenset({m.Welcome, m.Lead, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye})
+    _BEFORE_LEADERSHIP: ClassVar = frozenset(
+        {m.Welcome, m.Gather, m.Lead, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye}
+    )

@@ -6,10 +6,14 @@ ends. It is
     vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
     leading     all is passed on to the `Master`
 
-Gathering. A peer that has lost its master says Resume. It is asked at once to follow in a term higher than any that
-has been heard of (Lead), and answers with its testimony (Follow); from then on it follows no lower term. When a
-majority of the run's last view does, and all of it or `peer_timeout_s` has passed, the run is rebuilt (`testimony`,
+Gathering. A peer that has lost its master says Resume, and where it stands when it is asked (Gather, Stand). As soon as
+a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
+higher than any that has been heard of (Lead), and answer with their testimony (Follow); from then on they follow no
+lower term. When a majority does, and all of the view or `peer_timeout_s` has passed, the run is rebuilt (`testimony`,
 `successor`) and led. Until then nobody is evicted: there is nobody to do it.
+
+So nobody is bound to a term that no majority has made: a few who are cut off from a master that leads gather elsewhere
+without leaving its term, and when they come back they have nothing that it would have to give way to.
 
 Birth. A run is founded by peers that have none. A fresh master at an address where another may have been lets nobody
 found one until `birth_at`, when peers of a run would have come, nor as long as such peers are here. A standby founds
@@ -17,8 +21,10 @@ none, and tells newcomers to ask elsewhere; who knows several masters founds non
 peer of a run never joins another: it waits for its own until its patience ends.
 
 Deposition. A master that loses a majority at once while its peers know of others (`Master.deposed`), that hears of a
-higher term of its run, or that stood still for so long that its peers may have given it up (`stood_still`), lets go of
-all of them: they, and it, begin to gather again.
+higher term of its run from one of its own peers, or that stood still for so long that its peers may have given it up
+(`stood_still`), lets go of all of them: they, and it, begin to gather again. A higher term of which it hears from
+anybody else is none that it must give way to: as long as it has a majority of the view in force, nobody else has, and
+if another had gone on with a majority, this one would have lost it. Whoever says so was put out of the run.
 
 At most one leads at a time: see `testimony`. A peer follows one in a term.
 
@@ -62,8 +68,12 @@ class _Claim:
     masters: int
     is_accepted: bool
     since: float
-    testimony: m.Testimony | None = None
-    """Since it follows."""
+    stance: m.Stand | m.Testimony | None = None
+    """What it has said last of what it knows."""
+    asked: int = 0
+    """The term that it was asked to follow in."""
+    follows: int = 0
+    """The term in which it has given its testimony here."""
 
 
 class Succession:
@@ -159,8 +169,8 @@ class Succession:
             _, _, since = next(iter(self._held.values()))
             times.append(since + HOLD_S)
         for run in self._terms:
-            standing = self._standing(run)
-            if standing.heard and (standing.has_majority or not standing.peers):
+            here = self._standing(run)
+            if stand(self._testimonies(run)).has_majority or (here.heard and not here.peers):
                 times.append(self._since(run) + self.options.peer_timeout_s)
         times += [self._stays_until(claim) for claim in self._claims.values()]
         deadline = self.master.deadline()
@@ -188,7 +198,7 @@ class Succession:
         if self.is_leading and message.run != self.run:
             self._dismiss(connection, m.Elsewhere(f"it leads run {self.run!r} and not {message.run!r}"))
             return
-        if self.is_leading and message.term > self.master.term:
+        if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
@@ -218,39 +228,47 @@ class Succession:
         self._claims[connection] = _Claim(
             connection, host, message.peer, message.run, message.masters, message.is_accepted, self._now
         )
-        term = self._terms.setdefault(message.run, message.term + 1)
-        if term > message.term:
-            self._say(connection, m.Lead(term))
-            return
-        self._terms[message.run] = message.term + 1
-        for each in self._of(message.run):
-            each.testimony = None
-            self._say(each.connection, m.Lead(message.term + 1))
+        self._say(connection, m.Gather())
+        if self._terms.get(message.run, 0) <= message.term:
+            self._terms[message.run] = message.term + 1
+            self._ask(message.run)
 
     def _claimant_said(self, claim: _Claim, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
-        elif isinstance(message, m.Follow):
-            if message.term != self._terms[claim.run]:
+        elif isinstance(message, m.Stand | m.Follow):
+            stance = message.testimony if isinstance(message, m.Follow) else message
+            if isinstance(message, m.Follow) and message.term != claim.asked:
                 return  # it has been asked for a higher one since
-            if message.testimony.me.peer != claim.peer or not is_sound(message.testimony):
+            if not is_sound(claim.peer, stance):
                 self._release(claim.connection)
-                text = f"peer {claim.peer} testifies as peer {message.testimony.me.peer} what cannot be"
+                text = f"peer {claim.peer} testifies what cannot be"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
-            claim.testimony = message.testimony
-            self._consider(claim.run)
+            claim.stance = stance
+            if isinstance(message, m.Follow):
+                claim.follows = message.term
+                self._consider(claim.run)
+            else:
+                self._ask(claim.run)
         # else: said before it heard that its master was lost
 
     def _of(self, run: str) -> list[_Claim]:
         return [claim for claim in self._claims.values() if claim.run == run]
 
     def _testimonies(self, run: str) -> dict[int, m.Testimony]:
-        return {claim.peer: claim.testimony for claim in self._of(run) if claim.testimony is not None}
+        """Of those who follow in the term in which this master would lead."""
+        term = self._terms[run]
+        return {
+            claim.peer: claim.stance
+            for claim in self._of(run)
+            if isinstance(claim.stance, m.Testimony) and claim.follows == term
+        }
 
     def _standing(self, run: str) -> Standing:
-        return stand(self._testimonies(run))
+        """How many have come, whether they follow or not."""
+        return stand({claim.peer: claim.stance for claim in self._of(run) if claim.stance is not None})
 
     def _since(self, run: str) -> float:
         return min(claim.since for claim in self._of(run))
@@ -258,20 +276,32 @@ class Succession:
     def _consider_all(self) -> None:
         for run in list(self._terms):
             if run in self._terms:
+                self._ask(run)
+            if run in self._terms:
                 self._consider(run)
+
+    def _is_late(self, run: str) -> bool:
+        return self._now >= self._since(run) + self.options.peer_timeout_s
+
+    def _ask(self, run: str) -> None:
+        """Asks those who have come to follow, if they are a majority."""
+        here = self._standing(run)
+        if not here.peers and self._is_late(run):
+            # Nobody here was ever accepted, so there is nothing to go on with.
+            for claim in self._of(run):
+                if claim.stance is not None:
+                    self._release(claim.connection)
+                    self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
+        for claim in self._of(run) if here.has_majority else ():
+            if claim.stance is not None and claim.asked < self._terms[run]:
+                claim.asked = self._terms[run]
+                self._say(claim.connection, m.Lead(claim.asked))
 
     def _consider(self, run: str) -> None:
         """Leads the run if it may."""
-        standing = self._standing(run)
-        is_late = self._now >= self._since(run) + self.options.peer_timeout_s
-        if standing.is_complete or (standing.has_majority and is_late):
+        following = stand(self._testimonies(run))
+        if following.is_complete or (following.has_majority and self._is_late(run)):
             self._lead(run)
-        elif is_late and not standing.peers:
-            # Nobody here was ever accepted, so there is nothing to go on with.
-            for claim in self._of(run):
-                if claim.testimony is not None:
-                    self._release(claim.connection)
-                    self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
 
     def _lead(self, run: str) -> None:
         claims = {claim.peer: claim for claim in self._of(run)}

@@ -38,6 +38,8 @@ from pccl.types import Result
 
 Testimonies = Mapping[int, m.Testimony]
 """By peer."""
+Stances = Mapping[int, m.Stand | m.Testimony]
+"""The same, or as much of it as says where they stand."""
 
 
 @dataclass(frozen=True)
@@ -111,24 +113,26 @@ class Recovered:
     meeting: int
 
 
-def is_sound(testimony: m.Testimony) -> bool:
-    """It does not contradict itself in what others rely on."""
-    me, installed = testimony.me, testimony.installed
+def is_sound(peer: int, stance: m.Stand | m.Testimony) -> bool:
+    """This peer may say so: it does not contradict itself in what others rely on."""
+    installed = stance.installed
+    rings = [ring for ring in installed.rings if peer in ring.peers] if installed is not None else []
+    if isinstance(stance, m.Testimony):
+        groups = [stance.me.group] if installed is not None else []
+        if stance.me.peer != peer or [ring.group for ring in rings] != groups:
+            return False
     if installed is None:
-        return not (testimony.is_running or testimony.is_settled)
-    rings = [ring for ring in installed.rings if me.peer in ring.peers]
-    return [ring.group for ring in rings] == [me.group] and all(
-        peer > 0 for ring in installed.rings for peer in ring.peers
-    )
+        return not (stance.is_settled or (isinstance(stance, m.Testimony) and stance.is_running))
+    return len(rings) == 1 and all(other > 0 for ring in installed.rings for other in ring.peers)
 
 
-def _last_installed(testimonies: Testimonies) -> m.InstalledView | None:
-    views = [each.installed for each in testimonies.values() if each.installed is not None]
+def _last_installed(stances: Stances) -> m.InstalledView | None:
+    views = [each.installed for each in stances.values() if each.installed is not None]
     return max(views, key=lambda view: view.view, default=None)
 
 
-def _last_prepared(testimonies: Testimonies, after: int) -> m.PreparedView | None:
-    views = [each.prepared for each in testimonies.values() if each.prepared is not None]
+def _last_prepared(stances: Stances, after: int) -> m.PreparedView | None:
+    views = [each.prepared for each in stances.values() if each.prepared is not None]
     return max((view for view in views if view.view > after), key=lambda view: view.view, default=None)
 
 
@@ -136,19 +140,19 @@ def _peers(rings: list[m.Ring]) -> frozenset[int]:
     return frozenset(peer for ring in rings for peer in ring.peers)
 
 
-def stand(testimonies: Testimonies) -> Standing:
-    heard = frozenset(testimonies)
-    installed = _last_installed(testimonies)
+def stand(stances: Stances) -> Standing:
+    heard = frozenset(stances)
+    installed = _last_installed(stances)
     if installed is None:
         return Standing(0, frozenset(), frozenset(), heard, False)
     peers = expected = _peers(installed.rings)
     has_majority = len(peers & heard) >= majority(len(peers))
-    prepared = _last_prepared(testimonies, installed.view)
+    prepared = _last_prepared(stances, installed.view)
     if prepared is not None:
         listed = _peers(prepared.rings)
         witnesses = [
             each.prepared.answered if each.prepared is not None and each.prepared.view == prepared.view else False
-            for peer, each in testimonies.items()
+            for peer, each in stances.items()
             if peer in listed
         ]
         may_be_in_force = all(witnesses) and not listed <= heard
@@ -156,7 +160,7 @@ def stand(testimonies: Testimonies) -> Standing:
             has_majority = has_majority and len(listed & heard) >= majority(len(listed))
         settled_by = [
             each.prepared
-            for peer, each in testimonies.items()
+            for peer, each in stances.items()
             if peer in peers and each.is_settled and each.prepared is not None and each.prepared.view > installed.view
         ]
         if may_be_in_force:

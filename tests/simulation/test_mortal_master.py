@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.schedule import Plan, play
@@ -225,6 +226,27 @@ def test_a_minority_does_not_go_on_and_a_majority_does() -> None:
     assert [node.ended is not None for node in nodes] == [True, True, False, False, False]
     world.heal()
     assert world.reduce(nodes[2:]) == [Result.SUCCESS] * 3
+
+
+def test_who_is_put_out_of_the_run_and_asks_a_standby_disturbs_nobody() -> None:
+    world = World(masters=2)
+    nodes = [*world.join(0), *world.join(0, 0)]
+    primary, _ = world.seats
+    world.cut(nodes[2], primary.name)
+    for _ in range(4):
+        world.wait(2.0)
+        world.run()
+    assert primary.machine.master.accepted == [1, 2]
+    assert any(isinstance(message, m.Resume) for name, message in world.said if name == "n3")
+    world.heal()
+    for _ in range(10):
+        world.wait(2.0)
+        world.run()
+    assert (primary.machine.master.accepted, primary.machine.master.term) == ([1, 2], 1)
+    assert nodes[2].machine.term == 1
+    assert nodes[2].ended is not None
+    assert "has gone on without peer 3" in nodes[2].ended.reason
+    assert not any(isinstance(message, m.Elsewhere) for name, message in world.told if name in ("n1", "n2"))
 
 
 def test_one_who_comes_too_late_hears_so() -> None:
