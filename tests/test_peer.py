@@ -24,13 +24,15 @@ E = TypeVar("E")
 class Rig:
     """Peer 2, a master that is spoken for, and what came out since one last looked."""
 
-    def __init__(self, connections: int = 1, may_grow: bool = False, engine_threads: int = 1) -> None:
+    def __init__(
+        self, connections: int = 1, may_grow: bool = False, engine_threads: int = 1, secret: bytes = b""
+    ) -> None:
         self.machine = ps.Peer(0, connections, may_grow)
         self.links: dict[int, int] = {}
         """Link numbers by peer."""
         self.missing: dict[int, int] = {}
         """Connections that links lack before they stand."""
-        self.hear(m.Welcome(ME, "run", 1, 0, engine_threads=engine_threads))
+        self.hear(m.Welcome(ME, "run", 1, 0, engine_threads=engine_threads, secret=secret))
 
     def hear(self, *messages: m.FromMaster) -> list[ps.Effect]:
         for message in messages:
@@ -970,6 +972,22 @@ def test_who_says_where_it_stands_follows_nobody_yet() -> None:
     assert rig.machine.term == term
     rig.hear(m.Lead(term + 1))
     assert rig.machine.term == term + 1
+
+
+def test_only_who_knows_the_run_can_put_it_out() -> None:
+    rig = Rig(secret=b"of the run")
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.machine.master_lost("gone")
+    rig.effects()
+    for secret in (b"", b"another"):
+        (seek,) = rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "your run is over", secret))
+        assert seek == ps.SeekMaster("refused by somebody who does not know the run: your run is over")
+    (follow,) = said(rig.hear(m.Lead(rig.machine.term + 1)))
+    assert isinstance(follow, m.Follow)
+    assert follow.testimony.secret == b"of the run"
+    rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted", b"of the run"))
+    assert rig.machine.is_over
 
 
 def test_what_was_promised_is_told_to_the_next_master() -> None:

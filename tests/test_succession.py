@@ -25,8 +25,10 @@ OPTIONS = MasterOptions(peer_timeout_s=4.0)
 class Rig:
     """A machine, and what came of the last event."""
 
-    def __init__(self, options: MasterOptions = OPTIONS, birth_at: float = 0.0, is_standby: bool = False) -> None:
-        self.machine = Succession("new", options, birth_at, is_standby)
+    def __init__(
+        self, options: MasterOptions = OPTIONS, birth_at: float = 0.0, is_standby: bool = False, secret: bytes = b""
+    ) -> None:
+        self.machine = Succession("new", options, birth_at, is_standby, secret)
         self.now = 0.0
         self.effects: list[Effect] = []
         self.testimonies: dict[int, m.Testimony] = {}
@@ -417,6 +419,27 @@ def test_a_higher_term_of_its_run_deposes() -> None:
     assert rig.kinds(1) == [m.Elsewhere]
     assert rig.told(12) == [m.Gather()]
     assert not rig.machine.is_leading
+
+
+def test_the_secret_of_a_run_comes_with_its_peers_and_shows_who_knows_it() -> None:
+    rig = Rig(secret=b"of a new one")
+    rig.recover(1, 2, 3, secret=b"of the run")
+    rig.resume(9)
+    (goodbye,) = rig.told(9)
+    assert isinstance(goodbye, m.Goodbye)
+    assert goodbye.secret == b"of the run"
+    rig.hello(10)
+    (welcome,) = rig.told(10)
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.secret == b"of the run"
+
+
+def test_a_founder_tells_a_secret_of_its_own() -> None:
+    rig = Rig(secret=b"of a new one")
+    rig.hello(1)
+    (welcome,) = rig.told(1)
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.secret == b"of a new one"
 
 
 def test_a_higher_term_of_one_outside_its_view_does_not() -> None:

@@ -27,7 +27,8 @@ What does not. Payload keys have no forward secrecy: who learns the token and ha
 proof says who is at the other end when the connection begins. It neither hides nor protects what follows: for that
 there are TLS to the master, payload keys between peers, or a VPN. Whether a link or a state transfer is to be encrypted
 stands in its opening, so nobody on the way can talk the two ends out of it. A refusal needs no proof, so that those who
-have different tokens hear of it; a peer of a run that looks for its master believes none.
+have different tokens hear of it; a peer of a run that looks for its master believes none, and with or without a token
+only that of a master that knows the run (`Welcome.secret`).
 """
 
 from __future__ import annotations

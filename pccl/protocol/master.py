@@ -298,8 +298,10 @@ class _Sync:
 class Master:
     """One run. `run` names it; peers of another run are refused."""
 
-    def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1) -> None:
+    def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
+        """`secret` is the run's, by which its peers tell masters that know it from others."""
         self.run = run
+        self.secret = secret
         self.term = term
         self.options = options or MasterOptions()
         self.view = 0
@@ -566,6 +568,7 @@ class Master:
             self._accepted,
             peer_timeout_s=self.options.peer_timeout_s,
             engine_threads=self.options.engine_threads,
+            secret=self.secret,
         )
         self._say(connection, welcome)
         self._log(

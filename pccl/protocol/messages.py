@@ -49,6 +49,7 @@ REASON_CHARACTERS_MAX = 2**14
 """Reasons of a peer are passed on to all others and logged."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 """In seconds."""
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
@@ -255,6 +256,8 @@ class Testimony(Record, frozen=True):
     site_size: int = 0
     figures: Annotated[list[tuple[LinkFigure, Age]], msgspec.Meta(max_length=FIGURES_KEPT_MAX)] = []
     """What it has measured, the oldest first, and how long before Resume."""
+    secret: Secret = b""
+    """As of Welcome."""
 
 
 class Follow(Message, frozen=True):
@@ -420,6 +423,8 @@ class Welcome(Message, frozen=True):
     """Whoever is silent for longer counts as lost, on either side."""
     engine_threads: int = 1
     """Lanes of each peer. A link's connection belongs to lane `LinkHello.index` modulo their number on both sides."""
+    secret: Secret = b""
+    """The run's. A master that has it knows the run."""
 
 
 class Gather(Message, frozen=True):
@@ -456,10 +461,13 @@ class StartOver(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The last message before the master closes: refusal or eviction."""
+    """The last message before the master closes: refusal or eviction. A peer of a run that has lost its master believes
+    it only of one that knows the run."""
 
     code: int
     reason: str
+    secret: Secret = b""
+    """As of Welcome, in answer to Resume."""
 
 
 class Flush(Message, frozen=True):

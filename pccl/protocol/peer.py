@@ -24,7 +24,9 @@ The master may die. Then nothing here stops: ops go on, calls wait. What would b
 state: which ops are done, which failed here, which links are broken, which joint call is waited in. `SeekMaster` asks
 for another one; it hears the peer's testimony (Follow, see `testimony`), and when it leads (Resumed) is told all that
 again. A peer follows no lower term than it has, and says the verdicts that it has heard and that others might not have:
-of each tag the last commit and the aborts since, for whoever is committed with has decided all that came before.
+of each tag the last commit and the aborts since, for whoever is committed with has decided all that came before. It is
+sent away for good only by a master that shows that it knows the run, by the secret that every peer hears with its
+Welcome and tells whomever it follows: at a dead master's address anybody may answer, if only by mistake.
 
 A link that stands may get more connections: its dialer makes a lost one anew, and where the number is left to us,
 either end adds as many as there are while the engine finds that their windows hold them back: what a pair needs is its
@@ -405,6 +407,8 @@ class Peer:
         self.may_grow = may_grow
         self.peer = 0
         self.run = ""
+        self._secret = b""
+        """Of the run."""
         self.peer_timeout_s = 0.0
         """The master has said how long a silence means a loss; 0 before."""
         self.engine_threads = 1
@@ -618,6 +622,7 @@ class Peer:
             self._effects.append(StartEngine(message.engine_threads))
         self.peer = message.peer
         self.run = message.run
+        self._secret = message.secret
         self.term = message.term
         self.peer_timeout_s = message.peer_timeout_s
         self.engine_threads = message.engine_threads
@@ -678,6 +683,7 @@ class Peer:
             engine_threads=self.engine_threads,
             site=self.site,
             site_size=self.site_size,
+            secret=self._secret,
             figures=[(figure, max(0, round(self._resumed_at - at))) for figure, at in self._figures.values()],
         )
 
@@ -740,6 +746,9 @@ class Peer:
             self._state_call(self._call)
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
+        if not self._is_led and self.run and message.secret != self._secret:
+            self.master_lost(f"refused by somebody who does not know the run: {message.reason}")
+            return
         code = Result(message.code) if message.code in m.FAILURES else Result.MASTER_CONNECTION_FAILED
         self._end(code, message.reason)
 

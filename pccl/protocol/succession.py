@@ -78,11 +78,17 @@ class _Claim:
 
 class Succession:
     def __init__(
-        self, run: str, options: MasterOptions | None = None, birth_at: float = 0.0, is_standby: bool = False
+        self,
+        run: str,
+        options: MasterOptions | None = None,
+        birth_at: float = 0.0,
+        is_standby: bool = False,
+        secret: bytes = b"",
     ) -> None:
-        """`run` is the name of one that may be founded here."""
+        """`run` is the name of one that may be founded here, and `secret` what only its masters and peers know."""
         self.options = options or MasterOptions()
-        self.master = Master(run, self.options)
+        self._secret = secret
+        self.master = Master(run, self.options, secret=secret)
         self.is_standby = is_standby
         self.others = ""
         """What is known of other masters, for those who are sent away."""
@@ -210,7 +216,7 @@ class Succession:
             return
         if self.is_leading:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
-            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            self._put_out(connection, text)
             return
         if message.run == self.run and (
             message.term < self.master.term
@@ -219,7 +225,7 @@ class Succession:
             # This master has led the run, up to the end of it, and not lost it: without this peer, if that follows
             # a lower term.
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
-            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            self._put_out(connection, text)
             return
         for claim in [each for each in self._claims.values() if (each.run, each.peer) == (message.run, message.peer)]:
             self._release(claim.connection)
@@ -324,9 +330,7 @@ class Succession:
                 self._dismiss(claim.connection, m.StartOver("the view that was to accept it has never been"))
             else:
                 text = f"evicted: lost before view {recovered.view_heard}, or too late to testify after the loss of "
-                self._dismiss(
-                    claim.connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"{text}the master; connect again")
-                )
+                self._put_out(claim.connection, f"{text}the master; connect again")
         self._terms.clear()
         for connection, host in strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
@@ -344,7 +348,7 @@ class Succession:
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self.birth_at = self._now + DEPOSED_TIMEOUTS * self.options.peer_timeout_s
-        self.master = Master(f"{self._names}-{self._depositions}", self.options)
+        self.master = Master(f"{self._names}-{self._depositions}", self.options, secret=self._secret)
         for connection, host in old.strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
 
@@ -426,6 +430,10 @@ class Succession:
     def _dismiss(self, connection: int, message: m.FromMaster) -> None:
         self._say(connection, message)
         self._effects.append(Close(connection))
+
+    def _put_out(self, connection: int, reason: str) -> None:
+        """A peer of the run that this master leads, or has led to its end, is in it no more."""
+        self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason, self.master.secret))
 
     def _log(self, level: str, text: str) -> None:
         self._effects.append(Log(level, text))

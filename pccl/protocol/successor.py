@@ -53,7 +53,9 @@ def successor(
     """A master that leads this run. The first effects are what `Master.received` would return; they begin with Resumed
     to all who go on. `name` is one that no other leader has."""
     threads = max(each.engine_threads for each in recovered.members.values())
-    master = Master(run, replace(options, engine_threads=threads), term)
+    secrets = Counter(each.secret for each in recovered.members.values())
+    secret = max(secrets, key=lambda each: (secrets[each], each))
+    master = Master(run, replace(options, engine_threads=threads), term, secret)
     master._now = now
     master._next_number = term * NUMBERS_PER_TERM + 1
     salt = crc32(name.encode())

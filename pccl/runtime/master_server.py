@@ -44,6 +44,8 @@ LIFE_SHARE = 0.1
 """Of the peer timeout: how often this process notes that it lives."""
 WATCH_SHARE = 0.5
 """Of the peer timeout: how often a standby looks for the others."""
+SECRET_BYTES = 16
+"""Of a run's secret."""
 STATUS_READERS_MAX = 16
 """Who is being told how the run stands, at a time. What they have not read yet lies in this process."""
 
@@ -77,7 +79,9 @@ class MasterServer:
         self._client_context = client_context
         self._options = options or MasterOptions()
         self._birth_s = birth_s
-        self._machine = Succession(secrets.token_hex(8), self._options, is_standby=bool(standby_of))
+        self._machine = Succession(
+            secrets.token_hex(8), self._options, is_standby=bool(standby_of), secret=secrets.token_bytes(SECRET_BYTES)
+        )
         self._standby_of = standby_of
         self._lived_at = 0.0
         """When this process last did something."""

@@ -485,9 +485,13 @@ class PeerSession:
                 if scope.cancelled_caught:
                     reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
                 for message in messages if messages is not None and not reason else ():
+                    if isinstance(message, m.Goodbye) and not (machine.run or self._candidates.are_all_asked):
+                        reason = f"refused: {message.reason}"
+                        break
                     machine.received(message)
-                    if isinstance(message, m.Elsewhere | m.StartOver):
-                        self._candidates.failed(self._address, message.reason)
+                    if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
+                        refused = "refused: " if isinstance(message, m.Goodbye) else ""
+                        self._candidates.failed(self._address, f"{refused}{message.reason}")
                         break
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"

@@ -44,7 +44,7 @@ class Seat:
 
     def begin(self, run: int, options: MasterOptions | None, birth_at: float, is_standby: bool) -> None:
         """A new process."""
-        self.machine = Succession(f"run-{run}", options, birth_at, is_standby)
+        self.machine = Succession(f"run-{run}", options, birth_at, is_standby, secret=b"secret of run %d" % run)
         self.is_dead = self.is_frozen = False
         self.number(run)
 
