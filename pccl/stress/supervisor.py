@@ -61,6 +61,8 @@ STARTS_WITHIN = 3
 LOGS_KEPT = 40
 """Of processes that have ended as they should: what led to a failure may be in them."""
 STATUS_S = 2.0
+LOOK_S = 1.0
+"""Between two looks at who leads whom, until all are together."""
 STACKS_S = 3.0
 LONG_STEP_S = 1.0
 """What lasts longer is noted among the events."""
@@ -191,7 +193,6 @@ class Supervisor:
                 self._act(action)
             self._disturb()
             self._heal(float("inf"))
-            self._dissolve_second_runs()
             self._come_together()
             self._dismiss()
         if not self._problems:
@@ -231,12 +232,16 @@ class Supervisor:
             elif peer.hit is not None and not peer.is_killed:
                 peer.hit = peer.hit_at = None
         start_s = time.monotonic()
+        look_at = start_s
         limit_s = STARTS_WITHIN * self._plan.hang_s
         while not self._problems and not self._are_together():
+            if time.monotonic() > look_at:
+                self._dissolve_second_runs()
+                look_at = time.monotonic() + LOOK_S
             if time.monotonic() > start_s + limit_s:
                 seen = {str(peer): peer.stepped for peer in self._peers.values()}
                 self._stuck(f"those who are left did not come together within {limit_s:g} s; their last steps: {seen}")
-            self._wait(start_s + limit_s)
+            self._wait(min(look_at, start_s + limit_s))
 
     def _are_together(self) -> bool:
         if any(peer.is_killed or peer.is_dismissed or peer.thaw_at is not None for peer in self._peers.values()):
@@ -404,8 +409,8 @@ class Supervisor:
         return found
 
     def _dissolve_second_runs(self) -> None:
-        """Who was cut off from all masters that lead when it came, but not from all others, may have founded a run of
-        its own. That has to end before all can come together."""
+        """Who was cut off from the master that leads when it came, or came while the master was dead and the others
+        were cut off, may have founded a run of its own. That has to end before all can come together."""
         leading = [status for _, status in self._ask_masters() if status.role == LEADING]
         members = {  # of a run that two think to lead, the later
             status.run: {member.name for member in status.members}
