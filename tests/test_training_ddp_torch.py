@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -161,6 +163,18 @@ def test_a_second_backward_pass_is_refused_with_the_way_out(master: MasterNode) 
     close([peer])
 
 
+def test_it_does_not_outlive_its_users_although_its_hooks_are_still_there(master: MasterNode) -> None:
+    (peer,) = crew_of(master, 1)
+    ended = weakref.ref(peer.ddp), weakref.ref(peer.communicator)
+    loss(peer.module, 0, 0).backward()
+    close([peer])
+    module = peer.module
+    del peer
+    gc.collect()
+    assert [still() for still in ended] == [None, None]
+    loss(module, 0, 1).backward()
+
+
 @pytest.mark.usefixtures("place")
 def test_newcomers_get_the_optimizers_moments_too(master: MasterNode) -> None:
     peers = crew_of(master, 2, quantization=QuantizationOptions())
@@ -249,7 +263,8 @@ def test_what_cannot_be_trained_is_told_and_left_alone(master: MasterNode) -> No
 def test_sparse_gradients_are_refused(master: MasterNode) -> None:
     with Communicator(master.address) as communicator:
         module = torch.nn.Embedding(10, 3, sparse=True)
-        DDP(communicator, module, torch.optim.SGD(module.parameters())).join()
+        ddp = DDP(communicator, module, torch.optim.SGD(module.parameters()))
+        ddp.join()
         with pytest.raises(ValueError, match=r"shape \(10, 3\) is sparse"):
             module(torch.tensor([1])).sum().backward()
 

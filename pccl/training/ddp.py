@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,16 +199,22 @@ class DDP:
             hook.remove()
 
     def _hook(self, number: int, i: int) -> Any:
+        ddp = weakref.ref(self)  # torch keeps hooks where Python's garbage collector does not see them
+
         def gradient_is_there(_: Any) -> None:
-            if self._is_synchronized:
-                bucket = self._buckets[number]
-                if bucket.average is not None:
-                    raise RuntimeError("a second backward pass since the last step: use no_sync() for all but the last")
-                bucket.take(i)
-                if bucket.missing == 0:
-                    self._launch(number)
+            there = ddp()
+            if there is not None and there._is_synchronized:
+                there._take(number, i)
 
         return gradient_is_there
+
+    def _take(self, number: int, i: int) -> None:
+        bucket = self._buckets[number]
+        if bucket.average is not None:
+            raise RuntimeError("a second backward pass since the last step: use no_sync() for all but the last")
+        bucket.take(i)
+        if bucket.missing == 0:
+            self._launch(number)
 
     def _fill(self, bucket: _Bucket) -> None:
         """For parameters without a part in the loss: zero, or what earlier backward passes have added."""
