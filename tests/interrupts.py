@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Callable
@@ -35,6 +36,8 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
                 has_raised = True
                 raise
 
+    # Python swallows what is raised within a collection of garbage, which may come anywhere.
+    gc.disable()
     sys.setprofile(profile)
     try:
         call()
@@ -43,6 +46,7 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
         pass
     finally:
         sys.setprofile(None)
+        gc.enable()
     return is_asleep or not has_happened
 
 

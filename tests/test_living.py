@@ -76,13 +76,14 @@ def test_peers_that_come_and_go_leave_nothing_behind(crew: Crew) -> None:
             crew.close(crew[1])
 
     come_and_go(10)
+    gc.collect()  # also what other tests have left
     held = holdings()
     resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     come_and_go(190)
     until(lambda: all(now <= before for now, before in zip(holdings(), held, strict=True)), f"no more than {held} held")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < resident_kib + 16 * 1024
+    gc.collect()  # where much else lives, as with torch, Python itself seldom looks at all of it
     assert len(portal._closers) < 10
-    gc.collect()
 
 
 def test_two_threads_cannot_connect_one_communicator(crew: Crew) -> None:
