@@ -65,6 +65,9 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
 
     All methods must be called from one trio run. Background tasks are trio system tasks: they end with `close`, with
     the `async with` block, or with the run.
+
+    Ctrl-C, where trio raises KeyboardInterrupt, comes to the program's own code or to where the main task waits. A call
+    of this class that waits there withdraws what it began; the communicator can still be used.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
 
     # Life.
 
+    @trio.lowlevel.enable_ki_protection
     async def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> None:
         if self._is_closed:
             raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
@@ -188,6 +192,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
                 raise SessionError(failure.result, f"{self.address}: {failure.message}")
             raise failure
 
+    @trio.lowlevel.enable_ki_protection
     async def close(self) -> None:
         self._is_closed = True
         if self._session is not None:
@@ -235,11 +240,13 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
     async def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         await self._joint("optimize_topology", Kind.OPTIMIZE_TOPOLOGY, timeout)
 
+    @trio.lowlevel.enable_ki_protection
     async def _joint(self, func_name: str, kind: str, timeout: Timeout) -> int:
         with converting(func_name):
             session = self.session(func_name)
             return await self._bounded(func_name, timeout, lambda: session.joint(kind))
 
+    @trio.lowlevel.enable_ki_protection
     async def sync_shared_state(
         self,
         shared_state: SharedState,
@@ -304,6 +311,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         )
         return info_of(await self._run(self.session("all_reduce"), spec, timeout, "all_reduce"), "all_reduce")
 
+    @trio.lowlevel.enable_ki_protection
     async def _run(self, session: PeerSession, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
         """Launches an op and waits for its end, or has it aborted on all peers."""
         timeout_s = self.timeout_s(timeout, func_name)
@@ -361,6 +369,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         )
         return self.launch(spec, "all_reduce_async")
 
+    @trio.lowlevel.enable_ki_protection
     async def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
     ) -> ReduceInfo:
@@ -388,6 +397,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
     def launch(self, spec: OpSpec, func_name: str) -> AsyncReduceHandle:
         return self._launch(spec, func_name, AsyncReduceHandle)
 
+    @trio.lowlevel.enable_ki_protection
     def _launch(self, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp], T]) -> T:
         """From any thread. A signal handler that raises meanwhile leaves nothing in flight."""
         session = self.session(func_name)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import trio
+
 from pccl import timeouts
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError
@@ -185,6 +187,7 @@ class AsyncHandle(Generic[Info]):
         self.wait(timeout)
         return self._info_of(self._op, f"{type(self).__name__}.result")
 
+    @trio.lowlevel.enable_ki_protection
     async def async_wait(self) -> tuple[bool, Result, Info | None]:
         """As `wait`, in the trio program that owns the AsyncCommunicator."""
         await self._op.async_wait()

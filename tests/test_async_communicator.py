@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
+import pccl
 from pccl import (
     AsyncCommunicator,
     Attribute,
@@ -169,6 +174,60 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
     found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
     assert [info.world_size for info in found] == [2, 2]
     assert await all_of(*(peer.update_topology for peer in peers)) == [None, None]
+
+
+@in_run(2)
+async def test_ctrl_c_in_a_task_of_pccl_comes_to_the_main_task_and_the_communicator_lives(peers: Peers) -> None:
+    async def press() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    x = ones()
+    session = peers[0]._session
+    assert session is not None
+    session._spawn(press)
+    with pytest.raises(KeyboardInterrupt):
+        await peers[0].all_reduce(x, op=SUM, tag=5)
+    assert not session._ops
+    assert np.all(x == 1)
+    found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
+    assert [info.world_size for info in found] == [2, 2]
+
+
+WITHOUT_EFFECT = {
+    *("parse_masters", "parse_masters.<locals>.<listcomp>", "parse", "is_loopback"),
+    *("View.global_world_size", "View.world_size"),
+}
+
+
+def test_ctrl_c_is_raised_nowhere_in_the_middle_of_pccl(master: MasterNode) -> None:
+    """Neither in its own tasks nor in calls, unless they wait."""
+    exposed, tasks = set[str](), set[str]()
+    parts = tuple(str(Path(pccl.__file__).with_name(name)) for name in ("runtime", "protocol"))
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(parts):
+            return
+        with suppress(RuntimeError):  # between tasks
+            tasks.add(trio.lowlevel.current_task().name)
+            if not trio.lowlevel.currently_ki_protected():
+                exposed.add(frame.f_code.co_qualname)
+
+    @in_run(3)
+    async def everything(peers: Peers) -> None:
+        handles = [peer.all_reduce_async(ones(), op=SUM) for peer in peers]
+        await all_of(*(handle.async_wait for handle in handles))
+        states = [SharedState.from_numpy({"x": np.full(9, i)}) for i in range(3)]
+        await all_of(*(partial(peer.sync_shared_state, state) for peer, state in zip(peers, states, strict=True)))
+        await all_of(*(peer.optimize_topology for peer in peers))
+        await all_of(*(partial(peer.broadcast, ones(), root=1) for peer in peers))
+
+    sys.setprofile(profile)
+    try:
+        everything(master)
+    finally:
+        sys.setprofile(None)
+    assert len(tasks) > 10, tasks
+    assert exposed <= WITHOUT_EFFECT
 
 
 @in_run(2)

@@ -17,6 +17,7 @@ from typing import Any
 import trio
 
 from pccl.runtime.inherited import close_in_child
+from pccl.runtime.tasks import start_task
 
 ATTEMPT_S = 0.25
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -44,7 +45,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
         async with trio.open_nursery() as nursery:
             for target in targets:
                 failed = trio.Event()
-                nursery.start_soon(attempt, target, failed)
+                start_task(nursery, attempt, target, failed)
                 with trio.move_on_after(ATTEMPT_S):
                     await failed.wait()
     except BaseException:

@@ -16,6 +16,7 @@ from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.runtime import addresses, handshake
 from pccl.runtime.dialing import dial_tcp
+from pccl.runtime.tasks import start_task
 from pccl.runtime.wire import ConnectionLost, SocketChannel
 
 ANSWER_TIMEOUT_S = 10.0
@@ -94,7 +95,7 @@ async def dial_link(
     with trio.move_on_at(start_s + bound_s) as scope:
         async with trio.open_nursery() as nursery:
             for index in range(connections):
-                nursery.start_soon(one, index)
+                start_task(nursery, one, index)
     if failure is not None:
         raise failure
     if scope.cancelled_caught:

@@ -49,6 +49,7 @@ from pccl.runtime.sealed import SealedStream
 from pccl.runtime.state_blocks import StoreError
 from pccl.runtime.state_transfer import Stream, Transfer, TransferError
 from pccl.runtime.strangers import Strangers
+from pccl.runtime.tasks import start_task
 from pccl.runtime.tls import TlsEnd, TlsError
 from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, dial_control, send_message
 from pccl.types import Result
@@ -415,10 +416,10 @@ class PeerSession:
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._follow_masters)
-            nursery.start_soon(self._accept)
-            nursery.start_soon(self._watch_clock)
-            nursery.start_soon(self._keep_reporting)
+            start_task(nursery, self._follow_masters)
+            start_task(nursery, self._accept)
+            start_task(nursery, self._watch_clock)
+            start_task(nursery, self._keep_reporting)
             await self._ended.wait()
             with trio.move_on_after(ENGINE_DRAIN_S):
                 await self._drained.wait()
@@ -802,7 +803,7 @@ class PeerSession:
 
     def _spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         if self._nursery is not None and not self._ended.is_set():
-            self._nursery.start_soon(function, *args)
+            start_task(self._nursery, function, *args)
 
     # Links.
 
@@ -1111,7 +1112,7 @@ class PeerSession:
 
         async with trio.open_nursery() as nursery:
             for link in effect.links:
-                nursery.start_soon(one, link)
+                start_task(nursery, one, link)
         machine.probed(effect.probe, found, trio.current_time())
         self._pump()
 

@@ -31,6 +31,7 @@ import trio
 
 from pccl.runtime.dialing import RESET_ON_CLOSE
 from pccl.runtime.links import LinkError
+from pccl.runtime.tasks import start_task
 from pccl.runtime.wire import ConnectionLost, receive_exactly
 
 DIAL_S_MAX = 2.0
@@ -96,7 +97,7 @@ async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> No
 
     async with trio.open_nursery() as nursery:
         for task in tasks:
-            nursery.start_soon(run, task)
+            start_task(nursery, run, task)
     if failures:
         raise ProbeError(str(failures[0]))
 

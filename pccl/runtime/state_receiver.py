@@ -41,6 +41,7 @@ from pccl.runtime import state_blocks
 from pccl.runtime.links import LinkError
 from pccl.runtime.state_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
 from pccl.runtime.state_schedule import Block, Lane, Schedule, blocks_of
+from pccl.runtime.tasks import start_task
 from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_message
 
 logger = logging.getLogger("pccl.state")
@@ -278,10 +279,10 @@ class _Fetch:
         members = iter(self._members)
         with self._scope:
             async with trio.open_nursery() as watch:
-                watch.start_soon(self._watch)
+                start_task(watch, self._watch)
                 async with trio.open_nursery() as users:
                     for _ in range(min(len(self._members), DONORS_MAX)):
-                        users.start_soon(self._use_each, members)
+                        start_task(users, self._use_each, members)
                 watch.cancel_scope.cancel()
         if not self._is_done:
             raise TransferError(list(self._receiver.suspects.items()))
@@ -316,7 +317,7 @@ class _Fetch:
             with donor.scope:
                 connection = await self._begin(donor)
                 async with trio.open_nursery() as donor.nursery:
-                    donor.nursery.start_soon(self._use_lane, donor, connection)
+                    start_task(donor.nursery, self._use_lane, donor, connection)
         except (LinkError, ConnectionLost, ProtocolError) as error:
             self._fail(donor.peer, str(error))
 
@@ -347,7 +348,7 @@ class _Fetch:
                 and self._schedule.remaining_s > 2 * LANE_AFTER_S
             ):
                 assert donor.nursery is not None
-                donor.nursery.start_soon(self._open_lane, donor)
+                start_task(donor.nursery, self._open_lane, donor)
                 donor.lanes += 1
                 lanes += 1
 
