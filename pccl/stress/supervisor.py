@@ -19,6 +19,7 @@ import signal
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -374,6 +375,7 @@ class Supervisor:
         leading = [(seat, status) for seat, status in self._ask_masters() if status.role == LEADING]
         if leading:
             seat, _ = max(leading, key=lambda each: (len(each[1].members), each[1].term))
+            self._runs(status for _, status in leading)
         else:
             seat = self._masters.any_of(self._seats)
         now = time.monotonic()
@@ -410,22 +412,26 @@ class Supervisor:
 
     def _dissolve_second_runs(self) -> None:
         """Who was cut off from the master that leads when it came, or came while the master was dead and the others
-        were cut off, may have founded a run of its own. That has to end before all can come together."""
-        leading = [status for _, status in self._ask_masters() if status.role == LEADING]
-        members = {  # of a run that two think to lead, the later
-            status.run: {member.name for member in status.members}
-            for status in sorted(leading, key=lambda status: status.term)
-        }
+        frozen or cut off, may have founded a run of its own. That has to end before all can come together."""
+        members = self._runs([status for _, status in self._ask_masters() if status.role == LEADING])
         if len(members) < 2:
             return
-        if self._plan.partition is None:
-            self._problems.append(f"two masters lead, each a run of its own: {members}")
         largest = max(members, key=lambda run: len(members[run]))
         for run, names in members.items():
             for peer in self._peers.values():
                 if run != largest and peer.name in names - members[largest]:
                     self._note(f"{peer} is in another run than the most")
                     self._ask_to_leave(peer)
+
+    def _runs(self, leading: Iterable[RunStatus]) -> dict[str, set[str]]:
+        """Names of the peers of each run that is led. It is one where all can hear of the others in time."""
+        members = {  # of a run that two think to lead, the later
+            status.run: {member.name for member in status.members}
+            for status in sorted(leading, key=lambda status: status.term)
+        }
+        if len(members) > 1 and self._plan.partition is None and not self._plan.freeze:
+            self._problems.append(f"two masters lead, each a run of its own: {members}")
+        return members
 
     # Splits.
 
