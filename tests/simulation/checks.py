@@ -109,6 +109,14 @@ class Checks:
                     break
                 syncs.pop()
 
+    def asked(self, node: Node, company: list[Node]) -> None:
+        """It is asked to follow a master to which these have come: a majority of the last view of the run."""
+        views = [each for each in self._nodes if each.machine.run == node.machine.run and each.machine.view is not None]
+        last = max(views, key=lambda each: each.view.view)
+        peers = {peer for ring in last.machine._rings for peer in ring.peers}
+        here = {each.number for each in company}
+        assert 2 * len(peers & here) > len(peers), f"{node} is asked to follow by few of view {last.view.view}"
+
     def gone(self, node: Node) -> None:
         """The master has lost it, evicted it or let it go."""
         node.is_known = False

@@ -938,6 +938,10 @@ class World:
             if isinstance(effect.message, m.Welcome | m.Resumed):
                 node.home = seat
             self.checks.told(node, effect.message)
+            if isinstance(effect.message, m.Lead) and len(self.seats) > 1:
+                self.checks.asked(
+                    node, [each.node for each in self.controls.values() if each.seat is seat and not each.is_over]
+                )
             if isinstance(effect.message, m.JointResult):
                 results.append((node, effect.message))
                 # Whom the master lets go of after that, as when it is deposed by a further loss, has been told.
