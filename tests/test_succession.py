@@ -295,6 +295,38 @@ def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
     assert prepare.view > 7
 
 
+def test_who_has_waited_for_long_does_not_hurry_the_others() -> None:
+    """One who was put out of the run, or cut off from its master, waits here when that dies: the rest come together."""
+    rig = Rig()
+    for early in (9, 1):
+        rig.resume(early)
+        rig.testify(witness(early, view(6 if early == 9 else 7, 1, 2, 3, *({early} - {1}))))
+    rig.wait(8.0)
+    rig.resume(2)
+    rig.testify(witness(2, view(7, 1, 2, 3)))
+    rig.wait(3.9)
+    assert not rig.machine.is_leading
+    rig.resume(3)
+    rig.testify(witness(3, view(7, 1, 2, 3)))
+    assert rig.machine.master.accepted == [1, 2, 3]
+
+
+def test_nor_does_a_majority_that_broke_up() -> None:
+    rig = Rig()
+    for peer in (1, 2):
+        rig.resume(peer)
+        rig.testify(witness(peer, view(7, 1, 2, 3)))
+    rig.wait(2.0)
+    rig.machine.disconnected(2, "reset", rig.now)
+    rig.wait(2.0)
+    rig.resume(3)
+    rig.testify(witness(3, view(7, 1, 2, 3)))
+    rig.wait(3.9)
+    assert not rig.machine.is_leading
+    rig.wait(0.1)
+    assert rig.machine.master.accepted == [1, 3]
+
+
 def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
     rig = Rig()
     for peer in (1, 2):

@@ -9,8 +9,9 @@ ends. It is
 Gathering. A peer that has lost its master says Resume, and where it stands when it is asked (Gather, Stand). As soon as
 a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
 higher than any that has been heard of (Lead), and answer with their testimony (Follow); from then on they follow no
-lower term. When a majority does, and all of the view or `peer_timeout_s` has passed, the run is rebuilt (`testimony`,
-`successor`) and led. Until then nobody is evicted: there is nobody to do it.
+lower term. When a majority does, and all of the view or `peer_timeout_s` has passed since it was complete, the run is
+rebuilt (`testimony`, `successor`) and led: one who has waited here for longer, because it alone was cut off from the
+last master, hurries nobody. Until then nobody is evicted: there is nobody to do it.
 
 So nobody is bound to a term that no majority has made: a few who are cut off from a master that leads gather elsewhere
 without leaving its term, and when they come back they have nothing that it would have to give way to.
@@ -76,6 +77,16 @@ class _Claim:
     """The term in which it has given its testimony here."""
 
 
+@dataclass
+class _Gathering:
+    """Of the peers of a run."""
+
+    term: int
+    """In which this master would lead it."""
+    majority_at: float | None = None
+    """Since when a majority of its last view is here, without a break."""
+
+
 class Succession:
     def __init__(
         self,
@@ -97,8 +108,8 @@ class Succession:
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """Newcomers who wait for a run, longest first: their hosts, and since when."""
         self._claims: dict[int, _Claim] = {}
-        self._terms: dict[str, int] = {}
-        """By run the term in which this master would lead it."""
+        self._gatherings: dict[str, _Gathering] = {}
+        """By run."""
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
@@ -174,10 +185,12 @@ class Succession:
         if self._held:
             _, _, since = next(iter(self._held.values()))
             times.append(since + HOLD_S)
-        for run in self._terms:
+        for run, gathering in self._gatherings.items():
             here = self._standing(run)
-            if stand(self._testimonies(run)).has_majority or (here.heard and not here.peers):
+            if here.heard and not here.peers:
                 times.append(self._since(run) + self.options.peer_timeout_s)
+            elif gathering.majority_at is not None and stand(self._testimonies(run)).has_majority:
+                times.append(gathering.majority_at + self.options.peer_timeout_s)
         times += [self._stays_until(claim) for claim in self._claims.values()]
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
@@ -235,8 +248,9 @@ class Succession:
             connection, host, message.peer, message.run, message.masters, message.is_accepted, self._now
         )
         self._say(connection, m.Gather())
-        if self._terms.get(message.run, 0) <= message.term:
-            self._terms[message.run] = message.term + 1
+        gathering = self._gatherings.setdefault(message.run, _Gathering(message.term + 1))
+        if gathering.term <= message.term:
+            gathering.term = message.term + 1
             self._ask(message.run)
 
     def _claimant_said(self, claim: _Claim, message: m.FromPeer) -> None:
@@ -265,7 +279,7 @@ class Succession:
 
     def _testimonies(self, run: str) -> dict[int, m.Testimony]:
         """Of those who follow in the term in which this master would lead."""
-        term = self._terms[run]
+        term = self._gatherings[run].term
         return {
             claim.peer: claim.stance
             for claim in self._of(run)
@@ -280,33 +294,39 @@ class Succession:
         return min(claim.since for claim in self._of(run))
 
     def _consider_all(self) -> None:
-        for run in list(self._terms):
-            if run in self._terms:
+        for run in list(self._gatherings):
+            if run in self._gatherings:
                 self._ask(run)
-            if run in self._terms:
+            if run in self._gatherings:
                 self._consider(run)
 
-    def _is_late(self, run: str) -> bool:
-        return self._now >= self._since(run) + self.options.peer_timeout_s
+    def _is_over(self, since: float) -> bool:
+        """So has a peer timeout that began then."""
+        return self._now >= since + self.options.peer_timeout_s
 
     def _ask(self, run: str) -> None:
         """Asks those who have come to follow, if they are a majority."""
         here = self._standing(run)
-        if not here.peers and self._is_late(run):
+        if not here.peers and self._is_over(self._since(run)):
             # Nobody here was ever accepted, so there is nothing to go on with.
             for claim in self._of(run):
                 if claim.stance is not None:
                     self._release(claim.connection)
                     self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
-        for claim in self._of(run) if here.has_majority else ():
-            if claim.stance is not None and claim.asked < self._terms[run]:
-                claim.asked = self._terms[run]
-                self._say(claim.connection, m.Lead(claim.asked))
+        if here.has_majority:
+            gathering = self._gatherings[run]
+            gathering.majority_at = self._now if gathering.majority_at is None else gathering.majority_at
+            for claim in self._of(run):
+                if claim.stance is not None and claim.asked < gathering.term:
+                    claim.asked = gathering.term
+                    self._say(claim.connection, m.Lead(claim.asked))
 
     def _consider(self, run: str) -> None:
         """Leads the run if it may."""
+        majority_at = self._gatherings[run].majority_at
         following = stand(self._testimonies(run))
-        if following.is_complete or (following.has_majority and self._is_late(run)):
+        is_late = majority_at is not None and self._is_over(majority_at)
+        if following.is_complete or (following.has_majority and is_late):
             self._lead(run)
 
     def _lead(self, run: str) -> None:
@@ -319,7 +339,8 @@ class Succession:
         }
         strangers = self.master.strangers
         name = f"{self._names}-{self._depositions}"
-        self.master = successor(run, self._terms[run], self.options, recovered, witnesses, self._now, name)
+        self.master = successor(run, self._gatherings[run].term, self.options, recovered, witnesses, self._now, name)
+        self._gatherings.clear()
         for claim in list(self._claims.values()):
             self._release(claim.connection)
             if claim.run == run and claim.peer in recovered.members:
@@ -331,7 +352,6 @@ class Succession:
             else:
                 text = f"evicted: lost before view {recovered.view_heard}, or too late to testify after the loss of "
                 self._put_out(claim.connection, f"{text}the master; connect again")
-        self._terms.clear()
         for connection, host in strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
@@ -353,7 +373,10 @@ class Succession:
             self._effects += self.master.connected(connection, host, self._now)
 
     def _stays_until(self, claim: _Claim) -> float:
-        return claim.since + GATHER_TIMEOUTS * self.options.peer_timeout_s
+        """Longer while a majority is here, which may lead on without the rest before that."""
+        majority_at = self._gatherings[claim.run].majority_at
+        times = [claim.since] if majority_at is None else [claim.since, majority_at]
+        return max(times) + GATHER_TIMEOUTS * self.options.peer_timeout_s
 
     def _send_away(self) -> bool:
         """Who waits for long comes again if it lives: nothing else would tell. Whether there was one."""
@@ -391,7 +414,7 @@ class Succession:
         for connection, (_, _, since) in list(self._held.items()):
             if self._now >= since + HOLD_S:
                 del self._held[connection]
-                runs = ", ".join(f"{run!r} ({self._standing(run)})" for run in self._terms)
+                runs = ", ".join(f"{run!r} ({self._standing(run)})" for run in self._gatherings)
                 whom = f"the peers of run {runs}" if runs else "peers of a run, which may come"
                 self._dismiss(connection, m.Elsewhere(f"it waits for {whom}"))
 
@@ -413,7 +436,9 @@ class Succession:
         if claim is None:
             return False
         if not self._of(claim.run):
-            self._terms.pop(claim.run, None)
+            self._gatherings.pop(claim.run, None)
+        elif claim.run in self._gatherings and not self._standing(claim.run).has_majority:
+            self._gatherings[claim.run].majority_at = None
         if not self._claims:
             # They may be back in a moment.
             self.birth_at = max(self.birth_at, self._now + self.options.peer_timeout_s)

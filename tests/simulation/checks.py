@@ -10,6 +10,7 @@
     a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
     two masters that lead a run in one term at a time, or that one peer follows in one term
+    a peer that is asked to follow a master to which no majority of the run's last view has come
     a joint call that ends for some under one master and in another way for the rest under the next
     a sync after which contents differ, or whose revision went back while somebody of the last one was there, or that
     overwrote who only sends, took from who only receives, or let a newcomer outvote those who were there before
