@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pccl.runtime.addresses import parse_masters
 from pccl.runtime.candidates import PAUSE_S_MAX, Candidates
 
@@ -28,6 +30,39 @@ def test_chance_spreads_peers() -> None:
         return candidates.next(chance).pause_s
 
     assert second(0.0) < second(0.5) < second(0.99)
+
+
+def test_a_search_has_the_same_order_whatever_the_order_given() -> None:
+    one, other = Candidates([("b", 2), ("a", 10), ("a", 9)]), Candidates([("a", 10), ("a", 9), ("b", 2)])
+    one.next(0.5)
+    searches = one.anew(), other.anew()
+    assert not searches[0].are_all_asked
+    orders = [[search.next(0.5).address for _ in range(3)] for search in searches]
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == sorted(one.masters)
+
+
+def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:
+    candidates = Candidates([("a", 1), ("b", 2), ("c", 3)])
+    for _ in range(2):
+        candidates.next(0.5)  # is dead
+        candidates.next(0.5)
+        first = candidates.patience_s(5.0, is_majority_there=False)
+        candidates.next(0.5)
+        other = candidates.patience_s(5.0, is_majority_there=False)
+        assert 0 < 5 * other < first < first + other < 5.0
+    assert candidates.patience_s(5.0, is_majority_there=True) > 1.5 * 5.0
+    assert Candidates([("a", 1)]).patience_s(5.0, is_majority_there=False) == float("inf")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_refusal_counts_once_all_others_were_asked_or_are_none(count: int) -> None:
+    candidates = Candidates([("a", port) for port in range(count)])
+    for _ in range(count):
+        candidates.next(0.5)
+        assert candidates.are_all_asked_again == (count == 1)
+    candidates.next(0.5)
+    assert candidates.are_all_asked_again
 
 
 def test_the_account_has_the_last_failure_of_each() -> None:

@@ -2,7 +2,11 @@
 
 Pure: time and chance come in as arguments. A search begins anew whenever a master is lost.
 
-A round begins with the first address, so that all peers come to the same master when there is a choice. Rounds are at
+A round begins with the first address, so that all peers come to the same master when there is a choice. For that a
+search goes through them in an order of its own, which is the same whatever order they were given in. Still some may be
+out of reach for some, and a majority waits at different masters for each other. So peers stay longest at the first of a
+round that gathers them, and look at the others for a moment, which is enough to be asked to follow where a majority is.
+A round takes no longer than a majority waits for the rest. Rounds are at
 most PAUSE_S_MAX apart, so a successor is found soon after it listens; the first pauses are short, for a master that is
 started anew at once.
 """
@@ -14,6 +18,14 @@ from dataclasses import dataclass
 
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 0.5
+FIRST_SHARE = 0.6
+"""Of the peer timeout: how long to wait at the first of several masters that gathers peers."""
+OTHER_SHARE = 0.1
+"""How long at each other one."""
+WAIT_S_MIN = 0.5
+"""At any: it may be far away."""
+LEAD_TIMEOUTS = 2.0
+"""For so many peer timeouts one that has a majority may not lead."""
 DIAL_S = 1.5
 """For one connection to be made. Short, since an address whose machine is gone does not answer at all."""
 
@@ -34,6 +46,12 @@ class Candidates:
         self.masters = tuple(masters)
         self._asked = 0
         self._failures: dict[Address, str] = {}
+        self._waited_in_round = -1
+        """At some master."""
+
+    def anew(self) -> Candidates:
+        """For a search: none has been asked."""
+        return Candidates(sorted(self.masters))
 
     def next(self, chance: float) -> Attempt:
         """`chance`, within [0, 1), spreads the peers of a run."""
@@ -44,6 +62,22 @@ class Candidates:
             pause_s = min(PAUSE_S_MIN * 2 ** min(rounds - 1, 10), PAUSE_S_MAX) * (0.5 + chance / 2)
         self._asked += 1
         return Attempt(self.masters[asked_in_round], pause_s, rounds == 0)
+
+    def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
+        """How long to wait at the one asked last, which gathers peers."""
+        if len(self.masters) == 1:
+            return float("inf")
+        if is_majority_there:
+            return LEAD_TIMEOUTS * peer_timeout_s
+        current_round = (self._asked - 1) // len(self.masters)
+        share = OTHER_SHARE if current_round == self._waited_in_round else FIRST_SHARE
+        self._waited_in_round = current_round
+        return max(WAIT_S_MIN, share * peer_timeout_s)
+
+    @property
+    def are_all_asked_again(self) -> bool:
+        """Who refuses now has done so after all others were asked; or it is the only one."""
+        return self._asked > len(self.masters) or len(self.masters) == 1
 
     def failed(self, address: Address, reason: str) -> None:
         self._failures[address] = reason

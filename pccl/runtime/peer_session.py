@@ -66,8 +66,6 @@ REDIAL_S_MAX = 30.0
 WITHDRAW_S = 5.0
 """How long a cancelled joint call waits for the master to say whether it has taken effect."""
 WELCOME_TIMEOUT_S = 10.0
-LEAD_TIMEOUTS = 2.0
-"""For so many peer timeouts one of several masters may have this peer's testimony and not lead."""
 MASTER_TIMEOUT_S = 60.0
 
 
@@ -484,9 +482,11 @@ class PeerSession:
                     else:
                         messages = await self._connection.receive()
                 if scope.cancelled_caught:
-                    reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
+                    reason = f"it leads no run yet, after {patience_s:g} s"
+                    if messages is None:
+                        reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
                 for message in messages if messages is not None and not reason else ():
-                    if isinstance(message, m.Goodbye) and not (machine.run or self._candidates.are_all_asked):
+                    if isinstance(message, m.Goodbye) and not (machine.run or self._candidates.are_all_asked_again):
                         reason = f"refused: {message.reason}"
                         break
                     machine.received(message)
@@ -511,8 +511,9 @@ class PeerSession:
                 else:
                     machine.master_lost(reason)
             patience_s = float("inf")
-            if not machine.is_led and len(self._candidates.masters) > 1:
-                patience_s = LEAD_TIMEOUTS * machine.peer_timeout_s
+            if messages and isinstance(messages[-1], m.Gather | m.Lead):
+                is_majority_there = isinstance(messages[-1], m.Lead)
+                patience_s = self._candidates.patience_s(machine.peer_timeout_s, is_majority_there)
             self._heard_master.set()
             self._heard_master = trio.Event()
             self._pump()
@@ -552,7 +553,7 @@ class PeerSession:
         if self._patience is None:
             limit_s = self._options.master_timeout_s
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
-            self._candidates = Candidates(self._candidates.masters)
+            self._candidates = self._candidates.anew()
             self._spawn(self._be_patient, self._patience, effect.reason)
 
     async def _be_patient(self, patience: trio.CancelScope, reason: str) -> None:
