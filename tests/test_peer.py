@@ -958,6 +958,35 @@ def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
     assert follow.testimony.aborts == [aborted]
 
 
+def test_what_was_answered_to_masters_before_the_last_one_is_testified() -> None:
+    """It may be in force elsewhere, until a newer one is here. The same master would have said so."""
+
+    def testimony(term: int, *in_force: int) -> m.Testimony:
+        rig.machine.master_lost("gone")
+        *_, follow = said(rig.hear(m.Lead(term)))
+        assert isinstance(follow, m.Follow)
+        rig.hear(m.Resumed(term, 5.0, list(in_force)))
+        return follow.testimony
+
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.hear(prepare([1, 2], 2), prepare([2], 3))
+    assert testimony(2, 1, 3).answered == []
+    rig.hear(prepare([2, 3], 10))
+    third = testimony(3, 1, 3)
+    assert third.prepared is not None
+    assert (third.prepared.view, third.prepared.answered) == (10, False)
+    assert [(each.view, each.answered) for each in third.answered] == [(3, True)]
+    assert said(rig.connect(3)) == [], "another view follows"
+    rig.hear(prepare([2], 20))
+    assert [each.view for each in testimony(4, 1, 20).answered] == [3]
+    rig.hear(prepare([2], 30))
+    assert [each.view for each in testimony(5, 1, 20, 30).answered] == [20], "3 was ruled out"
+    rig.hear(prepare([2], 40), m.Install(40))
+    assert testimony(6, 40).answered == []
+
+
 def test_who_says_where_it_stands_follows_nobody_yet() -> None:
     rig = Rig()
     rig.machine.outlives_masters = True

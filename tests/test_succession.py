@@ -204,7 +204,7 @@ def test_all_are_back_and_their_ops_run_on() -> None:
     rig = Rig()
     rig.recover(1, 2, commits=[OpRef(4, 1)])
     for peer in (1, 2):
-        assert rig.told(peer) == [m.Resumed(2, 4.0), m.OpsCommit(7, [OpRef(4, 1)])]
+        assert rig.told(peer) == [m.Resumed(2, 4.0, [7]), m.OpsCommit(7, [OpRef(4, 1)])]
     rig.say(1, m.OpsDone(7, [OpRef(4, 2)]))
     rig.say(2, m.OpsDone(7, [OpRef(4, 2)]))
     assert rig.told(1) == rig.told(2) == [m.OpsCommit(7, [OpRef(4, 2)])]

@@ -72,11 +72,50 @@ def test_who_is_missing_is_lost_and_the_group_is_flushed() -> None:
 
 
 def test_a_view_that_may_be_in_force_needs_its_majority_too() -> None:
-    here = {1: witness(1, view(4, 1, 2, 3, 4), prepared(5, 1, 5, 6, 7)), 2: witness(2, view(4, 1, 2, 3, 4))}
-    here[3] = witness(3, view(4, 1, 2, 3, 4))
+    ring = 1, 2, 3, 5, 6, 7, 8
+    here = {peer: witness(peer, view(4, 1, 2, 3, 4), prepared(5, *ring)) for peer in (1, 2, 3)}
     assert not stand(here).has_majority
-    here[1] = witness(1, view(4, 1, 2, 3, 4), prepared(5, 1, 5, 6, 7, answered=False))
+    here[1] = witness(1, view(4, 1, 2, 3, 4), prepared(5, *ring, answered=False))
     assert stand(here).has_majority
+
+
+def test_so_does_one_that_a_master_in_between_has_passed_over() -> None:
+    """View 5 is in force at 3. A second master has heard so, and died when 2 had been told of view 6."""
+    ring = 1, 2, 3, 4, 5
+    here = {
+        1: witness(1, view(4, 1), prepared(5, *ring)),
+        2: witness(2, None, prepared(6, *ring), answered=[prepared(5, *ring)]),
+    }
+    assert not stand(here).has_majority
+    there = {peer: witness(peer, None, prepared(5, *ring)) for peer in (4, 5)}
+    there[3] = witness(3, view(5, *ring))
+    assert stand(there).has_majority
+    here[2] = witness(2, None, prepared(6, *ring))
+    assert stand(here).has_majority, "the master of view 5 has told 2 of view 6, and so had not come to install it"
+
+
+def test_those_who_do_not_go_on_must_be_no_majority() -> None:
+    """3 was lost, and may not hear that it is: it and 2, if that lives, could go on with another master."""
+    here = {1: witness(1, view(4, 1, 2, 3), prepared(5, 1, 2, answered=False)), 3: witness(3, view(4, 1, 2, 3))}
+    assert not stand(here).has_majority
+    assert stand(here, has_rivals=False).has_majority
+    assert set(rebuild(here, has_rivals=False).members) == {1}
+    here[2] = witness(2, view(4, 1, 2, 3))
+    assert set(rebuild(here).members) == {1, 2}
+
+
+def test_so_does_one_before_the_newest_of_which_newcomers_know_alone() -> None:
+    """3 has prepared view 5, which 2 and 200 have in force; 300 only knows of view 6."""
+    here = {
+        1: witness(1, view(4, 1, 2, 3)),
+        3: witness(3, view(4, 1, 2, 3), prepared(5, 2, 3, 200)),
+        300: witness(300, None, prepared(6, 2, 3, 200, 300, answered=False)),
+    }
+    assert not stand(here).has_majority
+    there = {2: witness(2, view(5, 2, 3, 200)), 200: witness(200, view(5, 2, 3, 200))}
+    assert stand(there).has_majority
+    here[2] = witness(2, view(4, 1, 2, 3), prepared(6, 2, 3, 200, 300, answered=False))
+    assert stand(here).has_majority, "it was never in force: 2 would have heard"
 
 
 def test_a_settled_witness_speaks_for_the_peers_of_its_view_only() -> None:

@@ -231,6 +231,21 @@ class _Member:
 
 
 @dataclass
+class Circle:
+    """Peers of a view, of whom a majority could go on with another master."""
+
+    size: int
+    """How many there were, without those who have left it on purpose since."""
+    here: frozenset[int]
+    """Who is neither lost nor has left."""
+
+    @property
+    def gone(self) -> int:
+        """How many were lost."""
+        return self.size - len(self.here)
+
+
+@dataclass
 class _Withdrawal:
     """An op that shall be aborted unless somebody has committed it."""
 
@@ -358,10 +373,8 @@ class Master:
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
         """Peers know of other masters."""
-        self._view_peers = 0
-        """How many peers the view in force had when it was installed."""
-        self._gone = 0
-        """How many of them were lost since."""
+        self._circles: list[Circle] = []
+        """The view in force; where a master before this one has left others that may be, those too."""
         self._meeting = 0
         """Joint calls that ended for all who were to make them."""
         self._unheard: dict[int, m.Met] = {}
@@ -658,7 +671,7 @@ class Master:
                 self.history.left(self._now)
             else:
                 self.history.lost(self._now, peer, member.hello.name, member.hello.group, reason)
-            self._note_gone(is_leaving)
+            self._note_gone(peer, is_leaving)
             self._accepted -= 1
             group.accepted -= 1
             if member.wait is not None:
@@ -672,16 +685,16 @@ class Master:
         group.ring.remove(peer)
         group.unreliable = {pair for pair in group.unreliable if peer not in pair}
 
-    def _note_gone(self, is_leaving: bool) -> None:
-        if is_leaving:
-            self._view_peers -= 1
-            return
-        self._gone += 1
-        if self.has_rivals and self._gone >= majority(self._view_peers):
-            self.deposed = (
-                f"{self._gone} of the {self._view_peers} peers of view {self.installed_view} are lost, and may be "
-                f"following another master"
-            )
+    def _note_gone(self, peer: int, is_leaving: bool) -> None:
+        for circle in self._circles:
+            if peer in circle.here:
+                circle.here -= {peer}
+                circle.size -= is_leaving
+                if self.has_rivals and circle.gone >= majority(circle.size) and not is_leaving:
+                    self.deposed = (
+                        f"{circle.gone} of the {circle.size} peers of view {self.installed_view} are lost, and may be "
+                        f"following another master"
+                    )
 
     def _stop(self, group: _Group) -> None:
         """Starts the flush of a group whose ring must change."""
@@ -755,7 +768,9 @@ class Master:
     def _is_known_to_enough(self) -> bool:
         """No majority of the view in force is without anybody who has heard of the one that is prepared: it could go on
         with another master, as if that view were not."""
-        return not self._unaware or self._gone + len(self._unaware) < majority(self._view_peers)
+        return not self._unaware or all(
+            circle.gone + len(circle.here & self._unaware) < majority(circle.size) for circle in self._circles
+        )
 
     def _prepare(self) -> None:
         self.view += 1
@@ -848,7 +863,7 @@ class Master:
                     self.history.joined(self._now)
                 self._say(member.connection, install)
         self._lost.clear()
-        self._view_peers, self._gone = self._accepted, 0
+        self._circles = [Circle(self._accepted, frozenset(self.accepted))] if self._accepted else []
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")
         if self._updating:

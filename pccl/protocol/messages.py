@@ -223,6 +223,7 @@ class Stand(Message, frozen=True):
     installed: InstalledView | None
     prepared: PreparedView | None
     is_settled: bool
+    answered: list[PreparedView] = []
 
 
 class Testimony(Record, frozen=True):
@@ -258,6 +259,8 @@ class Testimony(Record, frozen=True):
     """What it has measured, the oldest first, and how long before Resume."""
     secret: Secret = b""
     """As of Welcome."""
+    answered: list[PreparedView] = []
+    """Of masters before the one that made `prepared`, what it had answered of what is newer than `installed`."""
 
 
 class Follow(Message, frozen=True):
@@ -445,6 +448,8 @@ class Resumed(Message, frozen=True):
     term: int
     peer_timeout_s: float
     """As of Welcome."""
+    in_force: list[int] = []
+    """The views that are, or may be. Any other that you have answered never was and never will be."""
 
 
 class Elsewhere(Message, frozen=True):

@@ -384,10 +384,13 @@ class _Next:
 
     view: int
     ring: m.Ring
+    term: int
+    """Of the master that has prepared it."""
     rings: list[m.Ring]
     lost: list[tuple[int, str]]
     failed: dict[int, str] = field(default_factory=dict)
     answered: bool = False
+    """It may be in force elsewhere."""
 
 
 class Peer:
@@ -421,6 +424,9 @@ class Peer:
         self._over_batch: list[OpRef] = []
         self._members: dict[int, m.Member] = {}
         self._next: _Next | None = None
+        self._answered: list[m.PreparedView] = []
+        """Views after the installed one that it has answered to masters before the one that has prepared the next one.
+        Those masters have not ruled out that they are in force elsewhere."""
         self._running = False
         self._flush: m.Flush | None = None
         self._links: dict[int, _Link] = {}
@@ -636,6 +642,7 @@ class Peer:
         if self.view is not None:
             raise ProtocolError("StartOver to a peer that was accepted")
         self._next = None
+        self._answered.clear()
         self.peer = 0
         self._members.clear()
         for peer in list(self._links):
@@ -657,10 +664,9 @@ class Peer:
         view, prepared = self.view, self._next
         return m.Stand(
             installed=None if view is None else m.InstalledView(view.view, self._rings, view.is_meshed),
-            prepared=None
-            if prepared is None
-            else m.PreparedView(prepared.view, prepared.rings, prepared.answered or self._keeps_ring(prepared.ring)),
+            prepared=None if prepared is None else m.PreparedView(prepared.view, prepared.rings, prepared.answered),
             is_settled=prepared is not None and view is not None and not self._keeps_ring(prepared.ring),
+            answered=list(self._answered),
         )
 
     def _testimony(self) -> m.Testimony:
@@ -685,6 +691,7 @@ class Peer:
             site_size=self.site_size,
             secret=self._secret,
             figures=[(figure, max(0, round(self._resumed_at - at))) for figure, at in self._figures.values()],
+            answered=stand.answered,
         )
 
     def _stands(self, peer: int) -> bool:
@@ -719,6 +726,9 @@ class Peer:
         if not PEER_TIMEOUT_S_MIN <= message.peer_timeout_s <= PEER_TIMEOUT_S_MAX:
             raise ProtocolError(f"a peer timeout of {message.peer_timeout_s} s")
         self._is_led = True
+        self._answered = [each for each in self._answered if each.view in message.in_force]
+        if self._next is not None and self._next.view not in message.in_force:
+            self._next.answered = False
         self.peer_timeout_s = message.peer_timeout_s
         self._effects.append(Log("info", f"a master leads in term {self.term}"))
         self._effects.append(KeepBeats(self.peer_timeout_s))
@@ -775,8 +785,12 @@ class Peer:
             raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in listed}
         self._figures = {link: figure for link, figure in self._figures.items() if link[0] in listed}
-        self._next = _Next(message.view, ring, message.rings, message.lost)
+        last = self._next
+        if last is not None and last.answered and last.term != self.term:
+            self._answered.append(m.PreparedView(last.view, last.rings, answered=True))
+        self._next = _Next(message.view, ring, self.term, message.rings, message.lost)
         if self._keeps_ring(ring):
+            self._next.answered = True
             self._tell(m.LinksReady(message.view, [], []))
             return
         self._running = False
@@ -836,6 +850,7 @@ class Peer:
         if prepared is None or message.view != prepared.view:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")
         self._next = None
+        self._answered.clear()
         keeps = self._keeps_ring(prepared.ring)
         self._note_admission(prepared.rings, message.meeting)
         self._rings = prepared.rings
@@ -1357,7 +1372,7 @@ class Peer:
             link = self._links.get(peer)
             if peer not in prepared.failed and (link is None or not link.is_up):
                 return
-        if not self._is_led:
+        if not self._is_led or prepared.term != self.term:
             return  # another view follows
         prepared.answered = True
         needed = neighbours(prepared.ring.peers, self.peer)

@@ -189,7 +189,7 @@ class Succession:
             here = self._standing(run)
             if here.heard and not here.peers:
                 times.append(self._since(run) + self.options.peer_timeout_s)
-            elif gathering.majority_at is not None and stand(self._testimonies(run)).has_majority:
+            elif gathering.majority_at is not None and self._following(run).has_majority:
                 times.append(gathering.majority_at + self.options.peer_timeout_s)
         times += [self._stays_until(claim) for claim in self._claims.values()]
         deadline = self.master.deadline()
@@ -288,7 +288,16 @@ class Succession:
 
     def _standing(self, run: str) -> Standing:
         """How many have come, whether they follow or not."""
-        return stand({claim.peer: claim.stance for claim in self._of(run) if claim.stance is not None})
+        stances = {claim.peer: claim.stance for claim in self._of(run) if claim.stance is not None}
+        return stand(stances, self._has_rivals(run))
+
+    def _following(self, run: str) -> Standing:
+        """How many of them follow."""
+        return stand(self._testimonies(run), self._has_rivals(run))
+
+    def _has_rivals(self, run: str) -> bool:
+        """Its peers know of other masters."""
+        return any(claim.masters > 1 for claim in self._of(run))
 
     def _since(self, run: str) -> float:
         return min(claim.since for claim in self._of(run))
@@ -324,14 +333,14 @@ class Succession:
     def _consider(self, run: str) -> None:
         """Leads the run if it may."""
         majority_at = self._gatherings[run].majority_at
-        following = stand(self._testimonies(run))
+        following = self._following(run)
         is_late = majority_at is not None and self._is_over(majority_at)
         if following.is_complete or (following.has_majority and is_late):
             self._lead(run)
 
     def _lead(self, run: str) -> None:
         claims = {claim.peer: claim for claim in self._of(run)}
-        recovered = rebuild(self._testimonies(run))
+        recovered = rebuild(self._testimonies(run), self._has_rivals(run))
         witnesses = {
             peer: Witness(claim.connection, claim.host, claim.masters, claim.since)
             for peer, claim in claims.items()

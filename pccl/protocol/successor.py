@@ -13,7 +13,7 @@ from zlib import crc32
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.ledger import Ledger
-from pccl.protocol.master import Master, MasterOptions, _Group, _Member
+from pccl.protocol.master import Circle, Master, MasterOptions, _Group, _Member
 from pccl.protocol.pairs import parties
 from pccl.protocol.testimony import Group, Recovered, unheard
 from pccl.version import __version__
@@ -63,8 +63,7 @@ def successor(
     master.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
     master.installed_view = recovered.view
     master._meeting = recovered.meeting
-    master._view_peers = len(recovered.peers)
-    master._gone = len(recovered.missing)
+    master._circles = [Circle(len(peers), peers & recovered.members.keys()) for peers in recovered.decisive.values()]
     master.has_rivals = any(witness.masters > 1 for witness in witnesses.values())
     for peer, testimony in sorted(recovered.members.items()):
         _add_member(master, peer, testimony, witnesses[peer])
@@ -88,7 +87,7 @@ def successor(
         if end is not None:
             master._unheard[peer] = end
     for witness in witnesses.values():
-        master._say(witness.connection, m.Resumed(term, options.peer_timeout_s))
+        master._say(witness.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.decisive)))
     for group in recovered.groups:
         if group.is_steady:
             _tell_verdicts(master, group)

@@ -1,12 +1,18 @@
 """What follows from the testimony of peers that have lost their master: a pure function, for whoever would succeed it.
 
-The last view is the highest that any witness has installed. A newer one may have been prepared: it counts as the last
-one too if it may be in force somewhere: at somebody who has not come, and that takes that everybody in it had answered;
-one witness who had not shows that it never was.
+The last view is the highest that any witness has installed. Newer ones may have been prepared. Each of them counts as
+the last one too if it may be in force somewhere: at somebody who has not come, and that takes that everybody in it had
+answered; one witness who had not, or whom the same master has told of a yet newer one instead, shows that it never was.
+Not only the newest may be: those whom it admits can be all who know of it, and say nothing of one before it; and a
+master may have died that knew, or could not rule out, that the one before was in force, and told of the newer one some
+who have never installed the one before. So witnesses say all that they have answered, but for what a master that they
+have followed since has ruled out (Resumed): of those who follow it somebody had not answered, or all had come and none
+had installed it, so nobody ever will.
 
-A majority of the last view decides: of both where two count. Every master that leads had a majority of the same view,
-or of one that a majority of it had to answer before it came into force, and a witness follows the highest term only. So
-two masters can never both lead.
+A majority of the last view decides: of each where several count. Where peers know of several masters, those who do not
+go on, or have not come, must be no majority either: one who is sent away may never hear of it, and testify elsewhere.
+Every master that leads had a majority of the same view, or of one that a majority of it had to answer before it came
+into force, and a witness follows the highest term only. So two masters can never both lead.
 
 Who goes on: all witnesses of the last view. Whoever is missing is lost to the others, as if it had died. Where a
 witness has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of that view: nobody
@@ -49,7 +55,9 @@ class Standing:
     view: int
     """The last one; 0 if no witness has ever been accepted."""
     peers: frozenset[int]
-    """Of whom a majority decides."""
+    """Of the last one."""
+    decisive: dict[int, frozenset[int]]
+    """The peers of each view that counts as the last one."""
     expected: frozenset[int]
     """Who can go on."""
     heard: frozenset[int]
@@ -99,6 +107,8 @@ class Recovered:
     """The highest number of one."""
     peers: frozenset[int]
     """Of the last view in force."""
+    decisive: dict[int, frozenset[int]]
+    """Those, and the peers of each view that may be in force too, by its number."""
     members: dict[int, m.Testimony]
     """Who goes on."""
     newcomers: set[int]
@@ -131,65 +141,74 @@ def _last_installed(stances: Stances) -> m.InstalledView | None:
     return max(views, key=lambda view: view.view, default=None)
 
 
-def _last_prepared(stances: Stances, after: int) -> m.PreparedView | None:
-    views = [each.prepared for each in stances.values() if each.prepared is not None]
-    return max((view for view in views if view.view > after), key=lambda view: view.view, default=None)
+def _prepared(stances: Stances, after: int) -> list[m.PreparedView]:
+    """Those newer than `after`, each as one witness tells of it."""
+    views = [view for each in stances.values() for view in (each.prepared, *each.answered) if view is not None]
+    return list({view.view: view for view in views if view.view > after}.values())
+
+
+def _may_be_in_force(view: m.PreparedView, stances: Stances) -> bool:
+    listed = _peers(view.rings)
+    has_been_answered = all(view.view in _answered(each) for peer, each in stances.items() if peer in listed)
+    return has_been_answered and not listed <= stances.keys()
+
+
+def _answered(stance: m.Stand | m.Testimony) -> set[int]:
+    """The views after its installed one that it has answered, and that no later word of their master rules out."""
+    views = [*stance.answered, *([stance.prepared] if stance.prepared is not None else [])]
+    return {view.view for view in views if view.answered}
 
 
 def _peers(rings: list[m.Ring]) -> frozenset[int]:
     return frozenset(peer for ring in rings for peer in ring.peers)
 
 
-def stand(stances: Stances) -> Standing:
+def stand(stances: Stances, has_rivals: bool = True) -> Standing:
+    """`has_rivals`: witnesses may follow other masters."""
     heard = frozenset(stances)
     installed = _last_installed(stances)
     if installed is None:
-        return Standing(0, frozenset(), frozenset(), heard, False)
+        return Standing(0, frozenset(), {}, frozenset(), heard, False)
     peers = expected = _peers(installed.rings)
-    has_majority = len(peers & heard) >= majority(len(peers))
-    prepared = _last_prepared(stances, installed.view)
-    if prepared is not None:
-        listed = _peers(prepared.rings)
-        witnesses = [
-            each.prepared.answered if each.prepared is not None and each.prepared.view == prepared.view else False
-            for peer, each in stances.items()
-            if peer in listed
-        ]
-        may_be_in_force = all(witnesses) and not listed <= heard
-        if may_be_in_force:
-            has_majority = has_majority and len(listed & heard) >= majority(len(listed))
-        settled_by = [
-            each.prepared
-            for peer, each in stances.items()
-            if peer in peers and each.is_settled and each.prepared is not None and each.prepared.view > installed.view
-        ]
-        if may_be_in_force:
-            expected = peers & listed
-        elif settled_by:
-            expected = peers & _peers(max(settled_by, key=lambda view: view.view).rings)
-    return Standing(installed.view, peers, expected, heard, has_majority and not expected.isdisjoint(heard))
+    in_force = [view for view in _prepared(stances, installed.view) if _may_be_in_force(view, stances)]
+    settled_by = [
+        each.prepared
+        for peer, each in stances.items()
+        if peer in peers and each.is_settled and each.prepared is not None and each.prepared.view > installed.view
+    ]
+    decisive = {installed.view: peers, **{view.view: _peers(view.rings) for view in in_force}}
+    for listed in decisive.values():
+        expected &= listed
+    if settled_by and not in_force:
+        expected = peers & _peers(max(settled_by, key=lambda view: view.view).rings)
+    members = expected & heard
+    has_majority = bool(members) and all(
+        len(listed & heard) >= majority(len(listed))
+        and not (has_rivals and len(listed - members) >= majority(len(listed)))
+        for listed in decisive.values()
+    )
+    return Standing(installed.view, peers, decisive, expected, heard, has_majority)
 
 
-def rebuild(testimonies: Testimonies) -> Recovered:
+def rebuild(testimonies: Testimonies, has_rivals: bool = True) -> Recovered:
     """The testimony must have a majority."""
-    standing = stand(testimonies)
+    standing = stand(testimonies, has_rivals)
     installed = _last_installed(testimonies)
     assert installed is not None
     assert standing.has_majority
-    prepared = _last_prepared(testimonies, installed.view)
     seats = {(peer, ring.group) for ring in installed.rings for peer in ring.peers if peer in standing.expected}
     members = {peer: each for peer, each in testimonies.items() if (peer, each.me.group) in seats}
     others = {peer: each for peer, each in testimonies.items() if peer not in members}
     groups = [_group(ring, members) for ring in installed.rings]
-    witnesses = testimonies.values()
-    views = [installed.view, *(each.prepared.view for each in witnesses if each.prepared is not None)]
-    is_unchanged = prepared is None and all(
+    newer = _prepared(testimonies, installed.view)
+    is_unchanged = not newer and all(
         each.installed is not None and each.installed.view == installed.view for each in members.values()
     )
     return Recovered(
         view=installed.view,
-        view_heard=max(views),
+        view_heard=max([installed.view, *(view.view for view in newer)]),
         peers=standing.peers,
+        decisive=standing.decisive,
         members=members,
         newcomers={peer for peer, each in others.items() if each.installed is None},
         strangers={peer for peer, each in others.items() if each.installed is not None},
