@@ -4,6 +4,9 @@
  * others knows that all are. Since a done rank knows that every other one has submitted the op (op.h), DONE never
  * comes before that, and what comes of an op that has ended here is dropped: nothing has to be kept.
  *
+ * What a rank is done with by the time that a link's connection takes frames goes out in one, up to PCCL_DONE_KEYS_MAX
+ * ops: nobody waits for others to come along, and a rank that hears of several hears of each by itself, in any order.
+ *
  * An op may end as soon as all have been heard, so an agreement outlives its op until what it has to say has left.
  * What was sent of it and is lost with its connection is in that one's records (conn.h). */
 #ifndef PCCL_AGREEMENT_H

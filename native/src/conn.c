@@ -145,12 +145,13 @@ static void rx_expect_header(pccl_conn *conn)
     conn->rx_kept = NULL;
     conn->rx_eager_bytes = 0;
     conn->rx_is_eager = 0;
+    conn->rx_keys = 0;
 }
 
 /* A frame that counts is all there. */
-static void rx_count_frame(pccl_conn *conn)
+static void rx_count_frame(pccl_conn *conn, uint32_t frames)
 {
-    conn->rx_frames++;
+    conn->rx_frames += frames;
     conn->link->host->wants_tick = 1;
     if (conn->rx_frames - conn->rx_frames_told >= PCCL_ACK_FRAMES ||
         conn->rx_bytes - conn->rx_bytes_told >= PCCL_ACK_BYTES)
@@ -184,6 +185,17 @@ void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes)
     PCCL_ASSERT(conn->rx_state == RX_HEADER && payload_bytes > 0);
     conn->rx_state = RX_DISCARD;
     conn->rx_left_bytes = payload_bytes;
+}
+
+/* Keys that are in the header's place for one and in the payload. */
+static void rx_expect_keys(pccl_conn *conn, const pccl_frame *frame)
+{
+    PCCL_ASSERT(conn->rx_state == RX_HEADER && frame->payload_bytes <= PCCL_DONE_PAYLOAD_MAX);
+    conn->rx_state = RX_STORE;
+    conn->rx_keys = pccl_frame_keys(frame);
+    pccl_op_key_encode(&frame->key, conn->rx_key_bytes);
+    conn->rx_inbound.store = conn->rx_key_bytes + PCCL_KEY_BYTES;
+    conn->rx_inbound.payload_bytes = conn->rx_left_bytes = frame->payload_bytes;
 }
 
 /* Where the next payload bytes go, and how many at most. */
@@ -231,6 +243,23 @@ static void rx_reduce(pccl_conn *conn, size_t bytes)
     memcpy(conn->rx_carry, staging + used_bytes, conn->rx_carry_bytes);
 }
 
+static void rx_blame(pccl_conn *conn, const char *broken_rule)
+{
+    pccl_link_fail(conn->link, 0, "connection %u: protocol error: %s", conn->number, broken_rule);
+}
+
+/* All of them are there. */
+static void rx_hear_keys(pccl_conn *conn, uint32_t count)
+{
+    pccl_conn_host *host = conn->link->host;
+    for (uint32_t i = 0; i < count && !conn_is_over(conn); i++) {
+        pccl_op_key key = pccl_op_key_decode(conn->rx_key_bytes + i * PCCL_KEY_BYTES);
+        const char *broken_rule = host->on_done(host, conn, &key);
+        if (broken_rule != NULL)
+            rx_blame(conn, broken_rule);
+    }
+}
+
 /* `bytes` of payload lie where rx_target said. */
 static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
@@ -238,8 +267,10 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
     conn->rx_left_bytes -= (uint32_t)bytes;
     conn->rx_bytes += bytes;
     host->wants_tick = 1;
-    count(&host->counters.rx_payload_bytes, bytes);
-    conn->link->rx_payload_bytes += bytes;
+    if (conn->rx_keys == 0) {
+        count(&host->counters.rx_payload_bytes, bytes);
+        conn->link->rx_payload_bytes += bytes;
+    }
     if (conn->rx_state == RX_REDUCE)
         rx_reduce(conn, bytes);
     else
@@ -251,12 +282,15 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
         }
         pccl_op *op = conn->rx_op;
         struct pccl_announcement *kept = conn->rx_kept;
+        uint32_t keys = conn->rx_keys;
         PCCL_ASSERT(conn->rx_state != RX_REDUCE || conn->rx_carry_bytes == 0);
         if (conn->rx_eager_bytes > 0 && kept == NULL)
             pccl_link_let_go(conn->link, conn->rx_eager_bytes);
         rx_expect_header(conn);
-        rx_count_frame(conn);
-        if (op != NULL)
+        rx_count_frame(conn, keys > 0 ? keys : 1);
+        if (keys > 0)
+            rx_hear_keys(conn, keys);
+        else if (op != NULL)
             host->on_arrived(host, op, &conn->rx_inbound);
         else if (kept != NULL)
             host->on_kept(host, kept);
@@ -290,12 +324,17 @@ static void rx_header(pccl_conn *conn, const uint8_t *header)
         conn->rx_crc = 0;
         conn->rx_expected_crc = frame.payload_crc;
         conn->rx_is_eager = frame.type == PCCL_FRAME_EAGER;
-        broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);
+        if (frame.type != PCCL_FRAME_DONE)
+            broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);
+        else if (frame.payload_bytes > 0)
+            rx_expect_keys(conn, &frame);
+        else
+            broken_rule = conn->link->host->on_done(conn->link->host, conn, &frame.key);
         if (broken_rule == NULL && frame.payload_bytes == 0)
-            rx_count_frame(conn);
+            rx_count_frame(conn, 1);
     }
     if (broken_rule != NULL)
-        pccl_link_fail(conn->link, 0, "connection %u: protocol error: %s", conn->number, broken_rule);
+        rx_blame(conn, broken_rule);
 }
 
 /* Handles what was read ahead; what remains is less than a header. */
@@ -446,10 +485,9 @@ void pccl_conn_release_kept(pccl_conn *conn)
 
 /* Out */
 
-static int tx_window_is_full(const pccl_conn *conn)
-{
-    return conn->tx_counted - conn->tx_acked == PCCL_CONN_WINDOW;
-}
+static uint32_t tx_window(const pccl_conn *conn) { return PCCL_CONN_WINDOW - (conn->tx_counted - conn->tx_acked); }
+
+static int tx_window_is_full(const pccl_conn *conn) { return tx_window(conn) == 0; }
 
 int pccl_conn_is_drained(const pccl_conn *conn) { return conn->tx_count == 0 && conn->tx_boxed_bytes == 0; }
 
@@ -483,15 +521,16 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
 
 static pccl_conn_record *tx_record(pccl_conn *conn, const pccl_frame *frame)
 {
+    PCCL_ASSERT(!tx_window_is_full(conn) && conn->peer_number != 0);
     if (conn->tx_counted == conn->tx_acked)
         conn->progress_ms = -1;
     pccl_conn_record *record = &conn->records[conn->tx_counted++ % PCCL_CONN_WINDOW];
     memset(record, 0, sizeof *record);
     record->type = (uint8_t)frame->type;
-    record->payload_bytes = frame->payload_bytes;
     if (frame->type == PCCL_FRAME_DONE) {
         record->of.key = frame->key;
     } else if (frame->type != PCCL_FRAME_LOST) {
+        record->payload_bytes = frame->payload_bytes;
         record->of.segment.chunk = frame->chunk;
         record->of.segment.segment = frame->segment;
         record->of.segment.hop = frame->hop;
@@ -500,20 +539,11 @@ static pccl_conn_record *tx_record(pccl_conn *conn, const pccl_frame *frame)
     return record;
 }
 
-void pccl_conn_add(
-    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
+/* What was recorded, if it counts. */
+static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
-    if (frame->type != PCCL_FRAME_HELLO && frame->type != PCCL_FRAME_ACK) {
-        PCCL_ASSERT(!tx_window_is_full(conn) && conn->peer_number != 0);
-        pccl_conn_record *record = tx_record(conn, frame);
-        record->op = op;
-        if (op != NULL) {
-            record->of.segment.payload = payload;
-            record->of.segment.index = index;
-        }
-    }
     frame->received_frames = conn->rx_frames_told = conn->rx_frames;
     conn->rx_bytes_told = conn->rx_bytes;
     conn->is_ack_due = 0;
@@ -525,7 +555,48 @@ void pccl_conn_add(
     tx->spill = NULL;
     tx->op = payload != NULL ? op : NULL;
     tx->index = index;
+    tx->is_done = frame->type == PCCL_FRAME_DONE;
     conn->tx_batch_bytes += PCCL_FRAME_BYTES + frame->payload_bytes;
+}
+
+void pccl_conn_add(
+    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
+{
+    PCCL_ASSERT(frame->type != PCCL_FRAME_DONE);
+    if (frame->type != PCCL_FRAME_HELLO && frame->type != PCCL_FRAME_ACK) {
+        pccl_conn_record *record = tx_record(conn, frame);
+        record->op = op;
+        if (op != NULL) {
+            record->of.segment.payload = payload;
+            record->of.segment.index = index;
+        }
+    }
+    tx_add(conn, frame, payload, op, index);
+}
+
+uint32_t pccl_conn_done_room(const pccl_conn *conn)
+{
+    uint32_t further = (PCCL_DONE_PAYLOAD_MAX - conn->tx_keys_bytes) / PCCL_KEY_BYTES;
+    return (uint32_t)pccl_min_size(tx_window(conn), 1 + further);
+}
+
+void pccl_conn_add_done(pccl_conn *conn, const pccl_op_key *keys, uint32_t count)
+{
+    PCCL_ASSERT(count > 0 && count <= pccl_conn_done_room(conn));
+    uint8_t *payload = conn->tx_keys + conn->tx_keys_bytes;
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_DONE;
+    for (uint32_t i = 0; i < count; i++) {
+        frame.key = keys[i];
+        tx_record(conn, &frame);
+        if (i > 0)
+            pccl_op_key_encode(&keys[i], payload + (i - 1) * PCCL_KEY_BYTES);
+    }
+    frame.key = keys[0];
+    frame.payload_bytes = (count - 1) * PCCL_KEY_BYTES;
+    conn->tx_keys_bytes += frame.payload_bytes;
+    tx_add(conn, &frame, payload, NULL, 0);
 }
 
 void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost)
@@ -542,8 +613,10 @@ void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost)
 
 static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
 {
-    count(&conn->link->host->counters.tx_payload_bytes, tx->payload_bytes);
-    conn->link->tx_payload_bytes += tx->payload_bytes;
+    if (!tx->is_done) {
+        count(&conn->link->host->counters.tx_payload_bytes, tx->payload_bytes);
+        conn->link->tx_payload_bytes += tx->payload_bytes;
+    }
     if (tx->op != NULL && pccl_op_sent(tx->op, tx->index, tx->payload_bytes))
         conn->link->host->on_sent(conn->link->host, tx->op);
     free(tx->spill);
@@ -565,6 +638,7 @@ static void tx_advance(pccl_conn *conn, size_t bytes)
     PCCL_ASSERT(conn->tx_offset == 0);
     conn->tx_count = conn->tx_first = 0;
     conn->tx_batch_bytes = 0;
+    conn->tx_keys_bytes = 0;
 }
 
 static int tx_gather(pccl_conn *conn, struct iovec *iov, size_t *bytes)
@@ -600,6 +674,7 @@ static void tx_drop(pccl_conn *conn)
     }
     conn->tx_count = conn->tx_first = 0;
     conn->tx_offset = conn->tx_batch_bytes = conn->tx_boxed_bytes = 0;
+    conn->tx_keys_bytes = 0;
 }
 
 PCCL_STATIC_ASSERT((int)PCCL_CIPHER_PIECES_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_box);

@@ -26,6 +26,8 @@
  *   - Both ends count the frames that they have sent and received on a connection, HELLO and ACK excepted. The
  *     sender keeps a record of each frame until it is known to be received, in a window of PCCL_CONN_WINDOW. It
  *     gets to know by the count in every header of the other direction, or from ACK frames where there are none.
+ *     A DONE frame counts as many as it has keys, and has a record of each: it is received as a whole or not at all,
+ *     and what is sent again of it in whatever frames.
  *   - Each end begins with a HELLO that says how it calls the connection, and sends nothing that counts before
  *     it has the other's. So whoever has something to send again can name the connection to the other end.
  *   - Whoever gives up a connection stops reading from it, forgets the half-received frame (pccl_op_retract),
@@ -87,9 +89,13 @@ typedef struct pccl_conn_host {
     uint8_t wants_tick;
     pccl_list pending_links; /* pccl_link.in_pending */
 
-    /* A header has come. Either the frame has no payload and is dealt with, or its payload is put on its way
-     * with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the frame breaks. */
+    /* A header has come, of what the connection does not deal with. Either the frame has no payload and is dealt with,
+     * or its payload is put on its way with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the
+     * frame breaks. */
     const char *(*on_header)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_frame *frame);
+
+    /* A key of a DONE frame, all of which is there. NULL, or the rule that it breaks. */
+    const char *(*on_done)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_op_key *key);
 
     /* The frame that is half in will not be completed. */
     void (*on_retract)(struct pccl_conn_host *host, struct pccl_conn *conn);
@@ -137,6 +143,7 @@ typedef struct {
     pccl_op *op; /* NULL: none, or it has ended */
     uint32_t payload_bytes;
     uint32_t index;
+    uint8_t is_done; /* whose payload is keys */
 } pccl_conn_tx_frame;
 
 enum pccl_conn_rx_state { RX_HEADER, RX_STORE, RX_REDUCE, RX_DISCARD };
@@ -188,6 +195,8 @@ typedef struct pccl_conn {
     uint64_t rx_bytes_told;
     uint32_t rx_eager_bytes; /* the frame's payload counts as eager */
     uint8_t rx_is_eager; /* the frame is an EAGER one */
+    uint32_t rx_keys; /* the frame is a DONE one with so many; 0: it is not */
+    uint8_t rx_key_bytes[PCCL_DONE_KEYS_MAX * PCCL_KEY_BYTES]; /* of them all, as they come */
     uint32_t rx_reduced; /* elements */
     uint32_t rx_carry_bytes;
     uint8_t rx_carry[16];
@@ -201,6 +210,8 @@ typedef struct pccl_conn {
     size_t tx_batch_bytes;
     size_t tx_boxed_bytes; /* sealed and not taken by the socket yet */
     pccl_conn_tx_frame tx_frames[TX_FRAMES_MAX];
+    uint32_t tx_keys_bytes; /* used by the batch */
+    uint8_t tx_keys[PCCL_DONE_PAYLOAD_MAX];
     uint32_t tx_counted; /* frames added that count */
     uint32_t tx_acked; /* of them, the first so many were received */
     pccl_conn_record records[PCCL_CONN_WINDOW]; /* at their number modulo the window */
@@ -239,6 +250,10 @@ int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max);
 void pccl_conn_add(
     pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
 void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
+
+/* Adds one DONE frame; at most so many keys as pccl_conn_done_room says, which is at least 1 where there is room at all. */
+uint32_t pccl_conn_done_room(const pccl_conn *conn);
+void pccl_conn_add_done(pccl_conn *conn, const pccl_op_key *keys, uint32_t count);
 
 /* Sends what was added. Nonzero when all of it is gone; otherwise wait until writable, or the link has
  * failed. */

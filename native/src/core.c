@@ -33,6 +33,7 @@ struct pccl_core {
 };
 
 static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const pccl_frame *frame);
+static const char *core_on_done(pccl_conn_host *host, pccl_conn *conn, const pccl_op_key *key);
 static void core_on_arrived(pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
 static void core_on_sent(pccl_conn_host *host, pccl_op *op);
 static void core_on_kept(pccl_conn_host *host, pccl_announcement *kept);
@@ -51,6 +52,7 @@ pccl_core *pccl_core_create(
     core->host.poller = poller;
     core->host.staging = staging;
     core->host.on_header = core_on_header;
+    core->host.on_done = core_on_done;
     core->host.on_arrived = core_on_arrived;
     core->host.on_sent = core_on_sent;
     core->host.on_kept = core_on_kept;
@@ -786,12 +788,13 @@ static const char *core_on_segment(pccl_core *core, pccl_conn *conn, const pccl_
     return NULL;
 }
 
-static const char *core_on_done(pccl_core *core, pccl_conn *conn, const pccl_frame *frame)
+static const char *core_on_done(pccl_conn_host *host, pccl_conn *conn, const pccl_op_key *key)
 {
-    pccl_table_node *node = pccl_table_first(&core->ops_by_key, pccl_op_key_hash(&frame->key));
+    pccl_core *core = PCCL_CONTAINER_OF(host, pccl_core, host);
+    pccl_table_node *node = pccl_table_first(&core->ops_by_key, pccl_op_key_hash(key));
     for (; node != NULL; node = pccl_table_next(node)) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_key);
-        if (op->agreement == NULL || !pccl_op_key_equal(&op->request.key, &frame->key))
+        if (op->agreement == NULL || !pccl_op_key_equal(&op->request.key, key))
             continue;
         pccl_party *party = pccl_agreement_find(op->agreement, conn->link);
         if (party == NULL)
@@ -821,7 +824,6 @@ static const char *core_on_header(pccl_conn_host *host, pccl_conn *conn, const p
     case PCCL_FRAME_LOST:
         return pccl_link_on_lost(conn, frame);
     case PCCL_FRAME_DONE:
-        return core_on_done(core, conn, frame);
     case PCCL_FRAME_HELLO:
     case PCCL_FRAME_ACK:
         break;

@@ -11,11 +11,8 @@ enum {
     AT_RECEIVED_FRAMES = 4,
     AT_PAYLOAD_BYTES = 8,
     AT_PAYLOAD_CRC = 12,
-    AT_EPOCH = 16,
-    AT_TAG = 24,
-    AT_SEQUENCE = 32,
-    AT_GROUP = 40,
-    AT_HEADER_CRC = 44,
+    AT_KEY = 16,
+    AT_HEADER_CRC = AT_KEY + PCCL_KEY_BYTES,
     AT_BODY = 48,
     BODY_BYTES = PCCL_FRAME_BYTES - 48
 };
@@ -119,7 +116,9 @@ static const char *done_decode(const uint8_t *body, const pccl_frame *frame)
     static const uint8_t zeros[BODY_BYTES];
     if (memcmp(body, zeros, sizeof zeros) != 0)
         return "reserved bytes in use";
-    return frame->payload_bytes != 0 ? "payload after a DONE frame" : NULL;
+    if (frame->payload_bytes % PCCL_KEY_BYTES != 0 || frame->payload_bytes > PCCL_DONE_PAYLOAD_MAX)
+        return "not the keys of a DONE frame";
+    return NULL;
 }
 
 static uint32_t header_crc(const uint8_t *header)
@@ -139,10 +138,7 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
     pccl_put_u32(header + AT_RECEIVED_FRAMES, frame->received_frames);
     pccl_put_u32(header + AT_PAYLOAD_BYTES, frame->payload_bytes);
     pccl_put_u32(header + AT_PAYLOAD_CRC, frame->payload_crc);
-    pccl_put_u64(header + AT_EPOCH, frame->key.epoch);
-    pccl_put_u64(header + AT_TAG, frame->key.tag);
-    pccl_put_u64(header + AT_SEQUENCE, frame->key.sequence);
-    pccl_put_u32(header + AT_GROUP, frame->key.group);
+    pccl_op_key_encode(&frame->key, header + AT_KEY);
     switch (frame->type) {
     case PCCL_FRAME_READY:
     case PCCL_FRAME_EAGER:
@@ -190,10 +186,7 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
     frame->received_frames = pccl_get_u32(header + AT_RECEIVED_FRAMES);
     frame->payload_bytes = pccl_get_u32(header + AT_PAYLOAD_BYTES);
     frame->payload_crc = pccl_get_u32(header + AT_PAYLOAD_CRC);
-    frame->key.epoch = pccl_get_u64(header + AT_EPOCH);
-    frame->key.tag = pccl_get_u64(header + AT_TAG);
-    frame->key.sequence = pccl_get_u64(header + AT_SEQUENCE);
-    frame->key.group = pccl_get_u32(header + AT_GROUP);
+    frame->key = pccl_op_key_decode(header + AT_KEY);
     if (frame->payload_bytes == 0 && frame->payload_crc != 0)
         return "a checksum of nothing";
     switch (header[AT_TYPE]) {
@@ -222,6 +215,25 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
     default:
         return "unknown frame type";
     }
+}
+
+void pccl_op_key_encode(const pccl_op_key *key, uint8_t *bytes)
+{
+    pccl_put_u64(bytes, key->epoch);
+    pccl_put_u64(bytes + 8, key->tag);
+    pccl_put_u64(bytes + 16, key->sequence);
+    pccl_put_u32(bytes + 24, key->group);
+}
+
+pccl_op_key pccl_op_key_decode(const uint8_t *bytes)
+{
+    pccl_op_key key;
+    memset(&key, 0, sizeof key);
+    key.epoch = pccl_get_u64(bytes);
+    key.tag = pccl_get_u64(bytes + 8);
+    key.sequence = pccl_get_u64(bytes + 16);
+    key.group = pccl_get_u32(bytes + 24);
+    return key;
 }
 
 int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b)

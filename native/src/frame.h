@@ -24,7 +24,8 @@
  * for this receiver on its first hop, with the shape, because the receiver may not have submitted the op yet.
  * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer kept, counted
  * from the link's beginning (link.h).
- * DONE has no payload: the sender is done with the op of this key (agreement.h).
+ * DONE says that the sender is done with the op of this key (agreement.h), and with those of the keys that its payload
+ * is, each as it would be in bytes 16 to 44. What counts frames counts it as one for each key.
  *
  * HELLO, ACK and LOST are about connections (conn.h) and belong to no op either. The sender calls this one, or a
  * lost one, `connection`, the receiver calls the latter `peer_connection`. received_frames is how many frames
@@ -40,6 +41,12 @@
 #include "pccl_native.h"
 
 enum { PCCL_FRAME_BYTES = 72, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 2 };
+
+enum {
+    PCCL_KEY_BYTES = 28,
+    PCCL_DONE_KEYS_MAX = 64,
+    PCCL_DONE_PAYLOAD_MAX = (PCCL_DONE_KEYS_MAX - 1) * PCCL_KEY_BYTES
+};
 
 enum pccl_frame_type {
     PCCL_FRAME_READY = 1,
@@ -82,6 +89,13 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame);
 
 /* For tests: makes a changed header one that verifies. */
 void pccl_frame_seal(uint8_t *header);
+
+/* PCCL_KEY_BYTES, as in a header. */
+void pccl_op_key_encode(const pccl_op_key *key, uint8_t *bytes);
+pccl_op_key pccl_op_key_decode(const uint8_t *bytes);
+
+/* Of a DONE frame. */
+static inline uint32_t pccl_frame_keys(const pccl_frame *frame) { return 1 + frame->payload_bytes / PCCL_KEY_BYTES; }
 
 int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b);
 int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b);

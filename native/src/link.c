@@ -363,19 +363,15 @@ static void link_add_credit(pccl_link *link, pccl_conn *conn)
 
 /* What is to be sent */
 
-static void link_add_done(pccl_conn *conn, const pccl_op_key *key)
+/* All that wait, up to what a frame holds. */
+static void link_add_dones(pccl_link *link, pccl_conn *conn)
 {
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_DONE;
-    frame.key = *key;
-    pccl_conn_add(conn, &frame, NULL, NULL, 0);
-}
-
-static void link_add_next_done(pccl_link *link, pccl_conn *conn)
-{
-    pccl_op_key key = pccl_agreement_take(link);
-    link_add_done(conn, &key);
+    pccl_op_key keys[PCCL_DONE_KEYS_MAX];
+    uint32_t room = pccl_conn_done_room(conn);
+    uint32_t count = 0;
+    while (count < room && !pccl_list_is_empty(&link->dones))
+        keys[count++] = pccl_agreement_take(link);
+    pccl_conn_add_done(conn, keys, count);
 }
 
 static void link_add_announcement(pccl_link *link, pccl_conn *conn)
@@ -436,7 +432,7 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
             pccl_conn_add(conn, &frame, record.of.segment.payload, record.op, record.of.segment.index);
         break;
     case PCCL_FRAME_DONE:
-        link_add_done(conn, &record.of.key);
+        pccl_conn_add_done(conn, &record.of.key, 1);
         break;
     case PCCL_FRAME_CREDIT:
         link->eager.is_credit_due = 1;
@@ -489,7 +485,7 @@ static void link_fill(pccl_link *link, pccl_conn *conn)
         else if (!pccl_list_is_empty(&link->resends))
             link_add_again(link, conn);
         else if (!pccl_list_is_empty(&link->dones))
-            link_add_next_done(link, conn);
+            link_add_dones(link, conn);
         else if (!pccl_list_is_empty(&link->ready_ops))
             link_add_announcement(link, conn);
         else

@@ -161,6 +161,8 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
         frame.frames = below(4);
         break;
     }
+    if (frame.type == PCCL_FRAME_DONE && below(2))
+        frame.payload_bytes = (1 + below(PAYLOAD_MAX / PCCL_KEY_BYTES)) * PCCL_KEY_BYTES;
     if (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_EAGER) {
         pccl_op_shape shape = request->shape;
         frame.payload_bytes = shape.quantization == PCCL_QUANT_NONE || below(4) == 0
@@ -204,6 +206,12 @@ static void append_frame(stream *s, const pccl_frame *frame, int is_honest)
     pccl_frame_encode(frame, header);
     for (uint32_t i = 0; i < payload_bytes; i++)
         header[PCCL_FRAME_BYTES + i] = (uint8_t)random_u64();
+    for (uint32_t i = 0; frame->type == PCCL_FRAME_DONE && i < payload_bytes; i += PCCL_KEY_BYTES)
+        if (below(4) != 0) {
+            pccl_op_key key = frame->key;
+            key.sequence ^= below(2);
+            pccl_op_key_encode(&key, header + PCCL_FRAME_BYTES + i);
+        }
     for (uint32_t i = is_honest ? 0 : 1 + below(3); i > 0; i--)
         mutate(header, payload_bytes);
     if (!is_honest && below(8) == 0) /* more or less payload than is announced */

@@ -137,6 +137,22 @@ static void what_is_encoded_is_decoded(void)
     }
 }
 
+/* As many keys as a frame may have, and no part of one. */
+static void done_frames_list_keys(void)
+{
+    uint8_t header[PCCL_FRAME_BYTES];
+    pccl_frame out;
+    for (uint32_t bytes = 0; bytes <= PCCL_DONE_PAYLOAD_MAX + 2 * PCCL_KEY_BYTES; bytes++) {
+        pccl_frame in = done_frame();
+        in.payload_bytes = bytes;
+        in.payload_crc = bytes > 0;
+        pccl_frame_encode(&in, header);
+        int is_right = bytes % PCCL_KEY_BYTES == 0 && bytes <= PCCL_DONE_PAYLOAD_MAX;
+        CHECK_MSG((pccl_frame_decode(header, &out) == NULL) == is_right, "%u bytes", bytes);
+        CHECK(!is_right || pccl_frame_keys(&out) == 1 + bytes / PCCL_KEY_BYTES);
+    }
+}
+
 static void the_layout_is_as_documented(void)
 {
     uint8_t header[PCCL_FRAME_BYTES];
@@ -147,6 +163,11 @@ static void the_layout_is_as_documented(void)
     CHECK(memcmp(header + 40, "\x34\x33\x32\x31", 4) == 0);
     CHECK(pccl_get_u32(header + 44) == pccl_crc32c(pccl_crc32c(0, header, 44), header + 48, 24));
     CHECK(memcmp(header + 48, "\x04\x03\x02\x01\x14\x13\x12\x11\x24\x23\x22\x21", 12) == 0);
+    uint8_t key_bytes[PCCL_KEY_BYTES];
+    pccl_op_key_encode(&frame.key, key_bytes);
+    CHECK(memcmp(key_bytes, header + 16, sizeof key_bytes) == 0);
+    pccl_op_key key = pccl_op_key_decode(key_bytes);
+    CHECK(pccl_op_key_equal(&key, &frame.key) && key.reserved == 0);
 }
 
 static void a_flipped_bit_does_not_verify(void)
@@ -252,11 +273,12 @@ static void accepted_noise_round_trips(void)
     for (int i = 0; i < 200000; i++) {
         uint8_t header[PCCL_FRAME_BYTES];
         uint8_t again[PCCL_FRAME_BYTES];
-        pccl_frame frame = i % 7 == 0   ? ready_frame()
-                           : i % 7 == 1 ? segment_frame()
-                           : i % 7 == 2 ? eager_frame()
-                           : i % 7 == 3 ? credit_frame()
-                                        : connection_frame((enum pccl_frame_type)(PCCL_FRAME_HELLO + i % 7 - 4));
+        pccl_frame frame = i % 8 == 0   ? ready_frame()
+                           : i % 8 == 1 ? segment_frame()
+                           : i % 8 == 2 ? eager_frame()
+                           : i % 8 == 3 ? credit_frame()
+                           : i % 8 == 4 ? done_frame()
+                                        : connection_frame((enum pccl_frame_type)(PCCL_FRAME_HELLO + i % 8 - 5));
         pccl_frame_encode(&frame, header);
         for (int k = random_byte() % 4; k >= 0; k--)
             header[random_byte() % PCCL_FRAME_BYTES] = (uint8_t)(random_byte() & random_byte());
@@ -288,6 +310,7 @@ static void every_shape_field_counts(void)
 int main(void)
 {
     RUN(what_is_encoded_is_decoded);
+    RUN(done_frames_list_keys);
     RUN(the_layout_is_as_documented);
     RUN(a_flipped_bit_does_not_verify);
     RUN(what_is_malformed_is_refused);
