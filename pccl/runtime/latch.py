@@ -34,15 +34,13 @@ class Latch:
     def set(self) -> None:
         """Never waits. May be called again."""
         self._is_set = True
-        with suppress(IndexError):
-            while True:
-                lock = self._waiters.pop()
-                with suppress(RuntimeError):  # another latch has released it
-                    lock.release()
+        while self._waiters:
+            with suppress(IndexError, RuntimeError):  # it has left meanwhile; another latch has released it
+                self._waiters.pop().release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """False if the time passed first."""
-        return wait_any((self,), timeout_s)
+        return self._is_set or wait_any((self,), timeout_s)
 
 
 def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
