@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -152,11 +153,23 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
 
 
 class AsyncHandle(Generic[Info]):
-    """An op in flight. Its buffers belong to pccl until it has ended. Thread-safe."""
+    """An op in flight. Its buffers belong to pccl until it has ended. Thread-safe.
+
+    The result for arrays on a device comes there in `wait`, `async_wait` or `result`; a handle that is dropped without
+    leaves them as they were, with a ResourceWarning.
+    """
 
     def __init__(self, op: PendingOp, info_of: Callable[[PendingOp, str], Info]) -> None:
+        self._was_asked = False
         self._op = op
         self._info_of = info_of
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        op = self._op
+        has_failed = op.result is not None and op.result.code is not Result.SUCCESS
+        if op.feed is not None and not self._was_asked and not has_failed:
+            text = f"nobody waited for the op with tag {op.tag}: its result has not come to the device"
+            warn(text, ResourceWarning, source=self)
 
     @property
     def tag(self) -> int:
@@ -176,6 +189,7 @@ class AsyncHandle(Generic[Info]):
         limit_s = timeouts.checked_s(timeout, name)
         if not self._op.wait(limit_s):
             raise PCCLError(Result.TIMEOUT, name, f"the op with tag {self.tag} has not ended in {limit_s:g} s")
+        self._was_asked = True
         try:
             info = self._info_of(self._op, name)
         except PCCLError as error:

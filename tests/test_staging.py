@@ -243,6 +243,19 @@ def test_the_thread_that_waits_sees_the_result_whoever_launched(three_peers: Cre
     three_peers.each(reduce)
 
 
+def test_who_drops_a_handle_is_warned_that_nothing_came_to_the_device(
+    three_peers: Crew, devices: list[FakeDevice]
+) -> None:
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    dropped, *handles = three_peers.each(lambda peer, i: peer.all_reduce_async(held[i], op=SUM))
+    assert [handle.wait()[0] for handle in handles] == [True, True]
+    until(dropped.done, "there is a result")
+    with pytest.warns(ResourceWarning, match="nobody waited for the op with tag 0"):
+        del dropped
+    np.testing.assert_array_equal(held[0].settled(), values(0))
+    np.testing.assert_array_equal(held[1].settled(), total())
+
+
 def test_arguments_are_checked(three_peers: Crew, devices: list[FakeDevice]) -> None:
     array = devices[0].array(np.zeros(8, np.float32))
     other = devices[1].array(np.zeros(8, np.float32))
