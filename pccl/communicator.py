@@ -248,9 +248,9 @@ class Communicator(Collectives[CollectiveInfo]):
 
         Both are contiguous NumPy arrays or torch tensors of one dtype and as many elements, on all peers. Either the op
         succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is undefined.
-        Tensors on CUDA devices go through host memory, in pieces if they are larger than 16 MiB, and then on all peers
-        or on none (INVALID_ARGUMENT), unless PCCL_PIECE_BYTES=0 is in the environment of those with devices: see
-        `pccl.devices.staging`. The result is theirs in the order of this thread's current CUDA stream.
+        Tensors on CUDA devices go through host memory, in pieces if they are larger than 16 MiB: see
+        `pccl.devices.staging`. Other peers may have theirs in memory. The result is the device's in the order of this
+        thread's current CUDA stream.
         `algorithm` is chosen by size, world, quantization and, once optimize_topology has measured them, links where it
         is None; it must be the same on all peers.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from pccl import (
 from pccl.devices import host_memory
 from pccl.devices.staging import divided, helper_of
 from pccl.runtime import pieces as op_pieces
-from tests.crew import Background, Crew, outcomes, results, until
+from tests.crew import Background, Crew, outcomes, reduce_once, results, until
 from tests.fake_device import FakeArray, FakeDevice
 from tests.interrupts import interrupted_at
 
@@ -52,12 +53,16 @@ def total(count: int = COUNT, dtype: Any = np.float32, world: int = WORLD) -> An
     return sum((values(peer, count, dtype) for peer in range(world)), np.zeros(count, dtype))
 
 
+def seen_in(array: Any) -> Any:
+    return array.get() if isinstance(array, FakeArray) else array
+
+
 def reduced(crew: Crew, held: list[Any], **options: Any) -> list[Any]:
     """What each peer finds in its array after a reduce in place."""
 
     def reduce(peer: Communicator, i: int) -> Any:
         peer.all_reduce(held[i], **{"op": SUM, **options})
-        return held[i].get() if isinstance(held[i], FakeArray) else held[i]
+        return seen_in(held[i])
 
     return crew.each(reduce)
 
@@ -205,17 +210,104 @@ def test_a_device_and_a_cpu_share_an_op_of_one_piece(three_peers: Crew, devices:
         np.testing.assert_array_equal(found, total(count))
 
 
-def test_a_larger_op_of_a_device_and_a_cpu_fails_on_both_and_says_why(
-    three_peers: Crew, devices: list[FakeDevice]
+@pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
+def test_arrays_in_memory_may_be_apart(
+    three_peers: Crew, devices: list[FakeDevice], quantization: QuantizationOptions | None
 ) -> None:
-    held: list[Any] = [devices[0].array(values(0)), values(1), devices[2].array(values(2))]
+    send, recv = mixed(devices, [0]), [np.zeros(COUNT, np.float32) for _ in range(WORLD)]
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        target = None if i == 0 else recv[i]
+        peer.all_reduce(send[i], target, op=SUM, quantization_options=quantization)
+        return seen_in(send[i]) if i == 0 else target
+
+    first, *others = three_peers.each(reduce)
+    for found in others:
+        np.testing.assert_array_equal(found, first)
+    np.testing.assert_allclose(first, total(), atol=0 if quantization is None else 5)
+    np.testing.assert_array_equal(send[1], values(1))
+
+
+def mixed(devices: list[FakeDevice], on_device: Sequence[int], world: int = WORLD) -> list[Any]:
+    return [devices[i % WORLD].array(values(i)) if i in on_device else values(i) for i in range(world)]
+
+
+@pytest.mark.parametrize("on_device", [(0,), (1,), (0, 2)])
+@pytest.mark.parametrize("algorithm", ReduceAlgorithm)
+def test_devices_and_cpus_share_ops_of_any_size(
+    three_peers: Crew, devices: list[FakeDevice], on_device: tuple[int, ...], algorithm: ReduceAlgorithm
+) -> None:
+    for _ in range(3):
+        for found in reduced(three_peers, mixed(devices, on_device), algorithm=algorithm):
+            np.testing.assert_array_equal(found, total())
+    assert three_peers.each(reduce_once) == [WORLD] * WORLD
+
+
+@pytest.mark.parametrize("is_device_first", [False, True])
+@pytest.mark.parametrize("engine_threads", [1, 2])
+def test_who_is_no_neighbour_of_a_device_hears_of_its_pieces(
+    devices: list[FakeDevice], is_device_first: bool, engine_threads: int
+) -> None:
+    world = 5
+    with MasterNode("127.0.0.1:0", engine_threads=engine_threads) as master:
+        crew = Crew(master.address)
+        crew.join(world)
+        for tag in range(3):
+            held = mixed(devices, [0], world)
+            order = sorted(range(world), key=lambda i: (i == 0) != is_device_first)
+            handles: dict[int, Any] = {}
+            for i in order:
+                handles[i] = crew[i].all_reduce_async(held[i], op=SUM, tag=tag)
+                if i != order[-1] and not is_device_first and tag == 0:
+                    until(lambda i=i: crew[i].stats["ops_open"], "it is under way")  # type: ignore[misc]
+            assert [handles[i].wait()[1] for i in range(world)] == [Result.SUCCESS] * world
+            for i, array in enumerate(held):
+                found = array.settled() if i == 0 else array
+                np.testing.assert_array_equal(found, total(world=world))
+        crew.close_all()
+
+
+def test_what_differs_is_told_although_only_some_divide_it(three_peers: Crew, devices: list[FakeDevice]) -> None:
+    held: list[Any] = [devices[0].array(values(0)), values(1, 20), devices[2].array(values(2))]
     failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
-    assert f"{PIECE // 4} x FLOAT" in str(failed[0])
+    assert "20 x FLOAT" in str(failed[0])
+    assert f"an op in pieces of {PIECE} bytes" in str(failed[0])
+    np.testing.assert_array_equal(held[1], values(1, 20))
+    calls = [partial(three_peers[0].all_reduce, held[0], op=SUM), *(peer.all_gather for peer in three_peers.peers[1:])]
+    failed = outcomes([calls[0], *(partial(call, values(1)) for call in calls[1:])])
+    assert results(failed) == [Result.INVALID_USAGE] * WORLD
+    np.testing.assert_array_equal(held[0].settled(), values(0))
+
+
+def test_who_cannot_divide_an_op_says_what_to_do(
+    three_peers: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_pieces, "_can_divide", lambda *_: False)
+    held = mixed(devices, [0, 2])
+    failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
     assert f"{COUNT} x FLOAT" in str(failed[0])
     assert "PCCL_PIECE_BYTES=0" in str(failed[0])
     np.testing.assert_array_equal(held[0].settled(), values(0))
     np.testing.assert_array_equal(held[1], values(1))
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_device_that_fails_leaves_what_others_have_in_memory(
+    crew: Crew, devices: list[FakeDevice], reads: int
+) -> None:
+    crew.join(WORLD)
+    devices[0].fails_after_reads = reads
+    held = mixed(devices, [0])
+    failed = crew.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR] * WORLD
+    for i in (1, 2):
+        np.testing.assert_array_equal(held[i], values(i))
+    devices[0].fails_after_reads = None
+    for found in reduced(crew, held):
+        np.testing.assert_array_equal(found, total())
+    until(lambda: all(peer.stats["ops_open"] <= 1 for peer in crew.peers), "but for a guard, nothing is left")
 
 
 def test_a_larger_op_that_is_not_divided_is_the_same_for_both(
@@ -316,9 +408,10 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(crew: Crew, devices: l
         np.testing.assert_array_equal(found, total(world=2))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("on_device", [(0, 1, 2), (0, 2), (2,)])
+@pytest.mark.parametrize("seed", range(4))
 def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
-    crew: Crew, devices: list[FakeDevice], seed: int
+    crew: Crew, devices: list[FakeDevice], seed: int, on_device: tuple[int, ...]
 ) -> None:
     random = np.random.default_rng(seed)
     crew.join(WORLD)
@@ -337,7 +430,8 @@ def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
         """Whose contributions each op has, as told and as read off its result."""
         seen = []
         for turn in range(6):
-            held = {tag: devices[i].array(values(i) + 1000 * tag) for tag in range(ops)}
+            given = {tag: values(i) + 1000 * tag for tag in range(ops)}
+            held = {tag: devices[i].array(array) if i in on_device else array for tag, array in given.items()}
             while held:
                 try:
                     handles = {tag: peer.all_reduce_async(array, op=SUM, tag=tag) for tag, array in held.items()}
@@ -350,10 +444,10 @@ def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
                     seen.append((turn, tag, status))
                     if is_success:
                         expected = total(world=world) + 1000 * tag * world
-                        np.testing.assert_array_equal(held.pop(tag).get(), expected)
+                        np.testing.assert_array_equal(seen_in(held.pop(tag)), expected)
                     elif i < 2:
                         assert status is Result.RANK_CONNECTION_LOST
-                        np.testing.assert_array_equal(held[tag].get(), values(i) + 1000 * tag)
+                        np.testing.assert_array_equal(seen_in(held[tag]), values(i) + 1000 * tag)
         return seen
 
     everybody = [*crew.peers, lost]

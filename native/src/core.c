@@ -452,6 +452,15 @@ static void peer_announce(pccl_core *core, pccl_op_peer *peer)
     pccl_link_note_pending(peer->link);
 }
 
+static void op_note_mismatch_kept(pccl_core *core, pccl_op *op, pccl_announcement *kept)
+{
+    pccl_op_shape theirs = kept->shape;
+    const pccl_link *link = kept->link;
+    kept->is_ready = 0;
+    pccl_announcements_drop_payload(&core->announcements, kept);
+    op_note_mismatch(core, op, link, &theirs);
+}
+
 /* Takes up what the peer has announced before. */
 static void peer_meet(pccl_core *core, pccl_op_peer *peer)
 {
@@ -469,10 +478,7 @@ static void peer_meet(pccl_core *core, pccl_op_peer *peer)
         return;
     }
     if (!pccl_op_shape_equal(&kept->shape, &op->request.shape)) {
-        pccl_op_shape theirs = kept->shape;
-        kept->is_ready = 0;
-        pccl_announcements_drop_payload(&core->announcements, kept);
-        op_note_mismatch(core, op, peer->link, &theirs);
+        op_note_mismatch_kept(core, op, kept);
         return;
     }
     int is_payload_here = peer->is_source && kept->payload != NULL && kept->conn == NULL;
@@ -483,6 +489,20 @@ static void peer_meet(pccl_core *core, pccl_op_peer *peer)
     }
     if (is_payload_here)
         op_take_kept(core, peer, kept);
+}
+
+/* Ranks that it exchanges no frames with may have announced another op by its name. Later they are heard anyway. */
+static void op_meet_others(pccl_core *core, pccl_op *op)
+{
+    for (uint32_t i = 0; op->agreement != NULL && i < op->agreement->count && !op->is_stopped; i++) {
+        pccl_link *link = op->agreement->parties[i].link;
+        if (link == NULL || link->is_failed || link->announced_count == 0)
+            continue;
+        pccl_announcement *kept = pccl_announcements_find(&core->announcements, link, &op->request.key);
+        if (kept == NULL || pccl_op_shape_equal(&kept->shape, &op->request.shape))
+            continue;
+        op_note_mismatch_kept(core, op, kept);
+    }
 }
 
 /* Where the op uses the link: announces the op there, and finds what was announced. A mismatch with one peer
@@ -517,6 +537,7 @@ static void op_attach_all(pccl_core *core, pccl_op *op)
     }
     for (uint32_t i = 0; i < op->peers_count; i++)
         peer_meet(core, &op->peers[i]);
+    op_meet_others(core, op);
 }
 
 /* Groups */

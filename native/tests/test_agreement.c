@@ -221,6 +221,38 @@ static void two_need_no_list(void)
     agreed_leave_and_close(&a);
 }
 
+/* A rank that is no neighbour in the ring has announced another op by its name, before and after it was submitted. */
+static void other_ops_of_ranks_far_away_are_noticed(void)
+{
+    for (int is_before = 0; is_before < 2; is_before++) {
+        agreed a;
+        trial other;
+        agreed_open(&a, 4, 1, 1000);
+        pccl_op_shape empty = plain_shape(0, PCCL_UINT8, PCCL_SUM, 4096, 4);
+        trial_open_agreed(&other, &empty, 1);
+        pccl_op_request announcing = trial_request(&other, &a.w, 0);
+        announcing.key = trial_request(&a.t, &a.w, 0).key;
+        if (!is_before)
+            trial_submit(&a.t, &a.w, 2);
+        CHECK(pccl_engine_submit(a.w.nodes[0].engine, &announcing) == 0);
+        if (is_before) {
+            trial passing; /* whose DONE comes later on the same connection */
+            trial_open_agreed(&passing, &a.t.shape, 1);
+            trial_submit_all(&passing, &a.w);
+            trial_leave_all(&passing, &a.w);
+            trial_close(&passing);
+            trial_submit(&a.t, &a.w, 2);
+        }
+        pccl_event event = node_wait(&a.w.nodes[2], PCCL_EVENT_OP_MISMATCH, a.t.number);
+        CHECK(event.link == link_number(0, 2) && event.theirs.count == 0 && event.mine.count == 1000);
+        trial_abort(&a.t, &a.w, 2);
+        CHECK(pccl_engine_end(a.w.nodes[0].engine, other.number, PCCL_ABORT) == 0);
+        node_wait(&a.w.nodes[0], PCCL_EVENT_OP_ENDED, other.number);
+        trial_close(&other);
+        agreed_close(&a);
+    }
+}
+
 /* Links may come after the ops that use them. */
 static void links_may_come_late(void)
 {
@@ -249,5 +281,6 @@ int main(void)
     tested_algorithm = PCCL_RING;
     RUN(agreement_needs_links_to_all);
     RUN(two_need_no_list);
+    RUN(other_ops_of_ranks_far_away_are_noticed);
     return check_summary();
 }

@@ -3,9 +3,10 @@
 Theory of operation. An all_reduce is divided into *pieces* of PIECE_BYTES, in the same way on all peers. A piece is an
 op of the engine's own, which begins when the piece has been copied from the device; so the device copies the later
 pieces while the network works on the earlier ones. To everybody else the pieces are one op: one launch, one tag, one
-verdict (`pccl.runtime.pieces`). The other collectives are one piece each, which is the whole op; so on the wire they
-are what they are for arrays in memory, and both kinds of peers can share them. Results are copied to the device when
-the verdict is there and is commit, so an abort leaves the device's arrays as they were, in place or not.
+verdict; peers with arrays in memory join in pieces when they hear of it (`pccl.runtime.pieces`). The other collectives
+are one piece each, which is the whole op; so on the wire they are what they are for arrays in memory, and both kinds of
+peers can share them. Results are copied to the device when the verdict is there and is commit, so an abort leaves the
+device's arrays as they were, in place or not.
 
 *Order.* What the launching thread had given to its current stream comes before the first copy: gradients may
 still be in the making when their reduce is launched. The way back goes through the current stream of the thread that

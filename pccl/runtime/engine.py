@@ -107,6 +107,8 @@ class OpSpec:
     """Where it is given, the buffers tell only the count."""
     new_feed: Callable[[], Feed] | None = None
     """Makes a feed for each launch, in the thread that launches."""
+    segment_bytes: int = 0
+    """0: what suits the op."""
 
     def launched(self) -> OpSpec:
         return self if self.new_feed is None else replace(self, feed=self.new_feed(), new_feed=None)
@@ -151,6 +153,8 @@ class OpMismatch:
     """Not the arguments differ, but what was called."""
     size_bytes: tuple[int, int] = (0, 0)
     """Of mine and theirs."""
+    their_piece_bytes: int = 0
+    """Theirs is the guard of an op in pieces of this size; see `pieces`. 0: it is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +270,9 @@ class OpRequest:
             request.rounding_seed = quantization.seed
         shape.segment_bytes = max(
             spec.dtype.itemsize,
-            self._segment_bytes or lib.pccl_segment_bytes_default(self._spread_count, spec.dtype, world_size),
+            spec.segment_bytes
+            or self._segment_bytes
+            or lib.pccl_segment_bytes_default(self._spread_count, spec.dtype, world_size),
         )
         shape.world_size = world_size
         algorithm = spec.algorithm
@@ -424,9 +430,9 @@ def _event(event: Any) -> EngineEvent:
     if kind == lib.PCCL_EVENT_OP_MISMATCH:
         is_other_call = event.mine.collective != event.theirs.collective
         size_bytes = _size_bytes(event.mine), _size_bytes(event.theirs)
-        return OpMismatch(
-            event.id, event.link, _describe(event.mine), _describe(event.theirs), is_other_call, size_bytes
-        )
+        theirs = _describe(event.theirs)
+        piece_bytes = _guarded_bytes(event.theirs)
+        return OpMismatch(event.id, event.link, _describe(event.mine), theirs, is_other_call, size_bytes, piece_bytes)
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
@@ -441,6 +447,25 @@ def _event(event: Any) -> EngineEvent:
         return ConnectionLost(event.id, reason)
     assert kind == lib.PCCL_EVENT_LINK_LOST, kind
     return LinkLost(event.id, reason)
+
+
+def guard_spec(tag: int, piece_bytes: int) -> OpSpec:
+    """An op that is nothing but the description of another one, in pieces of this size."""
+    nothing = Buffers(0, 0, 0, None)
+    mark = guarded(piece_bytes) + 1  # odd, as segments are not
+    return OpSpec(tag, DataType.UINT8, ReduceOp.SUM, None, nothing, ReduceAlgorithm.RING, segment_bytes=mark)
+
+
+def guarded(piece_bytes: int) -> int:
+    """The size of pieces as guards tell it."""
+    return piece_bytes & 0xFFFFFFFE
+
+
+def _guarded_bytes(shape: Any) -> int:
+    """As of `OpMismatch.their_piece_bytes`."""
+    is_guard = shape.count == 0 and shape.collective == Collective.ALL_REDUCE and shape.dtype == DataType.UINT8
+    mark: int = shape.segment_bytes
+    return mark - 1 if is_guard and mark % 2 else 0
 
 
 def _size_bytes(shape: Any) -> int:

@@ -14,9 +14,15 @@ like on all peers in whatever order they come, and the rest of pccl knows one op
 An op is done only when all its pieces were submitted, so commit never meets one that was not; an abort may. An epoch
 that is frozen takes no more pieces: its ops that are not done by then will be aborted.
 
-A first piece that is the whole op looks on the wire as if there were no pieces, so peers with and without a feed can
-share it. A larger op they can only share where those with a feed do not divide it (PCCL_PIECE_BYTES=0): the others do
-not know of the feed when they begin, and do not ask, because that would cost every op a message.
+*Meeting ops that are whole.* A peer whose arrays are in memory launches one op of the engine, which costs less, and
+does not know that others have a feed. An op of several pieces therefore has a *guard*: an op without elements under the
+name that the whole would have, which differs from it, so that the engines of all others report a mismatch. Whoever has
+a whole all_reduce that can be divided, and a link to every peer of the group, takes it back, which restores its arrays,
+and joins in pieces; later ops in that epoch it divides from the beginning, and announces so. What cannot be divided is
+a mismatch in truth, of which all peers are told. Nobody waits for guards, and no result depends on them. A committed
+op leaves its own behind until all peers have sent theirs, which may come last, or the epoch is over.
+
+A first piece that is the whole op has no guard and looks on the wire as if there were no pieces.
 """
 
 from __future__ import annotations
@@ -42,15 +48,22 @@ from pccl.runtime.engine import (
     OpRefused,
     OpSpec,
     Verdict,
+    guard_spec,
+    guarded,
 )
 from pccl.runtime.lanes import Lanes
+from pccl.types import Collective
 
 PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
 """Of an op in pieces. 0: none is divided."""
 FIRST_PIECE_OP = 1 << 62
-"""Numbers of pieces, in the engine's eyes, begin here; those of ops never come so far."""
+"""Numbers of pieces and guards, in the engine's eyes, begin here; those of ops never come so far."""
 PIECE_SHIFT = 40
-"""Bits of the key's sequence that count the uses of a tag in a view."""
+"""Bits of the key's sequence that count the uses of a tag in a view. Above them is 0, of the op itself or its guard, or
+the number of the piece from 1."""
+
+
+OpEvent = OpDone | OpAgreed | OpFrozen | OpEnded | OpMismatch | OpRefused
 
 
 def piece_elements(item_bytes: int) -> int:
@@ -59,13 +72,57 @@ def piece_elements(item_bytes: int) -> int:
 
 
 def hint(mismatch: OpMismatch) -> str:
-    """For whoever may have met an op that is divided with one that is not."""
-    if not PIECE_BYTES or not min(mismatch.size_bytes) == PIECE_BYTES < max(mismatch.size_bytes):
+    """For whoever has met an op that is divided and cannot divide its own."""
+    if not mismatch.their_piece_bytes or mismatch.size_bytes[0] <= mismatch.their_piece_bytes:
         return ""
     return (
-        f"; a larger array than {PIECE_BYTES} bytes is reduced in pieces where it is on a device: if some peers have "
-        "theirs in memory, start those that have theirs on devices with PCCL_PIECE_BYTES=0"
+        "; where arrays are on devices they are reduced in pieces, which all peers can do if PCCL_PIECE_BYTES is the "
+        "same for all and no two of them lack a link: else start those with devices with PCCL_PIECE_BYTES=0"
     )
+
+
+class _InMemory:
+    """A feed of an op whose arrays are in memory."""
+
+    def __init__(self, spec: OpSpec) -> None:
+        assert isinstance(spec.buffers, Buffers)
+        self._whole = spec.buffers
+        self._item_bytes = spec.dtype.itemsize
+        self._length = piece_elements(self._item_bytes)
+        self.piece_count = -(-self._whole.count // self._length)
+
+    def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
+        for number in range(self.piece_count):
+            start = number * self._length
+            at = start * self._item_bytes
+            count = min(self._length, self._whole.count - start)
+            ready(number, Buffers(self._whole.send + at, self._whole.recv + at, count, self._whole.keep))
+
+    def abandon(self) -> None:
+        pass
+
+    def deliver(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Guard:
+    """Until the engine has given it back."""
+
+    op: int
+    epoch: int
+    is_closed: bool = False
+
+
+@dataclass(slots=True)
+class _Dividing:
+    """A whole op that is being taken back, to go on in pieces."""
+
+    launch: SubmitOp
+    spec: OpSpec
+    is_closed: bool = False
+    """There is a verdict: it does not go on."""
+    is_frozen: bool = False
 
 
 @dataclass(slots=True)
@@ -99,6 +156,12 @@ class Pieces(Lanes):
         self._staged: dict[int, _Staged] = {}
         self._op_of: dict[int, int] = {}
         """By piece."""
+        self._guards: dict[int, _Guard] = {}
+        self._divisible: dict[int, tuple[SubmitOp, OpSpec]] = {}
+        """Whole ops that can be taken back."""
+        self._dividing: dict[int, _Dividing] = {}
+        self._divided_epoch = -1
+        """In which others divide, and so does this peer."""
         self._numbers = itertools.count(FIRST_PIECE_OP)
         self._frozen_epoch = -1
         self._news: deque[Callable[[], None]] = deque()
@@ -128,12 +191,26 @@ class Pieces(Lanes):
         self._button.close()
 
     def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        if spec.feed is None:
+        if spec.feed is not None:
+            assert launch.sequence < 1 << PIECE_SHIFT
+            self._request.fill(launch, spec)  # ValueError for what would be refused later
+            self._stage(launch, spec, has_guard=spec.feed.piece_count > 1)
+        elif not _can_divide(launch, spec):
             super().submit(launch, spec)
-            return
-        assert launch.sequence < 1 << PIECE_SHIFT
-        self._request.fill(launch, spec)  # ValueError for what would be refused later
+        elif launch.epoch == self._divided_epoch:
+            self._stage(launch, replace(spec, feed=_InMemory(spec)), has_guard=True)
+        else:
+            super().submit(launch, spec)
+            self._divisible[launch.op] = launch, spec
+
+    def _stage(self, launch: SubmitOp, spec: OpSpec, has_guard: bool) -> None:
+        assert spec.feed is not None
         op = launch.op
+        self._end_guards(launch.epoch - 1)
+        if has_guard:
+            guard = next(self._numbers)
+            super().submit(replace(launch, op=guard, agrees=False), guard_spec(launch.tag, PIECE_BYTES))
+            self._guards[guard] = _Guard(op, launch.epoch)
         self._staged[op] = _Staged(launch, spec, spec.feed.piece_count, spec.feed.piece_count)
 
         def ready(number: int, buffers: Buffers) -> None:
@@ -145,6 +222,12 @@ class Pieces(Lanes):
         spec.feed.begin(ready, failed)
 
     def end(self, op: int, verdict: Verdict) -> None:
+        self._divisible.pop(op, None)
+        dividing = self._dividing.get(op)
+        if dividing is not None:
+            assert verdict is Verdict.ABORT, "it cannot have been done"
+            dividing.is_closed = True
+            return
         staged = self._staged.get(op)
         if staged is None:
             super().end(op, verdict)
@@ -152,6 +235,8 @@ class Pieces(Lanes):
         if staged.refusal:
             return
         self._shut(staged)
+        if verdict is Verdict.ABORT:
+            self._drop_guard(op)
         if verdict is Verdict.COMMIT_BY_ALL:
             assert staged.undone == 0
             self._forget(op, staged)
@@ -163,16 +248,87 @@ class Pieces(Lanes):
     def freeze(self, epoch: int) -> None:
         self._frozen_epoch = max(self._frozen_epoch, epoch)
         super().freeze(epoch)
+        self._end_guards(epoch)
 
     def freeze_op(self, op: int) -> None:
+        dividing = self._dividing.get(op)
         staged = self._staged.get(op)
-        if staged is None:
+        if dividing is not None:
+            dividing.is_frozen = True
+            self._own.append(OpFrozen(op))
+            self._ring()
+        elif staged is None:
+            self._divisible.pop(op, None)
             super().freeze_op(op)
         elif not staged.refusal:
             staged.unfrozen = set(staged.unended)
             for piece in staged.unfrozen:
                 super().freeze_op(piece)
             self._note_frozen(op, staged)
+
+    # Guards, and ops that become divided.
+
+    def _drop_guard(self, op: int) -> None:
+        for number, guard in self._guards.items():
+            if guard.op == op:
+                self._end_guard(number, guard)
+
+    def _end_guards(self, epoch: int) -> None:
+        """Those of all epochs up to this one."""
+        for number, guard in self._guards.items():
+            if guard.epoch <= epoch:
+                self._end_guard(number, guard)
+
+    def _end_guard(self, number: int, guard: _Guard) -> None:
+        if not guard.is_closed:
+            guard.is_closed = True
+            super().end(number, Verdict.ABORT)
+
+    def _divide(self, op: int) -> None:
+        launch, spec = self._divisible.pop(op)
+        self._divided_epoch = launch.epoch
+        self._dividing[op] = _Dividing(launch, spec)
+        super().end(op, Verdict.ABORT)
+
+    def _note_taken_back(self, event: OpEnded) -> EngineEvent | None:
+        dividing = self._dividing.pop(event.op)
+        if dividing.is_closed:
+            return event
+        spec = replace(dividing.spec, feed=_InMemory(dividing.spec))
+        self._stage(dividing.launch, spec, has_guard=False)
+        if dividing.is_frozen:
+            self._staged[event.op].unfrozen = set()
+        return None
+
+    def _join_whole(self, event: EngineEvent) -> EngineEvent | None:
+        """What an event of an op that is none in pieces means, if anything."""
+        if isinstance(event, OpMismatch) and event.op in self._divisible:
+            if event.their_piece_bytes == guarded(PIECE_BYTES):
+                self._divide(event.op)
+                return None
+            del self._divisible[event.op]
+        elif isinstance(event, OpEnded) and event.op in self._dividing:
+            return self._note_taken_back(event)
+        elif isinstance(event, OpRefused):
+            self._divisible.pop(event.op, None)
+            self._dividing.pop(event.op, None)
+        return _described(event) if isinstance(event, OpMismatch) else event
+
+    def _join_guard(self, event: OpEvent) -> EngineEvent | None:
+        guard = self._guards.get(event.op)
+        if guard is None:
+            return None
+        if isinstance(event, OpDone):
+            self._end_guard(event.op, guard)
+        elif isinstance(event, OpEnded | OpRefused):
+            del self._guards[event.op]
+        elif isinstance(event, OpMismatch) and event.their_piece_bytes:
+            staged = self._staged.get(guard.op)
+            if staged is not None and not staged.is_closed and not staged.is_mismatched:
+                staged.is_mismatched = True
+                return _described(replace(event, op=guard.op, mine=f"an op in pieces of {PIECE_BYTES} bytes"))
+        # Any other op with which it differs is whole: its peer divides that, or says that it cannot.
+        return None
 
     def _note_frozen(self, op: int, staged: _Staged) -> None:
         if staged.unfrozen == set():
@@ -188,7 +344,7 @@ class Pieces(Lanes):
         while self._news:
             self._news.popleft()()
         found = super().events()
-        if self._op_of:
+        if self._op_of or self._guards or self._divisible or self._dividing:
             found = [joined for event in found if (joined := self._join_piece(event)) is not None]
         # Last: what ended in `_join_piece` is among them.
         own, self._own = self._own, []
@@ -214,7 +370,9 @@ class Pieces(Lanes):
         if staged.unfrozen is not None:
             return
         piece = next(self._numbers)
-        launch = replace(staged.launch, op=piece, sequence=staged.launch.sequence + (number << PIECE_SHIFT))
+        assert staged.spec.feed is not None
+        upper = number + 1 if staged.spec.feed.piece_count > 1 else 0
+        launch = replace(staged.launch, op=piece, sequence=staged.launch.sequence + (upper << PIECE_SHIFT))
         try:
             super().submit(launch, replace(staged.spec, buffers=buffers, feed=None))
         except MemoryError as error:
@@ -230,6 +388,7 @@ class Pieces(Lanes):
             return
         staged.refusal = reason
         self._shut(staged)
+        self._drop_guard(op)
         for piece in staged.pieces:
             super().end(piece, Verdict.ABORT)
         if not staged.pieces:
@@ -239,12 +398,13 @@ class Pieces(Lanes):
 
     def _join_piece(self, event: EngineEvent) -> EngineEvent | None:
         """What an event of a piece means for its op, if anything."""
-        kinds = OpDone | OpAgreed | OpFrozen | OpEnded | OpMismatch | OpRefused
-        if not isinstance(event, kinds) or event.op < FIRST_PIECE_OP:
+        if not isinstance(event, OpEvent):
             return event
+        if event.op < FIRST_PIECE_OP:
+            return self._join_whole(event)
         op = self._op_of.get(event.op)
         if op is None:
-            return None
+            return self._join_guard(event)
         staged = self._staged[op]
         if isinstance(event, OpDone):
             staged.undone -= 1
@@ -266,7 +426,7 @@ class Pieces(Lanes):
             staged.is_mismatched = True
             assert staged.spec.feed is not None
             whole = f", as piece {staged.pieces.index(event.op) + 1} of {staged.spec.feed.piece_count}"
-            return replace(event, op=op, mine=event.mine + whole)
+            return _described(replace(event, op=op, mine=event.mine + whole))
         if isinstance(event, OpRefused):
             # All its slices have ended.
             staged.pieces.remove(event.op)
@@ -296,3 +456,16 @@ class Pieces(Lanes):
         staged.is_closed = True
         assert staged.spec.feed is not None
         staged.spec.feed.abandon()
+
+
+def _can_divide(launch: SubmitOp, spec: OpSpec) -> bool:
+    """Whether an op with arrays in memory can be one in pieces: all will hear of it, if one is."""
+    if spec.collective is not Collective.ALL_REDUCE or not launch.agrees or not isinstance(spec.buffers, Buffers):
+        return False
+    return 0 < piece_elements(spec.dtype.itemsize) < spec.buffers.count
+
+
+def _described(mismatch: OpMismatch) -> OpMismatch:
+    if not mismatch.their_piece_bytes:
+        return mismatch
+    return replace(mismatch, theirs=f"an op in pieces of {mismatch.their_piece_bytes} bytes")
