@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,11 @@ COMMAND = (sys.executable, "-P", "-m", "pccl", "stress")
 SHORT = ("--peers", "3", "--peers-max", "4", "--kill-every", "0.3..1", "--seed", "1")
 
 
-def test_a_short_run(tmp_path: Path) -> None:
+def passed(tmp_path: Path, *disturbances: str) -> tuple[Any, str]:
+    """The report of a short run that found nothing, and what it printed."""
     report_file = tmp_path / "report.json"
-    partition = () if unavailable() else ("--partition", "1..2", "--partition-for", "0.1..1")
     done = subprocess.run(
-        [*COMMAND, *SHORT, *partition, "--token", "--minutes", "0.1", "--json", str(report_file)],
+        [*COMMAND, *SHORT, *disturbances, "--token", "--minutes", "0.1", "--json", str(report_file)],
         capture_output=True,
         text=True,
         timeout=2 * TIMEOUT_S,
@@ -33,30 +34,25 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(report_file.read_text())
     assert report["passed"]
+    assert report["counts"]["ops_committed"] > 0
+    return report, done.stdout
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    partition = () if unavailable() else ("--partition", "1..2", "--partition-for", "0.1..1")
+    report, printed = passed(tmp_path, *partition)
     assert report["problems"] == []
     assert report["plan"]["seed"] == 1
-    assert report["counts"]["ops_committed"] > 0
     assert report["counts"]["participants_max"] >= 2
     assert report["disturbances"]["started"] >= 3
     assert (report["disturbances"]["split"] > 0) == bool(partition)
-    assert "passed" in done.stdout
+    assert "passed" in printed
 
 
 def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
-    report_file = tmp_path / "report.json"
-    masters = ("--standbys", "1", "--kill-master-every", "1..2")
-    done = subprocess.run(
-        [*COMMAND, *SHORT, *masters, "--token", "--minutes", "0.1", "--json", str(report_file)],
-        capture_output=True,
-        text=True,
-        timeout=2 * TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(report_file.read_text())
-    assert report["passed"]
+    report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")
     assert report["plan"]["standbys"] == 1
     assert report["disturbances"]["masters_killed"] >= 2
-    assert report["counts"]["ops_committed"] > 0
 
 
 def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
