@@ -132,6 +132,16 @@ def test_a_settled_witness_speaks_for_the_peers_of_its_view_only() -> None:
     assert found.view_heard == 5
 
 
+def test_so_it_does_beside_an_older_view_that_may_be_in_force() -> None:
+    """1 was told verdicts by a master that had lost 6, and died; 5 may have the view before that."""
+    last, before = view(4, *range(1, 8)), prepared(5, *range(1, 7))
+    here = {peer: witness(peer, last, before) for peer in (2, 3, 4, 6)}
+    here[1] = witness(1, last, prepared(9, *range(1, 6), answered=False), answered=[before], commits=[OpRef(7, 0)])
+    assert set(stand(here).decisive) == {4, 5}
+    found = rebuild(here)
+    assert (set(found.members), found.strangers) == ({1, 2, 3, 4}, {6})
+
+
 def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> None:
     old = view(4, 1)
     here = {1: witness(1, old, prepared(5, 1, 2)), 2: witness(2, None, prepared(5, 1, 2))}

@@ -179,8 +179,8 @@ def stand(stances: Stances, has_rivals: bool = True) -> Standing:
     decisive = {installed.view: peers, **{view.view: _peers(view.rings) for view in in_force}}
     for listed in decisive.values():
         expected &= listed
-    if settled_by and not in_force:
-        expected = peers & _peers(max(settled_by, key=lambda view: view.view).rings)
+    if settled_by:
+        expected &= _peers(max(settled_by, key=lambda view: view.view).rings)
     members = expected & heard
     has_majority = bool(members) and all(
         len(listed & heard) >= majority(len(listed))
