@@ -32,6 +32,8 @@ TAGS = (1, 2, 3)
 CLOSING_TAGS = (11, 12)
 """Unused before: a verdict may have ended a use of the others that some peers have yet to make."""
 STRATEGIES = ("enforce_popular", "enforce_popular", "enforce_popular", "receive_only", "send_only")
+LED_AGAIN_MAX = 3
+"""How often a run may be led once more, and lose its majority, after faults have stopped."""
 SETTLED_AFTER_S = 30.0
 """All that faults have left behind is over by then."""
 CATCH_UPS_MAX = 30
@@ -473,7 +475,12 @@ class Schedule:
     def _give_up(self) -> None:
         """Of several masters one leads, and whoever has found none has given up; so have all that have no majority."""
         world = self.world
-        self._pass(MASTER_TIMEOUT_S + 2.5)
+        patience_s = MASTER_TIMEOUT_S + 2.5
+        self._pass(patience_s)
+        for _ in range(LED_AGAIN_MAX):
+            # A run that is led once more and loses its majority for good has its peers begin to wait anew.
+            since = [node.masterless_since for node in world.accepted if node.masterless_since is not None]
+            self._pass(max(since, default=world.now - patience_s) + patience_s - world.now)
         leading = [seat.machine.run for seat in world.seats if seat.is_leading]
         assert len(leading) == len(set(leading)), f"two masters lead: {leading}"
         for node in world.accepted:
