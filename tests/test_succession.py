@@ -53,7 +53,8 @@ class Rig:
         self.say(peer, resume)
 
     def stand(self, testimony: m.Testimony) -> None:
-        self.say(testimony.me.peer, m.Stand(testimony.installed, testimony.prepared, testimony.is_settled))
+        stance = m.Stand(testimony.installed, testimony.prepared, testimony.is_settled, testimony.answered)
+        self.say(testimony.me.peer, stance)
 
     def testify(self, testimony: m.Testimony) -> None:
         """Says where it stands, and follows as soon as it is asked to; so do all who testified before. The effects are
@@ -434,6 +435,20 @@ def test_who_loses_a_majority_at_once_leads_on_only_where_there_is_no_other(mast
     rig.effects = rig.machine.disconnected(2, "reset", rig.now)
     assert rig.machine.is_leading is leads
     assert rig.kinds(3) == ([] if leads else [m.Elsewhere])
+
+
+def test_a_majority_of_a_view_that_may_be_in_force_is_lost_too() -> None:
+    """With 1, those three could go on that it would have accepted."""
+    rig = Rig()
+    for peer in (1, 2, 3, 4):
+        rig.resume(peer, masters=2)
+        rig.testify(witness(peer, view(7, 1, 2, 3, 4), prepared(8, *range(1, 8))))
+    assert rig.machine.is_leading
+    (resumed, *_) = rig.told(4)
+    assert isinstance(resumed, m.Resumed)
+    assert resumed.in_force == [7, 8]
+    rig.machine.disconnected(1, "reset", rig.now)
+    assert not rig.machine.is_leading
 
 
 def test_who_leaves_is_no_loss() -> None:
