@@ -11,6 +11,8 @@ had installed it, so nobody ever will.
 
 A majority of the last view decides: of each where several count. Where peers know of several masters, those who do not
 go on, or have not come, must be no majority either: one who is sent away may never hear of it, and testify elsewhere.
+(So where a view may be in force that was to accept as many as there were before, or more, nobody goes on until all of
+them have come, or one who has it installed.)
 Every master that leads had a majority of the same view, or of one that a majority of it had to answer before it came
 into force, and a witness follows the highest term only. So two masters can never both lead.
 
