@@ -165,7 +165,9 @@ class AsyncHandle(Generic[Info]):
         self._info_of = info_of
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
-        op = self._op
+        op: PendingOp | None = getattr(self, "_op", None)
+        if op is None:
+            return  # an interrupt came before
         has_failed = op.result is not None and op.result.code is not Result.SUCCESS
         if op.feed is not None and not self._was_asked and not has_failed:
             text = f"nobody waited for the op with tag {op.tag}: its result has not come to the device"

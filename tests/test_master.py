@@ -430,6 +430,19 @@ def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
         assert rig.master.ring(0) == [1, 2, 3]
 
 
+def test_peers_hear_whether_all_of_their_ring_are_on_one_host() -> None:
+    rig = Rig()
+    for hosts in (["10.1.0.1"], ["10.1.0.1"], ["10.1.0.2"]):
+        connection = rig.master._next_peer
+        rig.effects = rig.master.connected(connection, hosts[0], rig.now)
+        rig.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", 0, hosts, 5000, 2, ""))
+        rig.beat(connection)
+        rig.answer()
+        rig.update()
+        (installed,) = (message for message in rig.told(connection) if isinstance(message, m.Install))
+        assert installed.is_local == (hosts == ["10.1.0.1"])
+
+
 def _measure(rig: Rig, rate: Callable[[int, int], float]) -> list[FindRings]:
     """Peers measure what they are asked for. Returns what is to be searched then."""
     while asked := [each for each in rig.effects if isinstance(each, Send) and isinstance(each.message, m.Probe)]:

@@ -55,7 +55,7 @@ WIRE = {
     "Goodbye": "code reason secret=",
     "Flush": "flush epoch",
     "Prepare": "view members rings commits= relink= lost= aborts=",
-    "Install": "view is_meshed= meeting= direct_limit=",
+    "Install": "view is_meshed= meeting= direct_limit= is_local=",
     "OpsCommit": "epoch ops",
     "OpAbort": "epoch tag sequence code reason counts_as_made=",
     "JointResult": "call code reason= value= meeting=",

@@ -194,6 +194,19 @@ def test_view_that_leaves_the_own_ring_alone_stops_nothing(rig: Rig) -> None:
     assert said(rig.done(1)) == [m.OpsDone(1, [OpRef(TAG, 0)])]
 
 
+def test_who_keeps_its_ring_keeps_what_all_choose_algorithm_and_segments_by() -> None:
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    for peer in (1, 3):
+        rig.connect(peer)
+    rig.hear(m.Install(1, direct_limit=4096, is_local=True))
+    rig.hear(prepare([1, 2, 3], 2, epoch=1))
+    (installed,) = of(ps.Installed, rig.hear(m.Install(2)))
+    assert (installed.view.direct_limit, installed.view.is_local) == (4096, True)
+    (submitted,) = of(ps.SubmitOp, rig.launch(1))
+    assert (submitted.direct_limit, submitted.is_local) == (4096, True)
+
+
 def test_links_that_stay_are_kept_and_those_to_the_lost_are_closed(rig: Rig) -> None:
     rig.hear(m.Flush(1, 1))
     effects = rig.hear(prepare([1, 2, 4], 2))

@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 13 };
+enum { PCCL_NATIVE_ABI = 14 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -358,9 +358,9 @@ void pccl_boxes_received(pccl_boxes *boxes, size_t bytes);
  * PCCL_E_ENCRYPTION: this was not sealed by the other side, or something is missing before it. */
 int pccl_boxes_open(pccl_boxes *boxes, const uint8_t **plain, size_t *bytes);
 
-/* Payload bytes per frame that suit an op of this size with either algorithm; every rank computes the
- * same. */
-uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size);
+/* Payload bytes per frame that suit an op of this size with either algorithm; `is_local`: all ranks are on one host.
+ * Every rank computes the same. */
+uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size, uint32_t is_local);
 
 /* Into how many slices an op is best divided where each rank has so many engines; every rank computes the same. */
 uint32_t pccl_slices_default(

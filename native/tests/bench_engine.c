@@ -121,7 +121,7 @@ static void engine_all_reduce(node *n, const world *w, uint32_t rank, uint64_t f
                               int algorithm, const float *send, float *recv)
 {
     size_t part = a->bytes / 4 / (size_t)a->concurrent;
-    uint32_t segment_bytes = pccl_segment_bytes_default(part, PCCL_FLOAT32, a->ranks);
+    uint32_t segment_bytes = pccl_segment_bytes_default(part, PCCL_FLOAT32, a->ranks, 1);
     if (getenv("SEGMENT_BYTES"))
         segment_bytes = (uint32_t)atoi(getenv("SEGMENT_BYTES"));
     pccl_op_shape shape = plain_shape(part, PCCL_FLOAT32, PCCL_SUM, segment_bytes, a->ranks);

@@ -100,8 +100,10 @@ static void default_segments_are_in_bounds(void)
     for (size_t i = 0; i < PCCL_COUNT_OF(counts); i++)
         for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
             for (uint32_t world = 0; world < 6; world++) {
-                uint32_t bytes = pccl_segment_bytes_default(counts[i], dtype, world);
-                CHECK(bytes >= 4096 && bytes <= 1 << 20 && bytes % 8 == 0);
+                uint32_t bytes = pccl_segment_bytes_default(counts[i], dtype, world, 0);
+                uint32_t local_bytes = pccl_segment_bytes_default(counts[i], dtype, world, 1);
+                CHECK(bytes >= 4096 && bytes % 8 == 0 && local_bytes % 8 == 0);
+                CHECK(bytes <= local_bytes && local_bytes <= 1 << 20);
             }
 }
 

@@ -18,7 +18,7 @@ What was measured is also kept by whoever measured it, for a master after this o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -126,9 +126,8 @@ class Figures:
         figure = self.get(pair)
         return figure is None or now >= figure.at + FRESH_S
 
-    def are_on_one_host(self, pair: Pair) -> bool:
-        sender, receiver = self._hosts_of(pair)
-        return sender == receiver
+    def are_on_one_host(self, peers: Iterable[int]) -> bool:
+        return len({self.hosts(peer) for peer in peers}) == 1
 
     def hosts(self, peer: int) -> Hosts:
         """Its own where nobody has told any."""

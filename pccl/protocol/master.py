@@ -285,6 +285,7 @@ class _Group:
     """What the last optimize_topology came to, and why."""
     direct_limit: int = UNKNOWN
     """Of the ring in force."""
+    is_local: bool = False
     changed: bool = False
     """The ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
@@ -849,12 +850,13 @@ class Master:
             if not group.running:
                 group.running = True
                 group.direct_limit = direct_limit(group.ring, self.figures)
+                group.is_local = self.figures.are_on_one_host(group.ring)
                 group.commits = []
                 group.aborts = {}
                 group.open_ops.clear()
                 group.agrees = group.is_meshed
                 group.ledger = Ledger(group.ring, group.agrees)
-            install = m.Install(self.view, group.is_meshed, meeting, group.direct_limit)
+            install = m.Install(self.view, group.is_meshed, meeting, group.direct_limit, group.is_local)
             for peer in group.ring:
                 member = self._members[peer]
                 if not member.accepted:

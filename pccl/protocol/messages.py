@@ -504,13 +504,15 @@ class Prepare(Message, frozen=True):
 
 class Install(Message, frozen=True):
     """The prepared view is in force. `is_meshed`: in your group every pair has a link, so ops may go direct; up to
-    `direct_limit` bytes they had better, see `direct_limit`."""
+    `direct_limit` bytes they had better, see `direct_limit`. `is_local`: all of your group are on one host. Who keeps
+    its ring keeps these two as well, for an op must be the same on all peers."""
 
     view: int
     is_meshed: bool = False
     meeting: int = 0
     """The last one before whoever is accepted by this."""
     direct_limit: int = UNKNOWN
+    is_local: bool = False
 
 
 class OpsCommit(Message, frozen=True):

@@ -102,6 +102,8 @@ class View:
     """Every pair of the group has a link."""
     direct_limit: int = UNKNOWN
     """See `direct_limit`."""
+    is_local: bool = False
+    """All of the group are on one host."""
 
     @property
     def world_size(self) -> int:
@@ -136,6 +138,7 @@ class SubmitOp:
     ring: tuple[int, ...] = field(default=(), compare=False)
     """The peer of each rank."""
     direct_limit: int = UNKNOWN
+    is_local: bool = False
 
     @property
     def link_prev(self) -> int:
@@ -854,6 +857,7 @@ class Peer:
         keeps = self._keeps_ring(prepared.ring)
         self._note_admission(prepared.rings, message.meeting)
         self._rings = prepared.rings
+        hints: View | m.Install = self.view if keeps and self.view is not None else message
         self.view = View(
             view=prepared.view,
             epoch=prepared.ring.epoch,
@@ -862,7 +866,8 @@ class Peer:
             ring=tuple(prepared.ring.peers),
             group_sizes={ring.group: len(ring.peers) for ring in prepared.rings},
             is_meshed=message.is_meshed,
-            direct_limit=message.direct_limit,
+            direct_limit=hints.direct_limit,
+            is_local=hints.is_local,
         )
         self._effects.append(Installed(self.view, prepared.lost))
         if keeps:
@@ -1215,6 +1220,7 @@ class Peer:
                 agrees=op.agrees,
                 ring=view.ring,
                 direct_limit=view.direct_limit,
+                is_local=view.is_local,
             )
         )
 

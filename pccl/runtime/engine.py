@@ -272,7 +272,7 @@ class OpRequest:
             spec.dtype.itemsize,
             spec.segment_bytes
             or self._segment_bytes
-            or lib.pccl_segment_bytes_default(self._spread_count, spec.dtype, world_size),
+            or lib.pccl_segment_bytes_default(self._spread_count, spec.dtype, world_size, launch.is_local),
         )
         shape.world_size = world_size
         algorithm = spec.algorithm
