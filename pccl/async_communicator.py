@@ -142,6 +142,8 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
             security.warn_if_exposed(listen_host, self._options.token, stacklevel=3)
         self._session: PeerSession | None = None
         self._is_connecting = False
+        self._obstacle = ""
+        """What holds up the connecting."""
         self._is_closed = False
 
     # Life.
@@ -158,11 +160,12 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         self._is_connecting = True
         try:
             with converting("connect"):
-                await self._bounded("connect", timeout, lambda: self._connect(n_attempts))
+                await self._bounded("connect", timeout, lambda: self._connect(n_attempts), lambda: self._obstacle)
         finally:
             self._is_connecting = False
 
     async def _connect(self, n_attempts: int) -> None:
+        self._obstacle = f"no answer from {self.address}"
         for attempt in range(1, max(1, n_attempts) + 1):
             try:
                 session = await open_session(self._masters, self._options)
@@ -172,10 +175,12 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
                     if attempt > 1:
                         raise SessionError(error.result, f"{error.message} ({attempt} attempts)") from None
                     raise
+                self._obstacle = error.message
                 await trio.sleep(ATTEMPT_INTERVAL_S)
                 if self._is_closed:
                     raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
         self._session = session
+        self._obstacle = "the peers of the run have yet to let this one in; they do so by calling update_topology"
         trio.lowlevel.spawn_system_task(session.run)
         try:
             if self._is_closed:
@@ -448,15 +453,20 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         if self._session is not None:
             self._session.forget_after_fork()
 
-    async def _bounded(self, func_name: str, timeout: Timeout, call: Callable[[], Awaitable[T]]) -> T:
+    async def _bounded(
+        self,
+        func_name: str,
+        timeout: Timeout,
+        call: Callable[[], Awaitable[T]],
+        obstacle: Callable[[], str] = lambda: "other peers may not have called it",
+    ) -> T:
+        """PCCLError TIMEOUT with what was in the way."""
         limit_s = self.timeout_s(timeout, func_name)
         if limit_s is None:
             return await call()
         with trio.move_on_after(limit_s):
             return await call()
-        raise PCCLError(
-            Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s; other peers may not have called it"
-        )
+        raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s; {obstacle()}")
 
 
 async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:

@@ -695,6 +695,19 @@ def test_a_connect_that_times_out_is_withdrawn(crew: Crew) -> None:
     assert crew.each(reduce_once) == [2, 2]
 
 
+def test_a_connect_that_times_out_says_what_was_in_the_way(crew: Crew) -> None:
+    def says(peer: Communicator, text: str) -> bool:
+        error = refusal(partial(peer.connect, timeout=0.2))
+        return error.result is Result.TIMEOUT and text in str(error)
+
+    crew.join(1)
+    newcomer = crew.new()
+    until(lambda: says(newcomer, "have yet to let this one in; they do so by calling update_topology"), "it is there")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+    until(lambda: says(Communicator(address), f"cannot reach a master at {address}"), "there is none")
+
+
 def test_a_reduce_that_times_out_is_aborted_for_all_and_all_go_on(crew: Crew) -> None:
     crew.join(3)
     x = [np.full(100_000, i, np.float32) for i in range(3)]
