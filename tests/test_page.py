@@ -46,13 +46,14 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         until(lambda: run_status(node.address).totals.tx_bytes >= 16_000_000, "all bytes are reported")
         crew.each(lambda peer, _: peer.optimize_topology())
         crew.close(crew[1])
+        server = node._service._server  # type: ignore[union-attr]
+        server._machine.master._next_peer = 953_010_001
         newcomer = crew.new()
         joining = Background(newcomer.connect)
         until(lambda: waits_at_master(newcomer), "the newcomer is known")
         waiting = Background(crew[0].update_topology)
 
         # A name that an attacker chose must stay text.
-        server = node._service._server  # type: ignore[union-attr]
         member = next(iter(server._machine.master._members.values()))
         member.hello = msgspec.structs.replace(member.hello, name="<img src=x onerror=document.title='owned'>")
 
@@ -65,6 +66,8 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         assert len(re.findall(r"measured [\d.,]+ .?bit/s [\d.]+ s ago, [\d.]+ ms there and back", ring)) == 2
         assert ring.count('class="waits wait"') == 1
         assert "2 peers, mesh" in ring
+        assert "953010001" in part(dom, "peers")
+        assert ">…001<" in ring
         assert "update_topology for peer 3" in part(dom, "peers")
         assert ">pending<" in part(dom, "peers")
         assert re.search(r"sends [^<]*\(5.3 MB\)", part(dom, "peers"))
