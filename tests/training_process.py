@@ -29,7 +29,9 @@ STOP_TAG = 100
 
 def say(peer: Peer | SPSAPeer, world_size: int) -> None:
     revision = max(peer.digests)
-    print(revision, world_size, peer.digests[revision], flush=True)
+    # In one piece, also where output is unbuffered: a kill must not leave half a line.
+    sys.stdout.write(f"{revision} {world_size} {peer.digests[revision]}\n")
+    sys.stdout.flush()
 
 
 def is_agreed(communicator: Communicator, wanted: bool) -> bool:
