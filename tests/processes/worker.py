@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import resource
@@ -19,7 +20,9 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -35,11 +38,25 @@ from pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
+from pccl.runtime import state_blocks
 
 
 def say(**message: Any) -> None:
     # One write, so that a thread or a forked child never cuts a line in two.
     os.write(1, (json.dumps(message) + "\n").encode())
+
+
+@contextlib.contextmanager
+def stopped_after(blocks: int) -> Iterator[None]:
+    """Stops the process (SIGSTOP) with so many blocks of shared state in their places; never with 0."""
+    landed = itertools.count(1)
+
+    def land(_: state_blocks.InPlace) -> None:
+        if next(landed) == blocks:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with mock.patch.object(state_blocks.InPlace, "land", land):
+        yield
 
 
 class Member:
@@ -113,19 +130,12 @@ class Member:
         self.states[name] = SharedState(infos)
         self.states[name].revision = revision
 
-    def sync(self, name: str, strategy: str = "enforce_popular", stop_when_filling: str | None = None) -> list[int]:
-        """Bytes sent, bytes received, revision. With the name of an array of zeros, the process stops itself (SIGSTOP)
-        as soon as an eighth of its content has arrived."""
-        if stop_when_filling is not None:
-            threading.Thread(target=self._stop_when_filling, args=(stop_when_filling,), daemon=True).start()
-        info = self._peer.sync_shared_state(self.states[name], SharedStateSyncStrategy(strategy))
+    def sync(self, name: str, strategy: str = "enforce_popular", stop_after: int = 0) -> list[int]:
+        """Bytes sent, bytes received, revision. With `stop_after` the process stops itself (SIGSTOP) as soon as so many
+        blocks have arrived."""
+        with stopped_after(stop_after):
+            info = self._peer.sync_shared_state(self.states[name], SharedStateSyncStrategy(strategy))
         return [info.tx_bytes, info.rx_bytes, self.states[name].revision]
-
-    def _stop_when_filling(self, name: str) -> None:
-        array = self.arrays[name]
-        while array[array.size // 8] == 0:
-            time.sleep(0.0005)
-        os.kill(os.getpid(), signal.SIGSTOP)
 
     # Arrays and reduces.
 
@@ -165,13 +175,16 @@ class Member:
         ]
         return self._peer.all_reduce_multiple_with_retry(descriptors, max_in_flight=max_in_flight).world_size
 
-    def reduce_loop(self, count: int, seed: int, tail: int) -> None:
+    def reduce_loop(self, count: int, seed: int, tail: int, stop_in: int | None = None) -> None:
         """Reduces in place again and again, each iteration until it succeeds, and says what came of each attempt. Ends
-        when peers were lost and `tail` more reduces have succeeded."""
+        when peers were lost and `tail` more reduces have succeeded. In iteration `stop_in` the process stops itself
+        (SIGSTOP) before it launches the reduce."""
         before = self.world()
         iteration = 0
         while tail:
             say(iteration=iteration)
+            if iteration == stop_in:
+                os.kill(os.getpid(), signal.SIGSTOP)
             x = np.random.default_rng([seed, iteration]).normal(0, 1, count).astype(np.float32)
             kept = x.copy()
             try:
