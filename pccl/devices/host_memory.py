@@ -6,8 +6,8 @@ beyond what the system pins, is ordinary memory, which is copied at some third o
 memory: two peers that waited for different ops would wait for ever.
 
 Pinning is slow. What is free again is therefore kept and used again, up to IDLE_BYTES_MAX. Sizes are powers of two from
-SIZE_MIN, so that what one op gave back fits the next.
-What is freed is torch's, which keeps it pinned for later tensors of the same size.
+SIZE_MIN, so that what one op gave back fits the next. What is freed is torch's, which keeps it pinned for later tensors
+of the same size.
 
 A block is free again when nothing refers to it any more: while the engine may read it, or a copy is under way, somebody
 does.

@@ -6,9 +6,8 @@ A round begins with the first address, so that all peers come to the same master
 search goes through them in an order of its own, which is the same whatever order they were given in. Still some may be
 out of reach for some, and a majority waits at different masters for each other. So peers stay longest at the first of a
 round that gathers them, and look at the others for a moment, which is enough to be asked to follow where a majority is.
-A round takes no longer than a majority waits for the rest. Rounds are at
-most PAUSE_S_MAX apart, so a successor is found soon after it listens; the first pauses are short, for a master that is
-started anew at once.
+A round takes no longer than a majority waits for the rest. Rounds are at most PAUSE_S_MAX apart, so a successor is
+found soon after it listens; the first pauses are short, for a master that is started anew at once.
 """
 
 from __future__ import annotations
