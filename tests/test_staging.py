@@ -521,6 +521,21 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
     until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list[FakeDevice], is_new: bool) -> None:
+    for step in itertools.count():
+        pool = host_memory.HostPool(devices[0])
+        if not is_new:
+            pool.take(PIECE)
+        taken: list[host_memory.Block] = []
+        is_over = interrupted_at(step, lambda pool=pool, taken=taken: taken.append(pool.take(PIECE)))  # type: ignore[misc]
+        taken.clear()
+        assert pool.idle_bytes == pool.pinned_bytes
+        if is_over:
+            break
+    assert step > 5
+
+
 def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(crew: Crew, devices: list[FakeDevice]) -> None:
     crew.join(2)
     count = PIECE // 4 + 1

@@ -10,7 +10,8 @@ SIZE_MIN, so that what one op gave back fits the next. What is freed is torch's,
 of the same size.
 
 A block is free again when nothing refers to it any more: while the engine may read it, or a copy is under way, somebody
-does.
+does. How much is pinned is summed up over what there is, not counted along: a Ctrl-C in the middle of `take` may free
+the memory that it was about to hand out, but makes no count wrong.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from pccl.devices.device import Device, HostMemory
 
@@ -30,7 +32,7 @@ IDLE_BYTES_MAX = 256 << 20
 SIZE_MIN = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _Memory:
     host: HostMemory
     size_bytes: int
@@ -43,8 +45,8 @@ class Block:
     __slots__ = ("_memory", "_returned")
 
     def __init__(self, memory: _Memory, returned: deque[_Memory]) -> None:
-        self._memory = memory
         self._returned = returned
+        self._memory = memory
 
     @property
     def host(self) -> HostMemory:
@@ -60,7 +62,8 @@ class Block:
 
     def __del__(self) -> None:
         # Anywhere, also within `HostPool.take`: no lock may be taken here.
-        self._returned.append(self._memory)
+        if hasattr(self, "_memory"):  # else an interrupt came before
+            self._returned.append(self._memory)
 
 
 class HostPool:
@@ -71,8 +74,7 @@ class HostPool:
         self._lock = threading.RLock()
         self._returned: deque[_Memory] = deque()
         self._idle: defaultdict[int, list[_Memory]] = defaultdict(list)
-        self._idle_bytes = 0
-        self.pinned_bytes = 0
+        self._pinned: WeakSet[_Memory] = WeakSet()
         """In use and idle."""
 
     def take(self, size_bytes: int) -> Block:
@@ -81,7 +83,6 @@ class HostPool:
         with self._lock:
             self._sort()
             if self._idle[size]:
-                self._idle_bytes -= size
                 return Block(self._idle[size].pop(), self._returned)
             self._free(self.pinned_bytes + size - PINNED_BYTES_MAX)
             return Block(self._allocate(size), self._returned)
@@ -90,7 +91,7 @@ class HostPool:
         if self.pinned_bytes + size <= PINNED_BYTES_MAX:
             try:
                 memory = _Memory(self._device.allocate(size, True), size, True)
-                self.pinned_bytes += size
+                self._pinned.add(memory)
                 return memory
             except MemoryError as error:
                 logger.warning("no more memory can be pinned for %s, copies are slower: %s", self._device.name, error)
@@ -99,27 +100,29 @@ class HostPool:
     def trim(self) -> None:
         """Frees what is idle beyond the bound. To be called when an op has ended."""
         with self._lock:
-            self._sort()
-            self._free(self._idle_bytes - IDLE_BYTES_MAX)
+            self._free(self.idle_bytes - IDLE_BYTES_MAX)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """In use and idle."""
+        with self._lock:
+            return sum(memory.size_bytes for memory in self._pinned)
 
     @property
     def idle_bytes(self) -> int:
         with self._lock:
             self._sort()
-            return self._idle_bytes
+            return sum(size * len(idle) for size, idle in self._idle.items())
 
     def _sort(self) -> None:
         while self._returned:
             memory = self._returned.popleft()
             if memory.is_pinned:
                 self._idle[memory.size_bytes].append(memory)
-                self._idle_bytes += memory.size_bytes
 
     def _free(self, excess_bytes: int) -> None:
         """At least so much, largest first, if so much is idle."""
         for size in sorted(self._idle, reverse=True):
             while excess_bytes > 0 and self._idle[size]:
                 self._idle[size].pop()
-                self._idle_bytes -= size
-                self.pinned_bytes -= size
                 excess_bytes -= size
