@@ -53,11 +53,13 @@ T = TypeVar("T")
 
 @contextmanager
 def converting(func_name: str) -> Iterator[None]:
-    """The one place where session errors become PCCLError."""
+    """The one place where session errors, and the portal's, become PCCLError."""
     try:
         yield
     except SessionError as error:
         raise PCCLError(error.result, func_name, error.message) from None
+    except portal.PortalClosedError as error:
+        raise PCCLError(Result.NOT_INITIALIZED, func_name, str(error)) from None
 
 
 class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pccl import timeouts
 from pccl.async_communicator import (
@@ -41,6 +41,8 @@ from pccl.types import (
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
+
+T = TypeVar("T")
 
 INTERRUPT_GRACE_S = 0.5
 """How long Ctrl-C waits for an interrupted op to be aborted on all peers."""
@@ -138,7 +140,7 @@ class Communicator(Collectives[CollectiveInfo]):
         be made; INVALID_USAGE: connected already.
         """
         portal.on_exit(self._inner)
-        portal.current().call(lambda: self._inner.connect(n_attempts, timeout=timeout))
+        self._call("connect", lambda: self._inner.connect(n_attempts, timeout=timeout))
 
     def close(self, *, timeout: float | None = None) -> None:
         """Leaves the run. Ops in flight fail here; the others settle them as after a loss. May be called again, from
@@ -154,6 +156,14 @@ class Communicator(Collectives[CollectiveInfo]):
                 portal.current().call(self._inner.close, timeout_s=limit_s)
             except TimeoutError:
                 raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on") from None
+            except portal.PortalClosedError:
+                return  # the exit of the interpreter closes it
+
+    @staticmethod
+    def _call(func_name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """In the portal."""
+        with converting(func_name):
+            return portal.current().call(call)
 
     def __enter__(self) -> Communicator:
         if not self._inner.is_connected:
@@ -192,14 +202,13 @@ class Communicator(Collectives[CollectiveInfo]):
         """Whether newcomers wait for `update_topology`: the same answer on all peers. May overlap with ops.
 
         False also where the others are in a call that cannot meet this one, as for a newcomer that enters the usual
-        loop
-        at its top while the others go on from `update_topology`."""
-        return portal.current().call(lambda: self._inner.are_peers_pending(timeout=timeout))
+        loop at its top while the others go on from `update_topology`."""
+        return self._call("are_peers_pending", lambda: self._inner.are_peers_pending(timeout=timeout))
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Admits all who wait. PENDING_ASYNC_OPS while own ops are in flight; INVALID_USAGE if the other peers wait in
         calls that can never meet this one."""
-        portal.current().call(lambda: self._inner.update_topology(timeout=timeout))
+        self._call("update_topology", lambda: self._inner.update_topology(timeout=timeout))
 
     def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Measures what is not known of the links in each group, and adopts the ring whose slowest link is fastest; of
@@ -209,7 +218,7 @@ class Communicator(Collectives[CollectiveInfo]):
         a large group a part of the links is measured, for half a minute at most), and later ones hardly any time. A
         link that cannot be measured is avoided. A measurement sends as much as the link carries for less than a second.
         Errors as `update_topology`."""
-        portal.current().call(lambda: self._inner.optimize_topology(timeout=timeout))
+        self._call("optimize_topology", lambda: self._inner.optimize_topology(timeout=timeout))
 
     def sync_shared_state(
         self,
@@ -227,7 +236,9 @@ class Communicator(Collectives[CollectiveInfo]):
         never meet; PENDING_ASYNC_OPS; INTERNAL_ERROR: a device that holds a tensor here has failed, and this peer has
         left the run.
         """
-        return portal.current().call(lambda: self._inner.sync_shared_state(shared_state, strategy, timeout=timeout))
+        return self._call(
+            "sync_shared_state", lambda: self._inner.sync_shared_state(shared_state, strategy, timeout=timeout)
+        )
 
     # Collectives.
 

@@ -50,7 +50,8 @@ def run_status(
     leads, or whichever answers if none does. `token` and `ssl_context` are those of a
     peer, with the same environment variables as defaults. The run is not affected. Thread-safe.
 
-    PCCLError: INVALID_ARGUMENT, MASTER_CONNECTION_FAILED (the text says why), TIMEOUT.
+    PCCLError: INVALID_ARGUMENT, MASTER_CONNECTION_FAILED (the text says why), TIMEOUT; NOT_INITIALIZED where the
+    interpreter exits meanwhile.
     """
     secret = security.token(token, "run_status")
     context = security.client_tls(ssl_context, "run_status")
@@ -67,3 +68,5 @@ def run_status(
         where = ", ".join(addresses.join(*master) for master in masters)
         text = f"no answer from {where} within {timeout:g} s; is there a pccl master?"
         raise PCCLError(Result.TIMEOUT, "run_status", text) from None
+    except portal.PortalClosedError as error:
+        raise PCCLError(Result.NOT_INITIALIZED, "run_status", str(error)) from None

@@ -563,5 +563,7 @@ def test_hashing_does_not_depend_on_the_cores(cores: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(state_blocks, "cores", lambda: cores)
     monkeypatch.setattr(state_blocks, "SHARE_BYTES", 7 * BLOCK)
     assert fingerprint(tensors) == plain
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)  # as when the interpreter exits
+    assert fingerprint(tensors) == plain
     blocks = [bytes(tensors[0].block(number)) for number in range(51)]
     assert plain.blocks[0] == b"".join(map(state_blocks.digest, blocks))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,13 +149,7 @@ def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> byte
 def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
     """Reads every byte once; call it in a worker thread. The tensors must not change meanwhile."""
     shares = list(_shares(tensors))
-    threads = min(len(shares), cores(), THREADS_MAX)
-    if threads > 1:
-        with ThreadPoolExecutor(threads, "pccl-hash") as pool:
-            hashed = list(pool.map(_hash_share, shares))
-    else:
-        hashed = [_hash_share(share) for share in shares]
-    digests = iter([each for share in hashed for each in share])
+    digests = iter([each for share in _hashed(shares) for each in share])
     blocks = tuple(
         tensor.store.digests() if tensor.store else b"".join(next(digests) for _ in range(tensor.block_count))
         for tensor in tensors
@@ -176,6 +171,15 @@ def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
                 share, size = [], 0
     if share:
         yield share
+
+
+def _hashed(shares: list[list[memoryview]]) -> list[list[bytes]]:
+    threads = min(len(shares), cores(), THREADS_MAX)
+    if threads > 1:
+        # No thread can be had beyond a limit, nor while the interpreter exits.
+        with suppress(RuntimeError), ThreadPoolExecutor(threads, "pccl-hash") as pool:
+            return list(pool.map(_hash_share, shares))
+    return [_hash_share(share) for share in shares]
 
 
 def _hash_share(share: list[memoryview]) -> list[bytes]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
-from tests.crew import until
+from tests.crew import WAIT_S, until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
 
@@ -57,6 +59,42 @@ def test_exit_while_a_call_waits_in_another_thread_is_quick(run: Run, command: s
     assert time.monotonic() - start_s < PROMPT_S
     until_alone(stays)
     assert ends.stderr == ""
+
+
+OVERTAKEN = """
+import atexit, os, threading
+over, hashing = threading.Event(), threading.Event()
+atexit.register(over.wait, 60)  # the last to be called
+import numpy, pccl
+from pccl import async_communicator
+
+def fingerprint(tensors):
+    hashing.set()
+    threading.Event().wait()
+
+def call():
+    try:
+        peer.sync_shared_state(pccl.SharedState.from_numpy({"x": numpy.zeros(10)}))
+    except pccl.PCCLError as error:
+        os.write(1, str(error).encode())
+    over.set()
+
+async_communicator.fingerprint = fingerprint
+node = pccl.MasterNode("127.0.0.1:0")
+node.run()
+peer = pccl.Communicator(node.address)
+peer.connect()
+threading.Thread(target=call, daemon=True).start()
+hashing.wait()
+"""
+
+
+def test_a_call_that_the_exit_overtakes_fails_as_any_other() -> None:
+    command = [sys.executable, "-P", "-c", OVERTAKEN]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "sync_shared_state: NOT_INITIALIZED: the interpreter is exiting"
 
 
 def test_exit_after_the_master_has_died_is_quick(start: Start, run: Run) -> None:
