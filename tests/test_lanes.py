@@ -248,7 +248,9 @@ def test_each_thread_has_a_connection_of_each_link() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
-def test_lost_connection_is_replaced_in_its_thread(index: int, connections: list[Noted]) -> None:
+def test_lost_connection_is_replaced_in_its_thread(
+    index: int, connections: list[Noted], caplog: pytest.LogCaptureFixture
+) -> None:
     with run_of(2, 2, connections=4) as crew:
         until(lambda: [by_lane(peer) for peer in crew.peers] == [[2, 2]] * 2, "the link is complete")
         lost = next(each for each in connections if each.index == index)
@@ -259,6 +261,7 @@ def test_lost_connection_is_replaced_in_its_thread(index: int, connections: list
         until(lambda: [by_lane(peer) for peer in crew.peers] == [[2, 2]] * 2, "the link is complete again")
         crew.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM))
         assert min(sent_bytes(crew[0])) > 0
+        until(lambda: caplog.text.count("goes on with a connection less") == 2, "both ends tell of it")
 
 
 def test_link_without_connections_in_one_thread_is_made_anew(connections: list[Noted]) -> None:

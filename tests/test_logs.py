@@ -14,6 +14,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.logs import FIELDS, AboutLogger, JsonFormatter, TextFormatter
+from pccl.runtime import peer_session
 from tests.crew import Crew, until
 
 RUN = """
@@ -72,6 +73,18 @@ def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCa
         crew.close_all()
     (left,) = (record for record in caplog.records if re.match(r"peer 2 \(.*lost: left", record.getMessage()))
     assert vars(left).items() >= {"group": 0, "peer": 2}.items()
+
+
+def test_an_orderly_leave_is_no_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_session, "STANDS_S", 1000.0)
+    with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.WARNING, "pccl"):
+        crew = Crew(node.address, p2p_connection_pool_size=8)
+        crew.join(3)
+        crew.close(crew[1])
+        sessions = [peer._inner._session for peer in crew.peers]
+        assert [len(session._making) for session in sessions if session] == [1, 1], "nobody will say anything of it"
+        crew.close_all()
+    assert caplog.messages == []
 
 
 def test_text_and_objects_of_one_record() -> None:

@@ -249,7 +249,10 @@ def test_link_that_stands_takes_more_connections_up_to_a_bound(rig: Rig) -> None
 
 def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
     rig.machine.connection_lost(rig.links[1], "reset")
-    (added,) = of(ps.AddConnections, rig.effects())
+    effects = rig.effects()
+    (told,) = of(ps.Log, effects)
+    assert (told.level, told.link) == ("warning", rig.links[1])
+    (added,) = of(ps.AddConnections, effects)
     assert (added.link, added.member.peer, added.made_in) == (rig.links[1], 1, 1)
     assert (list(added.indices), added.is_replacement) == ([1], True)
     assert rig.machine.link_connected(rig.links[1])

@@ -275,6 +275,8 @@ class Log:
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
     """As in `pccl.logs.FIELDS`."""
+    link: int = 0
+    """If one is named: not to be said before it has stood for a moment longer, nor once it is closed."""
 
 
 @dataclass(frozen=True)
@@ -1088,12 +1090,13 @@ class Peer:
         return True
 
     def connection_lost(self, link: int, reason: str, lane: int = 0) -> None:
-        """A connection of a link broke; the link goes on with its others."""
+        """A connection of a link broke; the link goes on with its others, unless they break, too. A peer that leaves or
+        dies closes one after the other, which need not be told one by one."""
         found = next((each for each in self._links.values() if each.link == link), None)
         if found is None:
             return
         text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
-        self._effects.append(Log("warning", text, {"other": found.peer}))
+        self._effects.append(Log("warning", text, {"other": found.peer}, link))
         if found.is_up:
             self._replace_connection(found, lane)
         else:

@@ -25,7 +25,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import trio
@@ -60,6 +60,8 @@ logger = logging.getLogger("pccl.peer")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
+STANDS_S = 1.0
+"""A link that has lost a connection and stands so long after that has lost no more than that."""
 REDIAL_S = 1.0
 """After that a lost connection that could not be made anew is tried once more, then after twice as long, and so on."""
 REDIAL_S_MAX = 30.0
@@ -262,7 +264,7 @@ class PeerSession:
         self._calls: dict[int, _PendingCall] = {}
         self._syncing: _Syncing | None = None
         self._making: dict[int, list[trio.CancelScope]] = {}
-        """Tasks that dial or await connections, by link."""
+        """Tasks that dial or await connections, or have something to say, by link."""
         self._candidates = candidates
         self._attending = trio.CancelScope()
         """Around what concerns the present control connection."""
@@ -800,7 +802,17 @@ class PeerSession:
             self._pump()
 
     def _log(self, effect: ps.Log) -> None:
-        self._logger.log(LEVELS[effect.level], "%s", effect.text, extra=effect.about)
+        if effect.link:
+            scope = trio.CancelScope()
+            self._making[effect.link].append(scope)
+            self._spawn(self._log_later, effect, scope)
+        else:
+            self._logger.log(LEVELS[effect.level], "%s", effect.text, extra=effect.about)
+
+    async def _log_later(self, effect: ps.Log, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(STANDS_S)
+            self._log(replace(effect, link=0))
 
     def _spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         if self._nursery is not None and not self._ended.is_set():
