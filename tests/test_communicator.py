@@ -9,6 +9,7 @@ import gc
 import itertools
 import pickle
 import random
+import re
 import socket
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from pccl import (
     MasterNode,
     PCCLError,
     QuantizationOptions,
+    ReduceAlgorithm,
     ReduceDescriptor,
     ReduceOp,
     ReduceOpDescriptor,
@@ -592,6 +594,16 @@ def test_an_op_that_differs_between_peers_fails_on_all_and_the_run_goes_on(
     assert results(errors) == [Result.INVALID_ARGUMENT] * 3
     assert all(all(part in str(error) for part in say) for error in errors), errors[0]
     assert three_peers.each(reduce_once) == [3] * 3
+
+
+@pytest.mark.parametrize("algorithm", ReduceAlgorithm)
+def test_who_has_what_is_told_where_ops_differ(crew: Crew, algorithm: ReduceAlgorithm) -> None:
+    crew.join(4)
+    errors = crew.outcomes(lambda peer, i: peer.all_reduce(ones(11 + i), op=SUM, algorithm=algorithm))
+    for error in errors:
+        found = re.findall(r"peer (\d) has \w+ of (\d+) x FLOAT", str(error))
+        assert len(found) == 2, error
+        assert all(int(count) == 10 + int(peer) for peer, count in found), error
 
 
 def test_calls_that_can_never_meet_fail_and_say_who_waits_in_what(crew: Crew) -> None:

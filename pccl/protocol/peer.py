@@ -1060,9 +1060,17 @@ class Peer:
         self._tell(m.FlushReply(self._flush.flush, done, *heard))
         self._flush = None
 
+    def _link(self, link: int) -> _Link | None:
+        return next((each for each in self._links.values() if each.link == link), None)
+
+    def peer_at(self, link: int) -> int | None:
+        """Who is at the other end; None once the link is closed."""
+        found = self._link(link)
+        return found.peer if found is not None else None
+
     def link_lost(self, link: int, reason: str) -> None:
         """An established link broke."""
-        found = next((each for each in self._links.values() if each.link == link), None)
+        found = self._link(link)
         if found is None:
             return
         self._drop_link(found.peer)
@@ -1078,7 +1086,7 @@ class Peer:
     def link_connected(self, link: int) -> bool:
         """One more connection of the link stands. False if it is not wanted any more: then it must be closed, else
         handed to the engine."""
-        found = next((each for each in self._links.values() if each.link == link), None)
+        found = self._link(link)
         if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
         found.connected += 1
@@ -1092,7 +1100,7 @@ class Peer:
     def connection_lost(self, link: int, reason: str, lane: int = 0) -> None:
         """A connection of a link broke; the link goes on with its others, unless they break, too. A peer that leaves or
         dies closes one after the other, which need not be told one by one."""
-        found = next((each for each in self._links.values() if each.link == link), None)
+        found = self._link(link)
         if found is None:
             return
         text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
@@ -1104,7 +1112,7 @@ class Peer:
 
     def link_limited(self, link: int, lane: int = 0) -> None:
         """All connections that a link has in a lane are held back by their windows."""
-        found = next((each for each in self._links.values() if each.link == link), None)
+        found = self._link(link)
         if found is None or not found.is_up or not self.may_grow or found.connected >= GROWN_CONNECTIONS_MAX:
             return
         count = min(found.connected // self.engine_threads, GROWN_CONNECTIONS_MAX - found.connected)
@@ -1113,7 +1121,7 @@ class Peer:
         self._add_connections(found, lane, count, is_replacement=False)
 
     def link_failed(self, link: int, reason: str) -> None:
-        found = next((each for each in self._links.values() if each.link == link), None)
+        found = self._link(link)
         if found is None or found.is_up:
             return
         self._drop_link(found.peer)

@@ -632,8 +632,10 @@ class PeerSession:
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
-        mine = f"peer {self._machine.peer} has {event.mine}"
-        return f"peers called {what}: {mine}, its neighbour has {event.theirs}{hint(event)}"
+        machine = self._machine
+        other = machine.peer_at(event.link)
+        who = "another one" if other is None else f"peer {other}"
+        return f"peers called {what}: peer {machine.peer} has {event.mine}, {who} has {event.theirs}{hint(event)}"
 
     async def _watch_clock(self) -> None:
         while True:
