@@ -32,7 +32,7 @@ from pccl.operands import Operand
 
 DELAY_S_MAX = 0.002
 POISON = 0xA5
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -222,7 +222,7 @@ def test_tags_launched_in_any_order_from_several_threads(crew: Crew) -> None:
         handles = {tag: peer.all_reduce_async(arrays[tag], op=SUM, tag=tag) for tag in order}
         random.Random(f"{lane} {index}").shuffle(order)
         for tag in order:
-            is_success, status, info = handles[tag].wait(30)
+            is_success, status, info = handles[tag].wait(WAIT_S)
             assert (is_success, status) == (True, Result.SUCCESS)
             assert info is not None
             assert info.world_size == 3
@@ -250,7 +250,7 @@ def test_a_large_op_does_not_hold_up_small_ones(crew: Crew) -> None:
         assert crew.each(reduce_once) == [2, 2]
     assert not first.done()
     second = crew[1].all_reduce_async(large[1], op=SUM, tag=1)
-    assert first.result(30) == second.result(30)
+    assert first.result(WAIT_S) == second.result(WAIT_S)
 
 
 def test_peers_pending_may_be_asked_while_ops_are_in_flight(crew: Crew) -> None:
@@ -259,7 +259,7 @@ def test_peers_pending_may_be_asked_while_ops_are_in_flight(crew: Crew) -> None:
     assert crew.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
     assert not handle.done()
     reduce_once(crew[1])
-    assert handle.wait(30)[0]
+    assert handle.wait(WAIT_S)[0]
 
 
 def test_a_handle_can_be_waited_for_again_and_from_other_threads(crew: Crew) -> None:

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_everything() -> None:
         assert running.poll() is None, running.communicate()
     guard = int(subprocess.run(["pgrep", "-P", str(running.pid), "-f", "guard.py"], capture_output=True).stdout)
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=TIMEOUT_S)
     assert running.returncode == 130
     assert errors.strip() == "pccl demo: interrupted; all its processes have ended"
     assert _group_is_empty(guard)

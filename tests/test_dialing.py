@@ -16,7 +16,7 @@ from pccl.runtime.addresses import listen
 from pccl.runtime.dialing import dial_tcp
 from tests.test_fork import in_child, needs_proc, sockets
 
-BOUND_S = 20
+BOUND_S = 60
 Address = tuple[str, int]
 
 

@@ -21,7 +21,7 @@ import trio
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl.runtime import state_donor
 from tests import fake_device
-from tests.crew import Background, Crew, refusal, until, waits_at_master
+from tests.crew import WAIT_S, Background, Crew, refusal, until, waits_at_master
 
 SUM = ReduceOp.SUM
 
@@ -103,7 +103,7 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(crew: Crew, monkeypatch: 
         monkeypatch.setattr(state_donor, "_send", send)
         states = [SharedState.from_numpy({"x": np.full(1000, i)}) for i in range(2)]
         syncing = [Background(partial(crew[i].sync_shared_state, states[i])) for i in range(2)]
-        assert moving.wait(60)
+        assert moving.wait(WAIT_S)
         # a newcomer that waits, and strangers at both doors.
         newcomer = crew.new()
         connecting = Background(newcomer.connect)
@@ -128,7 +128,7 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(crew: Crew, monkeypatch: 
     session._token.run_sync_soon(may_move.set)
     assert [call.result().revision for call in syncing] == [0, 0]
     crew[3].all_reduce(np.ones(8), op=SUM)
-    assert op.wait(60)[0]
+    assert op.wait(WAIT_S)[0]
 
 
 def test_a_child_may_connect_the_communicator_that_it_has_inherited(crew: Crew) -> None:
@@ -137,11 +137,11 @@ def test_a_child_may_connect_the_communicator_that_it_has_inherited(crew: Crew) 
     def child() -> str:
         with MasterNode("127.0.0.1:0") as own:
             inherited = Communicator(own.address)  # as a trainer that reads its address anew
-            inherited.connect(timeout=30)
+            inherited.connect(timeout=WAIT_S)
             peer._inner._masters = inherited._inner._masters
-            waiting = Background(partial(peer.connect, timeout=30))
+            waiting = Background(partial(peer.connect, timeout=WAIT_S))
             while inherited.world_size < 2:
-                inherited.update_topology(timeout=30)
+                inherited.update_topology(timeout=WAIT_S)
             waiting.result()
             grandchild = in_child(lambda: refused(peer))
             peer.close()
@@ -169,10 +169,10 @@ def test_forks_in_one_thread_while_others_launch(crew: Crew) -> None:
         for _ in range(150):
             handle = peer.all_reduce_async(np.ones(8), op=SUM)
             handles.append(handle)
-            handle.result(60)
+            handle.result(WAIT_S)
 
     def child() -> str:
-        found = {handle.wait(20)[1] for handle in handles[-4:]}
+        found = {handle.wait(WAIT_S)[1] for handle in handles[-4:]}
         return "fine" if found <= {Result.SUCCESS, Result.NOT_INITIALIZED} else str(found)
 
     reducing = Background(lambda: crew.each(reduce))
@@ -200,8 +200,8 @@ def test_dataloaders_that_fork_share_arrays_with_a_trainer(crew: Crew) -> None:
         handle = crew[0].all_reduce_async(LOADED.copy(), op=SUM)
         loading = loaders.map_async(load, range(20))
         assert crew[1].all_reduce(LOADED.copy(), op=SUM).world_size == 2
-        assert handle.wait(60)[0]
-        assert loading.get(60) == [LOADED.sum() + batch for batch in range(20)]
+        assert handle.wait(WAIT_S)[0]
+        assert loading.get(WAIT_S) == [LOADED.sum() + batch for batch in range(20)]
         with forking():
             loaders.terminate()
         loaders.join()

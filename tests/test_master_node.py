@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from tests.crew import Crew, outcomes, results, until
+from tests.crew import WAIT_S, Crew, outcomes, results, until
 
 
 def refusal(call: Any) -> PCCLError:
@@ -26,7 +26,7 @@ def test_run_returns_at_once_and_interrupt_stops_it() -> None:
     crew = Crew(master.address)
     crew.join(2)
     master.interrupt()
-    assert master.wait(10)
+    assert master.wait(WAIT_S)
     until(lambda: results(outcomes([crew[0].are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED], "it is missed")
     master.interrupt()
     assert master.wait()

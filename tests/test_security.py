@@ -40,7 +40,7 @@ def test_a_public_master_without_a_token_is_warned_of_once(monkeypatch: pytest.M
     node = MasterNode("0.0.0.0:0")
     (text,) = heard(node.run)
     node.interrupt()
-    assert node.wait(10)
+    assert node.wait(60)
     assert "8.8.4.4 without a token" in text
     assert "--token-file" in text
     assert heard(serve) == []

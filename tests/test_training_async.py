@@ -13,7 +13,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, OuterNesterov
-from tests.crew import Background, together
+from tests.crew import WAIT_S, Background, together
 from tests.training_peers import (
     Model,
     Peer,
@@ -246,7 +246,7 @@ def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
     peers = async_crew(master, 2)
     each_runs(peers, 2)
     master.interrupt()
-    assert master.wait(10)
+    assert master.wait(WAIT_S)
     for peer in peers:
         with pytest.raises(PCCLError) as caught:
             peer.step()

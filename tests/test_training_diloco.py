@@ -12,7 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, CheckpointError, DiLoCo, OuterNesterov
-from tests.crew import Background, together, until
+from tests.crew import WAIT_S, Background, together, until
 from tests.training_peers import (
     Peer,
     Reference,
@@ -231,7 +231,7 @@ def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
     peers = crew_of(master, 2)
     each_runs(peers, 2)
     master.interrupt()
-    assert master.wait(10)
+    assert master.wait(WAIT_S)
     for peer in peers:
         with pytest.raises(PCCLError) as caught:
             peer.step()

@@ -16,7 +16,7 @@ from pccl.security import ExposedWarning
 from pccl.web import server
 from tests.crew import Crew, until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture

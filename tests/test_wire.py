@@ -22,7 +22,7 @@ from pccl.runtime.wire import (
     send_message,
 )
 
-BOUND_S = 20
+BOUND_S = 60
 
 
 def run(function: Callable[[], Awaitable[None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,13 @@ Run = Callable[..., list[Worker]]
 def master() -> Iterator[MasterNode]:
     with MasterNode("127.0.0.1:0", peer_timeout=PEER_TIMEOUT_S) as node:
         yield node
+
+
+def silent_s(text: str) -> float:
+    """For how long somebody was, as an error says. On a busy machine it is noticed late."""
+    found = re.search(r"silent for (\d+\.\d)", text)
+    assert found is not None, text
+    return float(found[1])
 
 
 def _reduce(workers: list[Worker]) -> list[int]:
@@ -59,7 +67,7 @@ def test_others_go_on_without_a_stopped_peer_which_learns_of_it_and_returns(
     if call == "all_reduce":
         assert {answer.error for answer in answers} <= {"RANK_CONNECTION_LOST", ""}
         if answers[0].error:
-            assert "silent for 1." in answers[0].text
+            assert silent_s(answers[0].text) >= PEER_TIMEOUT_S
     else:
         assert [answer.error for answer in answers] == ["", ""]
     assert _reduce(others) == [2, 2]
@@ -68,7 +76,8 @@ def test_others_go_on_without_a_stopped_peer_which_learns_of_it_and_returns(
     victim.resume()
     evicted = victim.answer()
     assert evicted.error == "MASTER_CONNECTION_FAILED"
-    assert "evicted: silent for 1." in evicted.text
+    assert "evicted: silent for" in evicted.text
+    assert silent_s(evicted.text) >= PEER_TIMEOUT_S
     victim.do("close")
     _rejoin(victim, others, master)
     assert _reduce([*others, victim]) == [3, 3, 3]
@@ -108,7 +117,8 @@ def test_peers_give_up_a_stopped_master(start: Start, run: Run) -> None:
     for worker in (one, other):
         answer = worker.answer()
         assert answer.error == "MASTER_CONNECTION_FAILED"
-        assert f"the master at {address} was silent for 1." in answer.text
+        assert f"the master at {address} was silent for" in answer.text
+        assert silent_s(answer.text) >= PEER_TIMEOUT_S
     assert one.do("digest", name="x") == before
     host.resume()
     _rejoin_all(address, [one, other])

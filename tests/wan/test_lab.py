@@ -28,6 +28,8 @@ from tests.wan.lab import Host, Lab, Link, Path, Site, unavailable
 ROOT = PathOfFile(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 BUSY_MACHINE_S = 0.01
+TRIALS_MAX = 6
+"""Of what a busy machine may make too slow."""
 END = b"end"
 
 
@@ -83,10 +85,9 @@ class Datagrams:
 
 
 def _faster_than(mbit_per_s: float, near: socket.socket, far: socket.socket, count: int) -> probe.Transfer:
-    """A busy machine may need several trials."""
     trials = [probe.transfer(near, far, count)]
     while trials[-1].mbit_per_s <= mbit_per_s:
-        assert len(trials) < 6, trials
+        assert len(trials) < TRIALS_MAX, trials
         trials.append(probe.transfer(near, far, count))
     return trials[-1]
 
@@ -107,12 +108,19 @@ def test_both_directions_at_once() -> None:
         _connected(*lab.hosts) as there,
         _connected(*reversed(lab.hosts)) as back,
     ):
-        other = threading.Thread(target=probe.transfer, args=(*back, 4 << 20))
-        start_s = time.perf_counter()
-        other.start()
-        probe.transfer(*there, 4 << 20)
-        other.join()
-        assert time.perf_counter() - start_s < 1.6 * (4 << 20) * 8 / 80e6
+
+        def both_s() -> float:
+            other = threading.Thread(target=probe.transfer, args=(*back, 4 << 20))
+            start_s = time.perf_counter()
+            other.start()
+            probe.transfer(*there, 4 << 20)
+            other.join()
+            return time.perf_counter() - start_s
+
+        trials_s = [both_s()]
+        while trials_s[-1] >= 1.6 * (4 << 20) * 8 / 80e6:
+            assert len(trials_s) < TRIALS_MAX, trials_s
+            trials_s.append(both_s())
 
 
 def test_an_uplink_is_shared() -> None:
