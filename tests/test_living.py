@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from pccl import (
     Communicator,
@@ -213,12 +214,20 @@ def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(crew: Crew, 
     assert handle.wait(WAIT_S)[0]
 
 
+def is_in_no_call(peer: Communicator) -> bool:
+    session = peer._inner._session
+    assert session is not None
+    portal.current().call(trio.lowlevel.checkpoint)  # a call that was on its way to the trio thread has begun there
+    return not session._calls
+
+
 @pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"])
 def test_an_interrupt_anywhere_in_a_joint_call_withdraws_from_it(crew: Crew, impatient: None, name: str) -> None:
     crew.join(2)
     arguments = [SharedState.from_numpy({"x": ones()})] if name == "sync_shared_state" else []
     for step in itertools.count():
         has_slept = interrupted_at(step, lambda: getattr(crew[0], name)(*arguments))
+        until(partial(is_in_no_call, crew[0]), "it has withdrawn")  # else it may meet the next call of the other one
         crew.each(lambda peer, _: getattr(peer, name)(*arguments, timeout=WAIT_S))
         if has_slept:
             assert step > 10
