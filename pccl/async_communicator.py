@@ -22,7 +22,8 @@ from pccl.protocol.peer import View
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses, portal
 from pccl.runtime.engine import OpSpec
-from pccl.runtime.peer_session import PeerSession, PendingOp, SessionError, SessionOptions, open_session
+from pccl.runtime.peer_session import PeerSession, SessionError, SessionOptions, open_session
+from pccl.runtime.pending import PendingOp
 from pccl.runtime.state_blocks import StateTensor, StoreError, fingerprint
 from pccl.runtime.state_transfer import Transfer
 from pccl.shared_state import SharedState

@@ -26,7 +26,7 @@ from pccl.protocol.pairs import PAIR_TAG_MAX
 from pccl.protocol.peer import View
 from pccl.reduce import AsyncHandle, check_algorithm, check_tag, delivered
 from pccl.runtime.engine import Buffers, OpSpec, Pair, Placement, Root
-from pccl.runtime.peer_session import PendingOp
+from pccl.runtime.pending import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
 
 

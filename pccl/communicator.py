@@ -25,7 +25,7 @@ from pccl.errors import PCCLError
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import portal
 from pccl.runtime.engine import OpSpec
-from pccl.runtime.peer_session import PendingOp
+from pccl.runtime.pending import PendingOp
 from pccl.shared_state import SharedState
 from pccl.timeouts import DEFAULT, Timeout
 from pccl.types import (
@@ -44,6 +44,8 @@ from pccl.types import (
 
 T = TypeVar("T")
 
+SHORT_S = 0.1
+"""A timeout that is longer need not be kept to the millisecond."""
 INTERRUPT_GRACE_S = 0.5
 """How long Ctrl-C waits for an interrupted op to be aborted on all peers."""
 
@@ -292,7 +294,10 @@ class Communicator(Collectives[CollectiveInfo]):
         pending = session.new_op(spec)
         try:
             with converting(func_name):
-                session.launch(pending)
+                if timeout_s is None or timeout_s > SHORT_S:
+                    session.launch_waiting(pending)
+                else:
+                    session.launch(pending)
             if not pending.wait(timeout_s):
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 pending.wait(CANCEL_GRACE_S)
@@ -301,6 +306,7 @@ class Communicator(Collectives[CollectiveInfo]):
         except BaseException:
             session.cancel(pending, Result.TIMEOUT, gave_up(session, None))
             pending.wait(INTERRUPT_GRACE_S)
+            session.let_go(pending)
             raise
         if not pending.is_over:
             raise PCCLError(Result.TIMEOUT, func_name, MASTER_SILENT)

@@ -15,7 +15,7 @@ from pccl.errors import PCCLError
 from pccl.operands import require_alike, resolve
 from pccl.protocol.peer import OpResult
 from pccl.runtime.engine import Buffers, OpSpec
-from pccl.runtime.peer_session import PendingOp
+from pccl.runtime.pending import PendingOp
 from pccl.types import (
     QuantizationAlgorithm,
     QuantizationOptions,

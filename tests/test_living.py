@@ -320,6 +320,29 @@ def test_a_signal_handler_may_close_the_communicator_in_the_middle_of_anything(c
             break
 
 
+def test_a_signal_handler_may_close_the_communicator_in_the_middle_of_an_op_that_goes_past_the_session(
+    crew: Crew,
+) -> None:
+    crew.join(1)
+    for step in itertools.count():
+        (peer,) = crew.join(1)
+        crew.each(reduce_once)
+        crew.peers.pop()
+        x = ones()
+
+        def call(peer: Communicator = peer, x: Any = x) -> None:
+            with suppress(PCCLError):  # NOT_INITIALIZED
+                peer.all_reduce(x, op=SUM)
+
+        was_last = Background(partial(at_step, step, call, peer.close)).result()
+        assert np.all(x == 1)
+        peer.close()
+        until(lambda: crew[0].world_size == 1, "it has left")
+        if was_last:
+            assert step > 20
+            break
+
+
 # Timeouts.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -885,6 +886,12 @@ def agreed(rig: Rig, op: int) -> list[ps.Effect]:
     return rig.effects()
 
 
+def commit(rig: Rig, op: int) -> None:
+    rig.launch(op)
+    rig.done(op)
+    agreed(rig, op)
+
+
 def test_what_all_are_done_with_is_committed_without_a_word(mesh: Rig) -> None:
     (submitted,) = of(ps.SubmitOp, mesh.launch(1))
     assert submitted.agrees
@@ -957,6 +964,60 @@ def test_what_all_are_done_with_before_it_is_frozen_is_committed(mesh: Rig) -> N
     assert agreed(mesh, 1)[1:] == COMMITTED
     mesh.machine.op_frozen(1)
     assert mesh.effects() == []
+
+
+# Ops that start and end elsewhere.
+
+
+def test_a_plain_start_is_what_a_launch_would_be(mesh: Rig) -> None:
+    commit(mesh, 1)
+    start = mesh.machine.plain_start()
+    assert start is not None
+    assert mesh.machine.uses_of(TAG) == 1
+    assert mesh.launch(2) == [replace(start, op=2, tag=TAG, sequence=1)]
+
+
+def test_there_is_none_where_anything_else_may_come_of_it(mesh: Rig) -> None:
+    def is_plain(rig: Rig) -> bool:
+        return rig.machine.plain_start() is not None
+
+    ring, alone, stranger = Rig(), Rig(), Rig()
+    ring.join([1, 2, 3])
+    alone.join([ME])
+    assert [is_plain(rig) for rig in (mesh, ring, alone, stranger)] == [True, False, False, False]
+    for happens in (
+        lambda rig: rig.hear(m.Flush(8, 1)),
+        lambda rig: rig.joint(1),
+        lambda rig: rig.hear(WITHDRAW),
+        lambda rig: rig.hear(m.OpAbort(1, TAG, 1, Result.TIMEOUT, "late")),
+        lambda rig: rig.machine.link_lost(rig.links[3], "reset"),
+        lambda rig: rig.machine.leave(""),
+    ):
+        rig = meshed()
+        happens(rig)
+        assert not is_plain(rig)
+
+
+def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> None:
+    commit(mesh, 1)
+    mesh.machine.op_started(2, TAG, 1, 0.0)
+    assert mesh.launch(3, tag=TAG + 1)
+    assert mesh.done(2) == []
+    assert agreed(mesh, 2) == [ps.OpResult(2, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(2)]
+    assert of(ps.SubmitOp, mesh.launch(4))[0].sequence == 2
+
+
+def test_what_ran_elsewhere_is_testified(mesh: Rig) -> None:
+    commit(mesh, 1)
+    mesh.machine.op_ran(TAG, 1)
+    assert said(mesh.hear(m.Withdraw(1, TAG, 1, Result.TIMEOUT, "late"))) == [m.Withdrawn(1, TAG, 1, True)]
+    mesh.machine.link_lost(mesh.links[3], "reset")
+    (lost,) = said(mesh.effects())
+    assert isinstance(lost, m.LinkLost)
+    assert lost.has_committed
+    mesh.hear(m.Flush(8, 1))
+    mesh.machine.frozen(1)
+    assert said(mesh.effects()) == [m.FlushReply(8, [], [OpRef(TAG, 1)])]
 
 
 def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:

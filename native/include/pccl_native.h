@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 14 };
+enum { PCCL_NATIVE_ABI = 15 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -188,6 +188,9 @@ enum pccl_event_kind {
                                  * connection that was added */
     PCCL_EVENT_OP_AGREED = 8, /* id: op; all ranks are done */
     PCCL_EVENT_OP_FROZEN = 9, /* id: op */
+    PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: of a gate; what follows is as if it had been submitted */
+    PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
+                             * waits for the next event that something depends on, or for many like it */
     PCCL_EVENT_LINK_COUNTED = 10 /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
                                   * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
                                   * with frames' headers. It was the limit where for half a second, at every tick,
@@ -199,6 +202,7 @@ typedef struct {
     uint32_t kind; /* enum pccl_event_kind */
     uint32_t group;
     uint64_t id;
+    uint64_t sequence;
     uint64_t link;
     uint64_t tx_bytes;
     uint64_t rx_bytes;
@@ -289,6 +293,37 @@ enum pccl_verdict { PCCL_ABORT = 0, PCCL_COMMIT = 1, PCCL_COMMIT_BY_ALL = 2 };
 int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict); /* enum pccl_verdict */
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
+
+/* The engine's gate, through which any thread may run an op by itself while it is open; gate.h says what that means for
+ * who polls the events. At first it is closed. Each call gives a reference, to be released; a gate outlives its engine,
+ * closed for ever. Of its functions all may race with each other and with those of the engine, its destruction, too. */
+typedef struct pccl_gate pccl_gate;
+
+pccl_gate *pccl_engine_gate(pccl_engine *engine);
+void pccl_gate_release(pccl_gate *gate);
+
+/* The number of this opening, which is new; 0 if the engine is no more. What is open is closed before. */
+uint64_t pccl_gate_open(pccl_gate *gate);
+
+/* Nonzero if it was open. An engine closes its gate when anything is to be frozen. */
+int pccl_gate_close(pccl_gate *gate);
+
+typedef struct {
+    uint64_t tx_bytes;
+    uint64_t rx_bytes;
+} pccl_gate_result;
+
+enum pccl_gate_outcome {
+    PCCL_GATE_TOLD = 0, /* all ranks are done, and the buffers are the caller's again */
+    PCCL_GATE_SHOWN = 1, /* it is under way, and from now on the owner's: see OP_STARTED */
+    PCCL_GATE_CLOSED = 2 /* it has not been submitted: the gate is closed, or has been since this opening */
+};
+
+/* Submits an op whose ranks agree, with `*sequence` in its key, which it counts up, and waits for the agreement, at most
+ * so long. Returns an enum pccl_gate_outcome, or an error as pccl_engine_submit does. */
+int pccl_gate_run(
+    pccl_gate *gate, uint64_t number, const pccl_op_request *request, uint64_t *sequence, uint32_t wait_ms,
+    pccl_gate_result *result);
 
 /* A beacon exchanges signs of life ("beats") over connected stream sockets from a thread of its own, and tells which
  * other sides have fallen silent. It has nothing to do with an engine; beacon.c says how it works. Functions may be

@@ -2,6 +2,7 @@
 
 #include "agreement.h"
 #include "announcements.h"
+#include "gate.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ struct pccl_core {
     pccl_table ops_by_id;
     pccl_table ops_by_key;
     pccl_list ops;
+    pccl_list ran_ops; /* told by their gate, to be ended */
     pccl_table groups;
     pccl_announcements announcements;
     uint32_t eager_bytes_max;
@@ -67,6 +69,7 @@ pccl_core *pccl_core_create(
     pccl_list_init(&core->links);
     pccl_list_init(&core->host.pending_links);
     pccl_list_init(&core->ops);
+    pccl_list_init(&core->ran_ops);
     pccl_table_init(&core->links_by_id);
     pccl_table_init(&core->ops_by_id);
     pccl_table_init(&core->ops_by_key);
@@ -346,7 +349,10 @@ static void op_look_if_agreed(pccl_core *core, pccl_op *op)
         return;
     pccl_event event = op_event(op, PCCL_EVENT_OP_AGREED);
     op_let_go(core, op);
-    op_post(core, op, &event);
+    if (op->gate != NULL && pccl_gate_tell(op->gate, op))
+        pccl_list_append(&core->ran_ops, &op->in_ran); /* who calls may still look at it */
+    else
+        op_post(core, op, &event);
 }
 
 static void op_note_done(pccl_core *core, pccl_op *op)
@@ -358,7 +364,8 @@ static void op_note_done(pccl_core *core, pccl_op *op)
         op_post(core, op, &event);
         return;
     }
-    op_post_quietly(core, op, &event);
+    if (op->gate == NULL || !pccl_gate_note_done(op->gate, op, &event))
+        op_post_quietly(core, op, &event);
     pccl_agreement_say(op->agreement);
     op_look_if_agreed(core, op);
 }
@@ -387,6 +394,8 @@ static void op_note_mismatch(pccl_core *core, pccl_op *op, const pccl_link *link
     event.link = link->id;
     event.mine = op->request.shape;
     event.theirs = *theirs;
+    if (op->gate != NULL)
+        pccl_gate_show(op->gate, op);
     op_halt(core, op);
     op->is_mismatched = 1;
     op_contradict(op, link, theirs);
@@ -644,7 +653,6 @@ void pccl_core_link_count(pccl_core *core, uint64_t id)
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare)
 {
     const pccl_op_request *request = &op->request;
-    op->events_promised = PCCL_EVENTS_PER_OP;
     pccl_list_append(&core->ops, &op->in_ops);
     pccl_table_insert(&core->ops_by_id, &op->by_id, pccl_hash_u64(0, request->op));
     pccl_table_insert(&core->ops_by_key, &op->by_key, pccl_op_key_hash(&request->key));
@@ -710,6 +718,8 @@ static void op_end(pccl_core *core, pccl_op *op, int verdict)
     pccl_table_remove(&core->ops_by_id, &op->by_id);
     pccl_table_remove(&core->ops_by_key, &op->by_key);
     pccl_list_remove(&op->in_ops);
+    pccl_list_remove(&op->in_ran);
+    PCCL_ASSERT(op->call == NULL);
     PCCL_ASSERT(op->events_promised > 0);
     unsigned unused_promises = op->events_promised;
     pccl_op_destroy(op);
@@ -938,6 +948,8 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
 int pccl_core_settle(pccl_core *core)
 {
     int is_more = core_send(core);
+    while (!pccl_list_is_empty(&core->ran_ops))
+        op_end(core, PCCL_CONTAINER_OF(core->ran_ops.next, pccl_op, in_ran), PCCL_COMMIT_BY_ALL);
     pccl_list *next;
     for (pccl_list *node = core->host.lost_conns.next; node != &core->host.lost_conns; node = next) {
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_lost);

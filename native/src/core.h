@@ -9,7 +9,8 @@
  * key not seen yet it is kept.
  *
  * Ranks that agree by themselves (agreement.h) say DONE to each other. When all have, nothing touches the op's buffers
- * any more; it stays until the caller has ended it, who alone decides.
+ * any more; it stays until the caller has ended it, who alone decides. One that came through a gate (gate.h) ends by
+ * itself then, unless it has been shown.
  *
  * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
  * hears of the loss, decides. */
@@ -23,8 +24,8 @@
 #include "op.h"
 #include "poller.h"
 
-/* Promised to the event queue by whoever hands these over. */
-enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1 };
+/* Promised to the event queue by whoever hands these over; an op says how many. */
+enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_GATED_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1 };
 
 typedef struct pccl_group {
     pccl_table_node by_number;

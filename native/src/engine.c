@@ -3,13 +3,16 @@
  * All state is the core's and the core is the thread's. A caller's call becomes a command in a queue, which
  * the thread empties when woken; the answers come back through the event queue. Whatever can fail for want
  * of memory or for a wrong argument does so in the call: ops, connections and events are allocated there,
- * the thread only links them in. */
+ * the thread only links them in.
+ *
+ * Ops come from whoever polls the events, or from any thread through the gate: see gate.h. */
 #include "pccl_native.h"
 
 #include "agreement.h"
 #include "core.h"
 #include "event_queue.h"
 #include "fd_registry.h"
+#include "gate.h"
 #include "pool.h"
 #include "thread.h"
 #include "wake.h"
@@ -55,6 +58,7 @@ struct pccl_engine {
     pccl_pool *pool;
     uint64_t op_scratch_bytes_max;
     pccl_core *core;
+    pccl_gate *gate;
 
     pthread_mutex_t mutex; /* for what follows */
     command *first_command;
@@ -177,10 +181,49 @@ static void engine_command(pccl_engine *engine, command *todo)
     pthread_mutex_unlock(&engine->mutex);
 }
 
+/* `call`: of the gate that it came through, or NULL. */
+static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pccl_gate_call *call)
+{
+    pccl_op *op;
+    int status = pccl_op_create(request, engine->pool, engine->op_scratch_bytes_max, &op);
+    if (status != 0)
+        return status;
+    command *todo = command_create(COMMAND_SUBMIT);
+    pccl_group *spare = calloc(1, sizeof *spare);
+    status = PCCL_E_MEMORY;
+    if (request->agrees)
+        op->agreement = pccl_agreement_create(request);
+    op->events_promised = call != NULL ? PCCL_EVENTS_PER_GATED_OP : PCCL_EVENTS_PER_OP;
+    if (todo != NULL && spare != NULL && (!request->agrees || op->agreement != NULL))
+        status = pccl_event_queue_promise(engine->events, op->events_promised);
+    if (status != 0) {
+        free(todo);
+        free(spare);
+        free(op->agreement);
+        pccl_op_destroy(op);
+        return status;
+    }
+    if (call != NULL) {
+        op->gate = engine->gate;
+        op->call = call;
+        call->op = op;
+    }
+    todo->op = op;
+    todo->spare_group = spare;
+    engine_command(engine, todo);
+    return 0;
+}
+
+static int engine_submit_gated(void *engine, const pccl_op_request *request, pccl_gate_call *call)
+{
+    return engine_submit(engine, request, call);
+}
+
 static void engine_free(pccl_engine *engine)
 {
     if (engine->core != NULL)
         pccl_core_destroy(engine->core);
+    pccl_gate_release(engine->gate);
     pccl_pool_destroy(engine->pool);
     pccl_poller_close(engine->poller);
     pccl_wake_close(&engine->wake);
@@ -235,6 +278,9 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
                                     options->stall_ms);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
+    engine->gate = pccl_gate_create(engine, engine_submit_gated, engine->events);
+    if (engine->gate == NULL)
+        return engine_create_failed(engine, "gate", errno, error, error_bytes);
     rc = pccl_thread_start(&engine->thread, "pccl-engine", engine_main, engine);
     if (rc != 0)
         return engine_create_failed(engine, "pthread_create", rc, error, error_bytes);
@@ -245,6 +291,7 @@ void pccl_engine_destroy(pccl_engine *engine)
 {
     if (engine == NULL)
         return;
+    pccl_gate_shut(engine->gate);
     engine->stop.kind = COMMAND_STOP;
     engine_command(engine, &engine->stop);
     pthread_join(engine->thread, NULL);
@@ -352,32 +399,18 @@ int pccl_engine_count_link(pccl_engine *engine, uint64_t link)
 
 int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
 {
-    pccl_op *op;
-    int status = pccl_op_create(request, engine->pool, engine->op_scratch_bytes_max, &op);
-    if (status != 0)
-        return status;
-    command *todo = command_create(COMMAND_SUBMIT);
-    pccl_group *spare = calloc(1, sizeof *spare);
-    status = PCCL_E_MEMORY;
-    if (request->agrees)
-        op->agreement = pccl_agreement_create(request);
-    if (todo != NULL && spare != NULL && (!request->agrees || op->agreement != NULL))
-        status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_OP);
-    if (status != 0) {
-        free(todo);
-        free(spare);
-        free(op->agreement);
-        pccl_op_destroy(op);
-        return status;
-    }
-    todo->op = op;
-    todo->spare_group = spare;
-    engine_command(engine, todo);
-    return 0;
+    return engine_submit(engine, request, NULL);
+}
+
+pccl_gate *pccl_engine_gate(pccl_engine *engine)
+{
+    pccl_gate_retain(engine->gate);
+    return engine->gate;
 }
 
 int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 {
+    pccl_gate_close(engine->gate);
     command *todo = command_create(COMMAND_FREEZE);
     pccl_group *spare = calloc(1, sizeof *spare);
     int status = PCCL_E_MEMORY;
@@ -397,6 +430,7 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op)
 {
+    pccl_gate_close(engine->gate);
     return engine_command_id(engine, COMMAND_FREEZE_OP, op, PCCL_EVENTS_PER_FREEZE);
 }
 

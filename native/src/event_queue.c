@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+enum { QUIET_MAX = 64 }; /* so many quiet ones are said aloud */
+
 struct pccl_event_queue {
     pthread_mutex_t mutex;
     pccl_wake wake;
@@ -94,13 +96,18 @@ static void queue_add(pccl_event_queue *queue, const pccl_event *event)
     queue->ring[(queue->first + queue->count++) % queue->capacity] = *event;
 }
 
+static void queue_signal(pccl_event_queue *queue)
+{
+    if (!queue->is_signaled)
+        pccl_wake_signal(&queue->wake);
+    queue->is_signaled = 1;
+}
+
 void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event)
 {
     pthread_mutex_lock(&queue->mutex);
     queue_add(queue, event);
-    if (!queue->is_signaled)
-        pccl_wake_signal(&queue->wake);
-    queue->is_signaled = 1;
+    queue_signal(queue);
     pthread_mutex_unlock(&queue->mutex);
 }
 
@@ -108,6 +115,8 @@ void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *ev
 {
     pthread_mutex_lock(&queue->mutex);
     queue_add(queue, event);
+    if (queue->count >= QUIET_MAX)
+        queue_signal(queue);
     pthread_mutex_unlock(&queue->mutex);
 }
 

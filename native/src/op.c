@@ -260,6 +260,7 @@ int pccl_op_create(
     }
     op->sendable_first = op->sendable_last = PCCL_NO_SEGMENT;
     pccl_list_init(&op->in_ops);
+    pccl_list_init(&op->in_ran);
     if (shape->world_size > 1) {
         op->algorithm = op_algorithm(shape);
         status = op_take_peers(op);

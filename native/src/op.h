@@ -123,6 +123,9 @@ typedef struct pccl_op {
 
     /* The core's: */
     struct pccl_agreement *agreement; /* NULL: ranks do not tell each other when they are done */
+    struct pccl_gate *gate; /* through which it came; NULL: none */
+    struct pccl_gate_call *call; /* the gate's */
+    pccl_list in_ran;
     uint8_t is_let_go; /* no connection knows of it any more */
     unsigned events_promised;
     pccl_table_node by_id;

@@ -134,7 +134,12 @@ class _Work:
         recvs = np.array_split(self.recv, self._case.tensors)
         algorithm = ALGORITHMS[self._case.algorithm]
 
-        def reduce() -> None:
+        def reduce_whole() -> None:
+            communicator.all_reduce(
+                self.send, self.recv, op=ReduceOp.SUM, quantization_options=self._options, algorithm=algorithm
+            )
+
+        def reduce_parts() -> None:
             handles = [
                 communicator.all_reduce_async(
                     send, recv, op=ReduceOp.SUM, tag=tag, quantization_options=self._options, algorithm=algorithm
@@ -146,7 +151,7 @@ class _Work:
                 if not is_success:
                     raise RuntimeError(f"the reduce failed with {status.name}")
 
-        return reduce
+        return reduce_whole if self._case.tensors == 1 else reduce_parts
 
     def turn(self, timed: Timed, reduce: Reduce) -> float:
         """Seconds that pccl took."""

@@ -14,6 +14,10 @@ An op is here
 A commit that says that every peer is done skips the wait for the engine: whatever this peer had to send has been
 received, so nothing touches the buffers any more.
 
+Ops of groups that agree by themselves need not come here at all: `plain_start` tells how one would start now, if that
+is all that could come of it, and whoever runs ops so long says later what became of each: it is running (`op_started`)
+or committed (`op_ran`). All that has happened must be told before anything else is.
+
 The verdict alone decides what the caller is told: the master's, or what all who take part have agreed on. Ops that a
 flush ends return when the next view is installed: a caller that then asks for the world size sees who is left.
 
@@ -517,6 +521,41 @@ class Peer:
             self._start(entry)
         else:
             self._queued.append(entry)
+
+    def plain_start(self) -> SubmitOp | None:
+        """How an op of the whole group with a tag that was used in this epoch would start now; its number, tag and
+        sequence are not filled in. None: something else may come of it, or it would not end by agreement."""
+        view = self.view
+        if view is None or not self._may_start or view.world_size < 2 or not agreement.is_agreed(0, view.is_meshed):
+            return None
+        if self._queued or self._early or self._withdrawn:
+            return None
+        links = tuple(0 if peer == self.peer else self._link_number(peer) for peer in view.ring)
+        if links.count(0) > 1:
+            return None
+        return self._submission(0, 0, 0, view, view.ring, links, agrees=True)
+
+    def uses_of(self, tag: int) -> int:
+        """How often it was used in this epoch. May be called from any thread."""
+        return self._uses.get(tag, 0)
+
+    def op_started(self, op: int, tag: int, sequence: int, now: float) -> None:
+        """It runs, started as `plain_start` has said."""
+        assert self.view is not None
+        assert self._running
+        entry = self._ops[op] = _Op(op, tag, now, world_size=self.view.world_size, agrees=True)
+        entry.ref = self._count_use(tag, sequence)
+        self._by_ref[entry.ref] = entry
+
+    def op_ran(self, tag: int, sequence: int) -> None:
+        """One that was started so is committed: all who take part are done."""
+        self._has_committed = True
+        self._note_verdict(self._count_use(tag, sequence), None)
+
+    def _count_use(self, tag: int, sequence: int) -> OpRef:
+        assert self._uses.get(tag) == sequence
+        self._uses[tag] = sequence + 1
+        return OpRef(tag, sequence)
 
     def cancel(self, op: int, code: Result, reason: str) -> None:
         """The caller gives an op up: it is aborted on all peers, unless the master has committed it before."""
@@ -1218,21 +1257,26 @@ class Peer:
         if op.pair is not None:
             other, is_sender = op.pair
             peers = (self.peer, other) if is_sender else (other, self.peer)
-        self._effects.append(
-            SubmitOp(
-                op=op.op,
-                epoch=view.epoch,
-                tag=tag,
-                sequence=sequence,
-                rank=peers.index(self.peer),
-                world_size=len(peers),
-                links=tuple(self._link_number(peer) for peer in peers),
-                is_meshed=view.is_meshed,
-                agrees=op.agrees,
-                ring=view.ring,
-                direct_limit=view.direct_limit,
-                is_local=view.is_local,
-            )
+        links = tuple(self._link_number(peer) for peer in peers)
+        self._effects.append(self._submission(op.op, tag, sequence, view, peers, links, op.agrees))
+
+    def _submission(
+        self, op: int, tag: int, sequence: int, view: View, peers: tuple[int, ...], links: tuple[int, ...], agrees: bool
+    ) -> SubmitOp:
+        """`peers`: who take part, with the links to them."""
+        return SubmitOp(
+            op=op,
+            epoch=view.epoch,
+            tag=tag,
+            sequence=sequence,
+            rank=peers.index(self.peer),
+            world_size=len(peers),
+            links=links,
+            is_meshed=view.is_meshed,
+            agrees=agrees,
+            ring=view.ring,
+            direct_limit=view.direct_limit,
+            is_local=view.is_local,
         )
 
     def _pair_refusal(self, pair: tuple[int, bool] | None, view: View) -> tuple[Result, str] | None:

@@ -123,6 +123,24 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class OpStarted:
+    """One that came through the gate, and is from now on as if it had been submitted."""
+
+    op: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpRan:
+    """One that came through the gate: all who take part in it are done, and it is over."""
+
+    op: int
+    sequence: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpDone:
     op: int
     tx_bytes: int
@@ -213,7 +231,9 @@ class LinkLimited:
 
 
 EngineEvent = (
-    OpDone
+    OpStarted
+    | OpRan
+    | OpDone
     | OpAgreed
     | OpFrozen
     | OpMismatch
@@ -355,6 +375,10 @@ class Engine:
             lib.pccl_engine_forget_after_fork(self._handle)
             self._handle = ffi.NULL
 
+    def new_gate(self) -> Any:
+        """A `pccl_gate *` that may be used as long as anybody has it. See native/src/gate.h."""
+        return ffi.gc(lib.pccl_engine_gate(self._handle), lib.pccl_gate_release)
+
     def submit(self, request: OpRequest) -> None:
         """ValueError for what the engine does not take."""
         self._check(lib.pccl_engine_submit(self._handle, request.native), "submit")
@@ -419,6 +443,10 @@ def code_type(quantization: QuantizationOptions) -> int:
 
 def _event(event: Any) -> EngineEvent:
     kind = event.kind
+    if kind == lib.PCCL_EVENT_OP_RAN:
+        return OpRan(event.id, event.sequence, event.tx_bytes, event.rx_bytes)
+    if kind == lib.PCCL_EVENT_OP_STARTED:
+        return OpStarted(event.id, event.sequence)
     if kind == lib.PCCL_EVENT_OP_DONE:
         return OpDone(event.id, event.tx_bytes, event.rx_bytes)
     if kind == lib.PCCL_EVENT_OP_AGREED:

@@ -23,6 +23,7 @@ aborted, and when all have given the buffers back the op is reported as refused.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
@@ -86,7 +87,8 @@ class Lanes:
         """OSError if the system denies a thread or else."""
         self._group = group
         self._force_poll = force_poll
-        self._request = OpRequest(group, segment_bytes)
+        self._segment_bytes = segment_bytes
+        self._request = self.new_request()
         self._engines = [Engine(group, force_poll)]
         self._ops: dict[int, _Sliced] = {}
         """Empty with one lane."""
@@ -124,6 +126,13 @@ class Lanes:
     def forget_after_fork(self) -> None:
         for engine in self._engines:
             engine.forget_after_fork()
+
+    def new_gate(self) -> Any:
+        """As `Engine.new_gate`; None: with several lanes there is none. After `divide`."""
+        return self._engines[0].new_gate() if len(self._engines) == 1 else None
+
+    def new_request(self) -> OpRequest:
+        return OpRequest(self._group, self._segment_bytes)
 
     def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
         """As `OpRequest.fill`. ValueError for what engines do not take, MemoryError."""

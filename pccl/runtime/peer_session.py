@@ -1,8 +1,12 @@
 """One connected peer: drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls.
 
-Everything here runs in the trio thread, except `launch` and `cancel`, which any thread may call: launches go into a
-queue and wake the trio thread once for all that have gathered. They take no lock, for a signal handler that closes the
-communicator may run in the middle of one, and waits there for the trio thread.
+Everything here runs in the trio thread, except `launch`, `launch_waiting` and `cancel`, which any thread may call:
+launches go into a queue and wake the trio thread once for all that have gathered. They take no lock, for a signal
+handler that closes the communicator may run in the middle of one, and waits there for the trio thread.
+
+Small ops of callers that wait need not come here: they go through the gate (`gate`) while it is open. Before the
+machine is told anything that bears on ops, be it a message, a call or a loss, `_take_over` closes it, and tells the
+machine first what has come of those. `_pump` opens it again.
 
 The rule that keeps this simple: every event handler feeds the machine and then calls `_pump`, which carries out the
 effects in order. Effects never wait; those that need time (making a link, moving state) become tasks that report back
@@ -39,9 +43,10 @@ from pccl.runtime import addresses, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.candidates import DIAL_S, Address, Candidates
+from pccl.runtime.gate import Gate
 from pccl.runtime.inherited import close_in_child
 from pccl.runtime.lanes import Lanes
-from pccl.runtime.latch import Latch, wait_any
+from pccl.runtime.pending import PendingOp
 from pccl.runtime.pieces import Pieces, hint
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.reports import Tally, interval_s
@@ -57,6 +62,8 @@ from pccl.version import __version__
 
 logger = logging.getLogger("pccl.peer")
 
+NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded
+"""Events that tell of what the machine has decided, or will."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
@@ -78,72 +85,6 @@ class SessionError(Exception):
         super().__init__(message)
         self.result = result
         self.message = message
-
-
-class PendingOp:
-    """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio."""
-
-    def __init__(self, op: int, spec: native.OpSpec) -> None:
-        self.op = op
-        self.spec: native.OpSpec | None = spec
-        self.feed = spec.feed
-        """Delivers the result where it succeeds."""
-        self.tag = spec.tag
-        self.name = spec.tag, spec.pair
-        """Of those in flight no two are called the same."""
-        self.result: ps.OpResult | None = None
-        self.epoch: int | None = None
-        """In which it runs; None before."""
-        self.ring: tuple[int, ...] = ()
-        """Who takes part, once it has started."""
-        self.rank = 0
-        self._over = Latch()
-        self._trio_events: list[trio.Event] = []
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """False if the time passed first. A signal handler that raises (Ctrl-C) ends the wait."""
-        return self._over.wait(timeout_s)
-
-    async def async_wait(self) -> None:
-        """In the session's trio run."""
-        await self.async_wait_any([self])
-
-    @staticmethod
-    def wait_any(ops: Sequence[PendingOp], timeout_s: float | None) -> bool:
-        """Waits until one of them is over, as `wait` does for one."""
-        return wait_any([op._over for op in ops], timeout_s)
-
-    @staticmethod
-    async def async_wait_any(ops: Sequence[PendingOp]) -> None:
-        """Waits until one of them is over, as `async_wait` does for one."""
-        if any(op.is_over for op in ops):
-            return
-        event = trio.Event()
-        for op in ops:
-            op._trio_events.append(event)
-        try:
-            await event.wait()
-        finally:
-            for op in ops:
-                op._trio_events.remove(event)
-
-    @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
-
-    def finish(self, result: ps.OpResult) -> None:
-        self.result = result
-        self.spec = None  # lets go of the buffers
-        if result.code is not Result.SUCCESS:
-            self.feed = None
-        self._over.set()
-        for event in self._trio_events:
-            event.set()
-
-    def forget_after_fork(self, result: ps.OpResult) -> None:
-        """Ends it in a forked child, where there is no trio run to wake."""
-        self.result = self.result or result
-        self._over.set()
 
 
 @dataclass
@@ -256,6 +197,7 @@ class PeerSession:
         self._token = trio.lowlevel.current_trio_token()
         self._launches: deque[PendingOp] = deque()
         self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
+        self._gate = Gate(self._machine, engine)
         self._tags: dict[tuple[int, native.Pair | None], PendingOp] = {}
         """In flight, or about to be."""
         self._op_numbers = itertools.count(1)
@@ -293,12 +235,31 @@ class PeerSession:
 
     def launch(self, op: PendingOp) -> None:
         """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
+        self._claim_tag(op)
+        self._enqueue(op)
+
+    def launch_waiting(self, op: PendingOp) -> None:
+        """`launch`, by a thread that will do nothing but wait for the op: it may be over already then."""
+        self._claim_tag(op)
+        if not self._gate.run(op):
+            self._enqueue(op)
+        else:
+            self.let_go(op)
+
+    def let_go(self, op: PendingOp) -> None:
+        """For the thread that has launched it by `launch_waiting`: if it is over, its tag may be used again."""
+        if op.is_over and self._tags.get(op.name) is op:
+            del self._tags[op.name]
+
+    def _claim_tag(self, op: PendingOp) -> None:
         self._require_alive()
         if self._tags.setdefault(op.name, op) is not op:
             raise SessionError(
                 Result.INVALID_USAGE,
                 f"an op with tag {op.tag} is in flight already; wait for it or use another tag",
             )
+
+    def _enqueue(self, op: PendingOp) -> None:
         self._launches.append(op)
         try:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
@@ -322,11 +283,13 @@ class PeerSession:
         self._require_alive()
         number = next(self._call_numbers)
         call = self._calls[number] = _PendingCall()
+        self._take_over()
         self._machine.joint(number, kind, offer)
         self._pump()
         try:
             await call.event.wait()
         except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
+            self._take_over()
             self._machine.cancel_joint(number)
             if self._syncing is not None and kind == m.Kind.SYNC:
                 self._syncing.end()
@@ -368,6 +331,7 @@ class PeerSession:
         if self.is_forgotten or self.over.is_set():
             return
         self._report()
+        self._take_over()
         self._machine.leave("")
         self._pump()
         await self.over.wait()
@@ -383,7 +347,7 @@ class PeerSession:
             self._beacon.forget_after_fork()
         self._connection.forget_after_fork()
         self._listener.close()
-        for op in [*self._launches, *self._ops.values()]:
+        for op in [*self._launches, *self._gate.running, *self._ops.values()]:
             op.forget_after_fork(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
 
     def stats(self) -> dict[str, int]:
@@ -433,7 +397,12 @@ class PeerSession:
         self._listener.close()
         if self._beacon is not None:
             self._beacon.close()
+        self._gate.close()
+        for event in self._engine.events():
+            if isinstance(event, native.OpRan):
+                self._gate.ran(event)
         self._engine.close()
+        self._ops |= {op.op: op for op in self._gate.running}
         for op in list(self._ops.values()):
             # Only after an internal error: the engine has restored the buffers when it was closed.
             assert self.failure is not None
@@ -472,6 +441,7 @@ class PeerSession:
     async def _read_master(self) -> None:
         """Until the connection ends, or the machine has done with it."""
         machine = self._machine
+        self._take_over()
         opening = machine.resume(len(self._candidates.masters), trio.current_time()) or self._hello()
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
@@ -487,6 +457,7 @@ class PeerSession:
                     reason = f"it leads no run yet, after {patience_s:g} s"
                     if messages is None:
                         reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
+                self._take_over()
                 for message in messages if messages is not None and not reason else ():
                     if isinstance(message, m.Goodbye) and not (machine.run or self._candidates.are_all_asked_again):
                         reason = f"refused: {message.reason}"
@@ -507,6 +478,7 @@ class PeerSession:
                 if machine.is_led and machine.run:
                     machine.give_up(reason)
             if reason:
+                self._take_over()
                 self._candidates.failed(self._address, reason)
                 if not machine.run and self._candidates.are_all_asked and self._patience is None:
                     machine.give_up(reason)
@@ -563,6 +535,7 @@ class PeerSession:
             await trio.sleep_forever()
         if trio.current_time() >= patience.deadline:
             limit_s = self._options.master_timeout_s
+            self._take_over()
             self._machine.give_up(
                 f"{reason}; no master has taken over within {limit_s:g} s. Tried {self._candidates.account()}"
             )
@@ -596,6 +569,7 @@ class PeerSession:
         except OSError as error:
             self._machine.fail(f"{effect.threads} engine threads cannot be had: {error}")
             return
+        self._gate.attach()
         for event_fd in self._engine.event_fds:
             self._spawn(self._read_engine, event_fd)
 
@@ -605,9 +579,29 @@ class PeerSession:
             self._hear_engine()
             self._pump()
 
+    def _take_over(self) -> None:
+        """From here to the next `_pump` all ops are the machine's."""
+        if self._gate.close():
+            self._hear_engine()
+
     def _hear_engine(self) -> None:
-        for event in self._engine.events():
-            if isinstance(event, native.OpDone):
+        events = self._engine.events()
+        if not all(isinstance(event, NOTHING_BUT_OPS) for event in events) and self._gate.close():
+            events += self._engine.events()
+        for event in events:
+            # First: whatever else there is to tell depends on what has been committed.
+            if isinstance(event, native.OpRan):
+                op = self._gate.ran(event)
+                assert op.epoch is not None
+                self._tally.op_ended(op.epoch, is_committed=True)
+                self._machine.op_ran(op.tag, event.sequence)
+        for event in events:
+            if isinstance(event, native.OpRan):
+                continue
+            if isinstance(event, native.OpStarted):
+                op = self._ops[event.op] = self._gate.started(event)
+                self._machine.op_started(event.op, op.tag, event.sequence, trio.current_time())
+            elif isinstance(event, native.OpDone):
                 self._machine.op_done(event.op, event.tx_bytes, event.rx_bytes)
             elif isinstance(event, native.OpAgreed):
                 self._machine.op_agreed(event.op)
@@ -662,11 +656,14 @@ class PeerSession:
     def _report(self) -> None:
         if not self._machine.is_led:
             return
+        self._hear_engine()
         report = self._tally.report(self._engine.stats(), self._machine.term)
         if report is not None:
             self._machine.report(report)
 
     def _take_launches(self) -> None:
+        if self.failure is None:
+            self._hear_engine()  # what is launched again is over, and its gate may not have said so yet
         while (launched := self._next_launch()) is not None:
             if self.failure is not None:
                 self._op_result(ps.OpResult(launched.op, self.failure.result, self.failure.message, 0))
@@ -674,13 +671,16 @@ class PeerSession:
                 spec = launched.spec
                 assert spec is not None
                 pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
+                if pair is None:
+                    self._gate.forget_uses(launched.tag)
                 self._machine.launch(launched.op, launched.tag, trio.current_time(), pair)
         while self._cancels:
             op, code, reason = self._cancels.popleft()
             if op.op in self._ops:
                 self._machine.cancel(op.op, code, reason)
-            elif self._tags.get(op.name) is op:
-                del self._tags[op.name]  # interrupted before it was in the queue
+            elif not op.is_over and self._tags.get(op.name) is op:
+                del self._tags[op.name]  # interrupted before it was in the queue, or in the gate
+                self._gate.drop(op)
         self._pump()
 
     def _next_launch(self) -> PendingOp | None:
@@ -699,12 +699,19 @@ class PeerSession:
         self._is_pumping = True
         try:
             outgoing: list[m.Message] = []
-            while effects := self._machine.drain():
-                for effect in effects:
-                    if isinstance(effect, ps.ToMaster):
-                        outgoing.append(effect.message)
-                    else:
-                        self._CARRY_OUT[type(effect)](self, effect)
+            while True:
+                while effects := self._machine.drain():
+                    for effect in effects:
+                        if isinstance(effect, ps.ToMaster):
+                            outgoing.append(effect.message)
+                        else:
+                            self._CARRY_OUT[type(effect)](self, effect)
+                start = self._machine.plain_start()
+                if self._gate.is_as(start):
+                    break
+                self._take_over()
+                if start is not None and self._machine.plain_start() == start:
+                    self._gate.open(start)
             if outgoing:
                 self._connection.send(outgoing)
         finally:
@@ -800,6 +807,7 @@ class PeerSession:
             finally:
                 if beacon is not None:
                     beacon.close()
+            self._take_over()
             self._machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
             self._pump()
 
@@ -1096,6 +1104,7 @@ class PeerSession:
     def store_failed(self, reason: str) -> SessionError:
         """Leaves the run, for this peer's tensors are of no use any more. What to raise."""
         reason = f"{reason}; this peer has left the run"
+        self._take_over()
         self._machine.fail(reason)
         self._pump()
         return SessionError(Result.INTERNAL_ERROR, reason)

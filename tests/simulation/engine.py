@@ -45,12 +45,20 @@ class Frame:
 
 
 class Engines:
-    def __init__(self, later: Later, node_of: Callable[[int], Node], pick: Callable[[list[Wire]], Wire]) -> None:
+    def __init__(
+        self,
+        later: Later,
+        node_of: Callable[[int], Node],
+        pick: Callable[[list[Wire]], Wire],
+        tell: Callable[[Node, ps.SubmitOp], None],
+    ) -> None:
+        """`tell`: all are done with an op that came through a gate and is still hidden."""
         self.held_back: set[str] = set()
         """Nodes in whose engine nothing becomes done."""
         self._later = later
         self._node_of = node_of
         self._pick = pick
+        self._tell = tell
         self._stalled: list[Callable[[], None]] = []
 
     # What the machine commands.
@@ -93,6 +101,7 @@ class Engines:
             node.reports.append(("stopped", op))
 
     def _freeze(self, node: Node, epoch: int) -> None:
+        assert not node.gate.hidden
         node.frozen.add(epoch)
         node.reports.append(("frozen", epoch))
 
@@ -189,7 +198,10 @@ class Engines:
             return
         effect = node.submitted[key]
         node.held.add(key)
-        node.reports.append(("done", effect.op))
+        if effect.op in node.gate.hidden:
+            node.gate.hidden[effect.op] = True
+        else:
+            node.reports.append(("done", effect.op))
         if effect.agrees:
             for rank in range(effect.world_size):
                 if rank != effect.rank:
@@ -201,7 +213,13 @@ class Engines:
         told = node.told_done.setdefault(node.keys[effect.op], set())
         assert name not in told
         told.add(name)
-        if len(told) == effect.world_size:
+        if len(told) < effect.world_size:
+            return
+        if node.gate.hidden.pop(effect.op, False):
+            self._end(node, effect.op, commit=True, quietly=True)
+            node.reports.append(("ran", effect.op))
+            self._tell(node, effect)
+        else:
             node.reports.append(("agreed", effect.op))
 
     def _is_stopped(self, node: Node, key: Key) -> bool:
@@ -234,7 +252,7 @@ class Engines:
     def _find_mismatch(self, node: Node, key: Key) -> None:
         effect = node.submitted.get(key)
         if effect is not None and not self._is_stopped(node, key):
-            node.reports.append(("mismatch", effect.op))
+            node.reports.extend([*node.gate.show(effect.op), ("mismatch", effect.op)])
 
 
 def _ring(node: Node, effect: ps.SubmitOp) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.pairs import pair_tag
 from pccl.types import Result
+from tests.simulation.gate import Gate
 
 if TYPE_CHECKING:
     from tests.simulation.engine import Frame
@@ -124,6 +125,7 @@ class Node:
     """Ops that were frozen one by one."""
     told_done: dict[Key, set[str]] = field(default_factory=dict)
     """Names of those who are known to be done with an op, by what their engines say to each other."""
+    gate: Gate = field(default_factory=Gate)
     refuses: set[int] = field(default_factory=set)
     """Ops that its engine will refuse."""
     cancelled_queued: set[int] = field(default_factory=set)

@@ -98,7 +98,7 @@ class Schedule:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = random.Random(plan.seed)
-        self.world = World(self.rng, masters=plan.masters)
+        self.world = World(self.rng, masters=plan.masters, has_gates=plan.seed % 2 == 1)
         self.weak: tuple[Node, Node] | None = None
         """A pair whose link breaks again and again."""
 

@@ -37,6 +37,7 @@ from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines
+from tests.simulation.gate import OPS
 from tests.simulation.node import Link, Node, Wire
 from tests.simulation.seat import Control, Seat
 
@@ -44,6 +45,10 @@ TAG = 5
 BATCH_MAX = 4
 FETCHED_BLOCKS = 3
 MASTER = "master"
+GATED = 0.7
+"""How often an op goes through the gate where it may."""
+IMPATIENT = 0.3
+"""How often its caller may leave the gate before time passes."""
 SLOWNESS = 0.95
 """How often something else goes first where a link is slow."""
 MASTERS = (MASTER, "standby")
@@ -62,12 +67,15 @@ class World:
         cut_bytes: bool = False,
         options: ms.MasterOptions | None = None,
         masters: int = 0,
+        has_gates: bool = False,
     ) -> None:
-        """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it."""
+        """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it. `has_gates`: ops
+        may go past the machines."""
         self.rng = rng
         self.cut_bytes = cut_bytes
         self.now = 0.0
         self.masters = masters
+        self.has_gates = has_gates
         self.options = options
         self.seats = [Seat(name, Succession("run-1", options)) for name in MASTERS[: max(1, masters)]]
         self._runs = 0
@@ -90,7 +98,7 @@ class World:
         """Everything that the master was told, with the name of the node."""
         self.told: list[tuple[str, m.FromMaster]] = []
         self.checks = Checks(self.nodes)
-        self.engines = Engines(self._later, self.node_of, self._pick)
+        self.engines = Engines(self._later, self.node_of, self._pick, self._tell_caller)
         self._events: list[_Event] = []
         """What is under way outside of control connections, with the node it concerns and the directions it needs."""
 
@@ -152,6 +160,7 @@ class World:
             self._close_wire(wire, node)
         node.links.clear()
         node.reports.clear()
+        node.gate.hidden.clear()
         self._answer_knocks(node)
 
     def sever(self, node: Node, lost_bytes: int = 0) -> None:
@@ -279,11 +288,50 @@ class World:
         node.buffers[op] = frozenset(((node.name, op),))
         if refused:
             node.refuses.add(op)
+        if pair is None and not refused and self._goes_through_gate():
+            submission = node.gate.submission(node.machine, op, tag)
+            if submission is not None:
+                self.engines.submit(node, submission)
+                assert self.rng is not None
+                if self.rng.random() < IMPATIENT:
+                    self._later(node, lambda: node.reports.extend(node.gate.show(op)))
+                return op
+        self._hear_all(node)
+        if pair is None:
+            node.gate.uses.pop(tag, None)
         node.machine.launch(op, tag, self.now, node.pairs.get(op))
         self._peer(node)
         return op
 
+    def _goes_through_gate(self) -> bool:
+        return self.has_gates and self.rng is not None and self.rng.random() < GATED
+
+    def _show_all(self) -> bool:
+        """Callers have waited in gates for long enough. Whether there were any."""
+        shown = False
+        for node in self.nodes:
+            for op in list(node.gate.hidden) if not node.is_frozen else ():
+                node.reports.extend(node.gate.show(op))
+                shown = True
+        return shown
+
+    def _tell_caller(self, node: Node, effect: ps.SubmitOp) -> None:
+        self.checks.commit(node.keys[effect.op])
+        self.checks.op_result(node, ps.OpResult(effect.op, Result.SUCCESS, "", effect.world_size, 10, 20), None)
+
+    def _take_over(self, node: Node) -> None:
+        """Before the machine is told what bears on ops, it hears of all of them."""
+        if node.gate.start is not None:
+            node.reports.extend(node.gate.close())
+            self._hear(node, list(node.reports))
+
+    def _hear_all(self, node: Node) -> None:
+        if self.has_gates:
+            self._hear(node, list(node.reports))
+
     def cancel(self, node: Node, op: int) -> None:
+        node.reports.extend(node.gate.show(op))
+        self._hear_all(node)
         if op not in node.keys and op not in node.results:
             node.cancelled_queued.add(op)
         node.machine.cancel(op, Result.TIMEOUT, "its time has passed")
@@ -292,6 +340,7 @@ class World:
     def joint(self, node: Node, kind: str) -> int:
         call = node.next()
         node.kinds[call] = kind
+        self._take_over(node)
         node.machine.joint(call, kind, self.offer(node) if kind == m.Kind.SYNC else None)
         self._peer(node)
         return call
@@ -303,6 +352,7 @@ class World:
     def cancel_joint(self, node: Node, call: int) -> None:
         if call not in node.calls:
             node.given_up.add(call)
+        self._take_over(node)
         node.machine.cancel_joint(call)
         self._peer(node)
 
@@ -317,6 +367,7 @@ class World:
 
     def leave(self, node: Node) -> None:
         node.has_left = True
+        self._take_over(node)
         node.machine.leave("")
         self._peer(node)
 
@@ -328,7 +379,7 @@ class World:
     def run(self, steps_max: int = 200_000) -> None:
         """Delivers until nothing is left to deliver, and lets time pass where somebody waits for a link."""
         for _ in range(steps_max):
-            if not self.step():
+            if not self.step() and not self._show_all():
                 due = [
                     link.expires_at
                     for node in self.alive
@@ -351,6 +402,7 @@ class World:
     def wait(self, seconds: float) -> None:
         """Moves the clock and lets every timer fire whose time has come."""
         self.now += seconds
+        self._show_all()
         self._pass_silence()
         self._pass_stillness()
         for seat in self.seats:
@@ -372,6 +424,7 @@ class World:
                     assert number not in node.links
             deadline = node.machine.deadline()
             if deadline is not None and deadline <= self.now:
+                self._hear_all(node)
                 node.machine.tick(self.now)
                 self._peer(node)
                 deadline = node.machine.deadline()
@@ -595,6 +648,7 @@ class World:
             since, control = node.masterless_since, node.control
             if since is None or node.is_frozen:
                 continue
+            self._take_over(node)
             if self.now >= since + MASTER_TIMEOUT_S:
                 node.machine.give_up("no master")
                 self._peer(node)
@@ -610,6 +664,7 @@ class World:
         control = node.control
         assert control is not None
         is_sent_away = False
+        self._take_over(node)
         for _ in range(self._batch(len(control.inbox))):
             data = self._take(control.inbox)
             if not data:
@@ -631,9 +686,22 @@ class World:
         node.commands.popleft()()
 
     def _deliver_reports(self, node: Node) -> None:
-        for _ in range(self._batch(len(node.reports))):
-            kind, number = node.reports.popleft()
-            if kind == "done":
+        batch = [node.reports[at] for at in range(self._batch(len(node.reports)))]
+        if node.gate.start is not None and any(kind not in OPS for kind, _ in batch):
+            node.reports.extend(node.gate.close())
+            batch = list(node.reports)
+        self._hear(node, batch)
+        self._peer(node)
+
+    def _hear(self, node: Node, batch: list[tuple[str, int]]) -> None:
+        """These are the first of its reports."""
+        for _ in batch:
+            node.reports.popleft()
+        ran = [report for report in batch if report[0] == "ran"]
+        for kind, number in ran + [report for report in batch if report[0] != "ran"]:
+            if kind in ("ran", "started"):
+                node.gate.hear((kind, number), node.machine, self.now)
+            elif kind == "done":
                 node.machine.op_done(number, 10, 20)
             elif kind == "mismatch":
                 node.machine.op_mismatch(number, "different arguments")
@@ -649,7 +717,6 @@ class World:
                 node.machine.connection_lost(number, "connection reset")
             else:
                 node.machine.link_lost(number, "connection reset")
-        self._peer(node)
 
     def _is_cut(self, a: Node, b: Node) -> bool:
         """Nothing that needs an answer gets through between them."""
@@ -733,6 +800,7 @@ class World:
             if node.beats_timeout_s is None or node.is_frozen:
                 continue
             if self.now - node.master_heard_at >= node.beats_timeout_s:
+                self._take_over(node)
                 node.machine.master_lost(f"the master was silent for {self.now - node.master_heard_at:.1f} s")
                 self._peer(node)
             elif not node.beats:
@@ -981,10 +1049,17 @@ class World:
     def _peer(self, node: Node) -> None:
         if not node.is_alive:
             return
-        while effects := node.machine.drain():
-            end = next((effect for effect in effects if isinstance(effect, ps.Ended)), None)
-            for effect in effects:
-                self._carry_out(node, effect, end)
+        while True:
+            while effects := node.machine.drain():
+                end = next((effect for effect in effects if isinstance(effect, ps.Ended)), None)
+                for effect in effects:
+                    self._carry_out(node, effect, end)
+            start = node.machine.plain_start() if self.has_gates else None
+            if start == node.gate.start:
+                return
+            self._take_over(node)
+            if node.machine.plain_start() == start:
+                node.gate.start = start
 
     def _carry_out(self, node: Node, effect: ps.Effect, end: ps.Ended | None) -> None:
         if isinstance(effect, ps.ToMaster):
