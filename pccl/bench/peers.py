@@ -91,7 +91,7 @@ class LocalPeers:
         stream = self._workers[rank].stdout
         assert stream is not None
         line = stream.readline()
-        if not line:
+        if not line.endswith(b"\n"):  # it was killed, perhaps in the middle of one
             raise self._ended(rank)
         reply = msgspec.json.decode(line, type=Reply)
         if not isinstance(reply, expected):

@@ -30,6 +30,7 @@ from pccl.bench.messages import (
 )
 from pccl.bench.movement import Mover
 from pccl.bench.raw_ring import join_ring
+from pccl.launcher import say_line
 
 
 def main() -> None:
@@ -86,8 +87,7 @@ def _request() -> Request | None:
 
 
 def _reply(reply: Reply) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-    sys.stdout.buffer.flush()
+    say_line(msgspec.json.encode(reply))
 
 
 def _run_loop(loop: Loop, communicator: Communicator) -> Steps:

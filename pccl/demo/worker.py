@@ -56,6 +56,7 @@ from pccl.demo import corpus
 from pccl.demo.messages import CONNECT, At, Doing, Finished, Message, Ready, StepDone, Synced, WorkerOptions
 from pccl.demo.model import ByteModel, ModelShape
 from pccl.demo.optimizer import AdamW, AdamWOptions, cosine_scale
+from pccl.launcher import say_line
 from pccl.training import OuterNesterov
 
 POLL_INTERVAL_S = 0.05
@@ -289,8 +290,7 @@ class Worker:
         self._say(At(peer=self._peer, step=int(self._step[0]) + 1, doing=doing, done=done, launched=launched))
 
     def _say(self, message: Message) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-        sys.stdout.buffer.flush()
+        say_line(msgspec.json.encode(message))
 
 
 def main() -> int:

@@ -5,9 +5,9 @@ one of them line by line: these are for everything that starts processes here. `
 mixing lines, `supervisor` starts a master and N copies of a script, relays signals and gathers exit codes.
 """
 
-from pccl.launcher.child import Child, Heard
+from pccl.launcher.child import Child, Heard, say_line
 from pccl.launcher.guard import Guard
 from pccl.launcher.interpreter import local_environment, module_command
 from pccl.launcher.supervisor import LaunchOptions, launch
 
-__all__ = ["Child", "Guard", "Heard", "LaunchOptions", "launch", "local_environment", "module_command"]
+__all__ = ["Child", "Guard", "Heard", "LaunchOptions", "launch", "local_environment", "module_command", "say_line"]

@@ -1,8 +1,10 @@
 """A child process that is spoken with line by line: what it prints is heard in a queue, and so is its end.
 
 Theory of operation. A thread per child reads its output into the queue, line by line until it ends, then puts its
-return code: the last thing that is heard of it. Children that share a queue have one listener, which sleeps until any
-of them has something to say. Standard error goes to a file; its end is what one shows when a child ends by itself.
+return code: the last thing that is heard of it. Half a line, of one that was killed while it wrote, is not heard.
+Children that share a queue have one listener, which sleeps until any of them has something to say. Standard error goes
+to a file; its end is what one shows when a child ends by itself. The child itself writes with `say_line`, for Python
+where it is told not to buffer (PYTHONUNBUFFERED) forgets the rest of a write that a signal has cut short.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Child:
         output = self.popen.stdout
         assert output is not None
         for line in output:
-            self._heard.put((self, line))
+            if line.endswith(b"\n"):
+                self._heard.put((self, line))
         self._heard.put((self, self.popen.wait()))
 
     def say(self, line: str) -> None:
@@ -80,6 +83,13 @@ class Child:
             if file is not None:
                 with contextlib.suppress(BrokenPipeError):  # of a line that it did not live to read
                     file.close()
+
+
+def say_line(line: bytes) -> None:
+    """In the child: writes all of a line to standard output, and its end."""
+    rest = memoryview(line + b"\n")
+    while rest:
+        rest = rest[os.write(1, rest) :]
 
 
 Heard: TypeAlias = tuple[Child, bytes | int]

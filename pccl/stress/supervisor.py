@@ -519,7 +519,7 @@ class Supervisor:
         try:
             message: Message = msgspec.json.decode(heard, type=Message)
         except msgspec.DecodeError:
-            return  # the last words of a killed process, cut short
+            return  # something printed by whatever the interpreter loads at its start
         peer.heard_at = time.monotonic()
         match message:
             case At():

@@ -48,6 +48,7 @@ from pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
+from pccl.launcher import say_line
 from pccl.stress.commands import commands
 from pccl.stress.cutting import cut_one
 from pccl.stress.deafness import LISTENING_HOST, Ears
@@ -229,8 +230,7 @@ class Worker:
 
     def _say(self, message: Message) -> None:
         with self._say_lock:
-            sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-            sys.stdout.buffer.flush()
+            say_line(msgspec.json.encode(message))
 
     def _at(self, doing: Doing) -> None:
         self._say(At(doing, self._state.shared.revision))
