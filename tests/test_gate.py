@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, PCCLError, Result
+from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.runtime import portal
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, outcomes, reduce_once, results, until
 from tests.interrupts import interrupted_at
@@ -36,6 +36,15 @@ def session_held_up() -> Iterator[Callable[[], None]]:
         yield go_on.set
     finally:
         go_on.set()
+
+
+@pytest.fixture(params=[1, 2])
+def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    """A run without peers yet, whose engines have one or two threads."""
+    with MasterNode("127.0.0.1:0", engine_threads=request.param) as master:
+        crew = Crew(master.address)
+        yield crew
+        crew.close_all()
 
 
 @pytest.fixture

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp
-from pccl.runtime.engine import OpRan, OpRequest, OpStarted
+from pccl.runtime.engine import OpRan, OpRequest, OpSpec, OpStarted
 from pccl.runtime.extension import ffi, lib
-from pccl.runtime.lanes import Lanes
+from pccl.runtime.lanes import Lanes, first_lane
 from pccl.runtime.pending import PendingOp
 from pccl.runtime.pieces import piece_elements
-from pccl.types import DataType, Result
+from pccl.types import Result
 
 WAIT_MS = 5
 """So long a caller waits in the gate, where no signal ends its wait; an op that takes longer becomes the session's."""
@@ -42,7 +42,8 @@ BYTES_MAX = 8 << 20
 class _Opening:
     """From one opening to the next."""
 
-    number: int
+    numbers: list[int]
+    """By lane."""
     start: SubmitOp
     uses: dict[int, Any] = field(default_factory=dict)
     """By tag a `uint64_t *`."""
@@ -54,34 +55,38 @@ class Gate:
     def __init__(self, machine: Peer, engine: Lanes) -> None:
         self._machine = machine
         self._engine = engine
-        self._native: Any = None
+        self._natives: list[Any] = []
+        """By lane."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
         """Those whose callers are here, and those that the session has not heard of yet."""
         self._requests: deque[OpRequest] = deque()
 
     def attach(self) -> None:
-        """The engine has its lanes: there may be a gate."""
-        self._native = self._engine.new_gate()
+        """The engine has its lanes, each with a gate of its own. An op comes through one of them: so that it does not
+        matter that they are closed one after the other."""
+        self._natives = self._engine.new_gates()
+
+    @property
+    def has_lanes(self) -> bool:
+        """Several: one that a tag's ops go through says nothing of those that went through another."""
+        return len(self._natives) > 1
 
     def is_as(self, start: SubmitOp | None) -> bool:
         """Whether it is open for ops that start so; None: whether it is closed."""
-        if self._opening is None or start is None or self._native is None:
-            return self._opening is None and (start is None or self._native is None)
-        return self._opening.start == start
+        return self._opening is None if start is None else self._opening is not None and self._opening.start == start
 
     def open(self, start: SubmitOp) -> None:
         assert self._opening is None, "what came through it is to be heard first"
-        number = lib.pccl_gate_open(self._native)
-        if number:
-            self._opening = _Opening(number, start)
+        self._opening = _Opening([lib.pccl_gate_open(native) for native in self._natives], start)
 
     def close(self) -> bool:
         """Whether it was open: then the engine's events tell of all that has come through it."""
         if self._opening is None:
             return False
         self._opening = None
-        lib.pccl_gate_close(self._native)
+        for native in self._natives:
+            lib.pccl_gate_close(native)
         return True
 
     def forget_uses(self, tag: int) -> None:
@@ -120,19 +125,34 @@ class Gate:
             if uses_before == 0:
                 return False
             uses = opening.uses.setdefault(op.tag, ffi.new("uint64_t *", uses_before))
-        start = opening.start
-        request = self._request()
+        try:
+            request = self._requests.pop()
+        except IndexError:
+            request = self._engine.new_request()
+        has_run = self._suits(request, opening.start, op, spec) and self._run(request, opening, op, uses)
+        self._requests.append(request)
+        return has_run
+
+    def _suits(self, request: OpRequest, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
+        """Whether it is a small op, in one lane, and none that others may have in pieces. Fills the request."""
         try:
             request.fill(replace(start, op=op.op, tag=op.tag), spec)
         except ValueError:
             return False  # as the session will say
-        if not _is_small(request, spec.dtype):
+        count: int = request.native.shape.count
+        item_bytes = spec.dtype.itemsize
+        if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):
             return False
+        lanes = len(self._natives)
+        return lanes == 1 or request.slices(lanes) == 1
+
+    def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any) -> bool:
+        start = opening.start
+        lane = first_lane(op.tag, uses[0], len(self._natives))
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
         result = ffi.new("pccl_gate_result *")
         self._running[op.op] = op
-        outcome = lib.pccl_gate_run(self._native, opening.number, request.native, uses, WAIT_MS, result)
-        self._requests.append(request)
+        outcome = lib.pccl_gate_run(self._natives[lane], opening.numbers[lane], request.native, uses, WAIT_MS, result)
         if outcome == lib.PCCL_GATE_TOLD:
             op.finish(_result(op, result.tx_bytes, result.rx_bytes))
         elif outcome != lib.PCCL_GATE_SHOWN:
@@ -140,18 +160,6 @@ class Gate:
             self.drop(op)
             return False
         return True
-
-    def _request(self) -> OpRequest:
-        try:
-            return self._requests.pop()
-        except IndexError:
-            return self._engine.new_request()
-
-
-def _is_small(request: OpRequest, dtype: DataType) -> bool:
-    """And no op that others may have in pieces."""
-    count: int = request.native.shape.count
-    return count * dtype.itemsize <= BYTES_MAX and count <= (piece_elements(dtype.itemsize) or count)
 
 
 def _result(op: PendingOp, tx_bytes: int, rx_bytes: int) -> OpResult:

@@ -11,6 +11,8 @@ stream of stochastic rounding: results are the same bits whatever the number of 
 would without all this. An op that is too small for slices is whole in one lane, which its tag and sequence choose.
 The lanes share no state: not a lock is taken for a segment.
 
+An op that comes through a gate is whole in the lane whose gate it is, and must be one that has no slices.
+
 What lanes report is joined. An op is done, agreed on, frozen, or has ended, when all its slices are or have; a verdict
 goes to all of them, so that an abort restores what any of them has overwritten. A group is frozen when all lanes have
 frozen it: by then each has reported what is done. A link is lost when one lane has lost it; the session then closes it
@@ -42,11 +44,17 @@ from pccl.runtime.engine import (
     OpRefused,
     OpRequest,
     OpSpec,
+    OpStarted,
     Verdict,
 )
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: its multiples are spread evenly, whatever their distance."""
+
+
+def first_lane(tag: int, sequence: int, lanes: int) -> int:
+    """Where the first slice of an op is."""
+    return ((tag + sequence) * GOLDEN % 2**64) * lanes >> 64
 
 
 @dataclass(slots=True)
@@ -127,9 +135,9 @@ class Lanes:
         for engine in self._engines:
             engine.forget_after_fork()
 
-    def new_gate(self) -> Any:
-        """As `Engine.new_gate`; None: with several lanes there is none. After `divide`."""
-        return self._engines[0].new_gate() if len(self._engines) == 1 else None
+    def new_gates(self) -> list[Any]:
+        """One to each lane, as `Engine.new_gate`. After `divide`."""
+        return [engine.new_gate() for engine in self._engines]
 
     def new_request(self) -> OpRequest:
         return OpRequest(self._group, self._segment_bytes)
@@ -143,7 +151,7 @@ class Lanes:
             return
         lanes = len(self._engines)
         slices = request.slices(lanes)
-        first = ((launch.tag + launch.sequence) * GOLDEN % 2**64) * lanes >> 64
+        first = first_lane(launch.tag, launch.sequence, lanes)
         sliced = _Sliced([], _Tally(slices), _Tally(slices), slices, slices)
         for number in range(slices):
             engine = self._engines[(first + number) % lanes]
@@ -225,6 +233,9 @@ class Lanes:
 
     def _join(self, lane: int, event: EngineEvent) -> EngineEvent | None:
         """What an event of one lane means for all of them, if anything."""
+        if isinstance(event, OpStarted):
+            self._ops[event.op] = _Sliced([self._engines[lane]], _Tally(1), _Tally(1), 1, 1)
+            return event
         if isinstance(event, OpDone):
             done = self._ops[event.op].done
             return OpDone(event.op, done.tx_bytes, done.rx_bytes) if done.add(event) else None

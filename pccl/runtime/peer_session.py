@@ -585,16 +585,18 @@ class PeerSession:
             self._hear_engine()
 
     def _hear_engine(self) -> None:
+        if self._gate.has_lanes:
+            self._gate.close()  # else what is heard of one might come after what is not heard yet of another
         events = self._engine.events()
         if not all(isinstance(event, NOTHING_BUT_OPS) for event in events) and self._gate.close():
             events += self._engine.events()
-        for event in events:
-            # First: whatever else there is to tell depends on what has been committed.
-            if isinstance(event, native.OpRan):
-                op = self._gate.ran(event)
-                assert op.epoch is not None
-                self._tally.op_ended(op.epoch, is_committed=True)
-                self._machine.op_ran(op.tag, event.sequence)
+        # First: whatever else there is to tell depends on what has been committed.
+        ran = [event for event in events if isinstance(event, native.OpRan)]
+        for each in sorted(ran, key=lambda each: each.sequence) if self._gate.has_lanes else ran:
+            op = self._gate.ran(each)
+            assert op.epoch is not None
+            self._tally.op_ended(op.epoch, is_committed=True)
+            self._machine.op_ran(op.tag, each.sequence)
         for event in events:
             if isinstance(event, native.OpRan):
                 continue
