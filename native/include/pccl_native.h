@@ -305,7 +305,7 @@ void pccl_gate_release(pccl_gate *gate);
 /* The number of this opening, which is new; 0 if the engine is no more. What is open is closed before. */
 uint64_t pccl_gate_open(pccl_gate *gate);
 
-/* Nonzero if it was open. An engine closes its gate when anything is to be frozen. */
+/* Nonzero if it was open. An engine closes its gate when an epoch is to be frozen. */
 int pccl_gate_close(pccl_gate *gate);
 
 typedef struct {

@@ -430,7 +430,6 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op)
 {
-    pccl_gate_close(engine->gate);
     return engine_command_id(engine, COMMAND_FREEZE_OP, op, PCCL_EVENTS_PER_FREEZE);
 }
 
