@@ -749,13 +749,19 @@ def test_many_ops_that_time_out(crew: Crew) -> None:
 
 
 def test_a_communicator_has_a_timeout_of_its_own(crew: Crew) -> None:
-    crew.join(2, timeout=0.05)
-    for call in (crew[0].update_topology, partial(crew[0].all_reduce, ones(), op=SUM)):
+    (patient,) = crew.join(1)
+    hasty = crew.new(timeout=0.05)
+    connecting = Background(partial(hasty.connect, timeout=None))
+    while patient.world_size < 2:
+        patient.update_topology()
+    connecting.result()
+    crew.peers.append(hasty)
+    for call in (hasty.update_topology, partial(hasty.all_reduce, ones(), op=SUM)):
         assert refusal(call).result is Result.TIMEOUT
-    waiting = Background(partial(crew[0].update_topology, timeout=None))
-    assert refusal(partial(crew[0].are_peers_pending)).result is Result.TIMEOUT  # it queues behind
+    waiting = Background(partial(hasty.update_topology, timeout=None))
+    assert refusal(hasty.are_peers_pending).result is Result.TIMEOUT  # it queues behind
     assert not waiting.is_over
-    crew[1].update_topology()
+    patient.update_topology()
     waiting.result()
 
 
