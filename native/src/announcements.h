@@ -1,5 +1,6 @@
 /* announcements.h: what is known of ops that were not submitted here yet: READY frames, and EAGER frames with
- * their payload.
+ * their payload; and such payload of several segments until all of it is here, since a connection can put but one
+ * where it belongs.
  *
  * They are kept per link and key until the op is submitted, the link goes, or their epoch is over. How many a
  * link may leave is bounded, and so is payload (link.h), which is let go when it is given up here.

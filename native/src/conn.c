@@ -64,7 +64,7 @@ static int socket_is_local(int fd)
     if (ends[0].ss_family == AF_INET6)
         return memcmp(&((struct sockaddr_in6 *)&ends[0])->sin6_addr, &((struct sockaddr_in6 *)&ends[1])->sin6_addr,
                       sizeof(struct in6_addr)) == 0;
-    return 0;
+    return ends[0].ss_family == AF_UNIX;
 }
 
 /* Only ever makes it smaller. */

@@ -10,6 +10,7 @@
 
 enum {
     SEND_BYTES_MAX = 1 << 20, /* per link and turn, so that receiving gets its own */
+    EAGER_SEVERAL_BYTES_MAX = 256 << 10, /* to each peer; what an uplink of 250 Mbit/s carries to three in 25 ms */
     TICK_MS = 100
 };
 
@@ -267,7 +268,7 @@ static void peer_announce_without_payload(pccl_op_peer *peer)
 {
     if (peer->announcement != PCCL_ANNOUNCE_EAGER)
         return;
-    pccl_link_cancel_eager(peer->link, pccl_op_eager_bytes(peer));
+    pccl_link_cancel_eager(peer->link, peer->eager_bytes);
     peer->announcement = peer->is_source ? PCCL_ANNOUNCE_READY : PCCL_ANNOUNCE_NOTHING;
     if (!peer->is_source)
         pccl_list_remove(&peer->in_ready);
@@ -421,37 +422,51 @@ static void op_note_arrived(pccl_core *core, pccl_op *op, const pccl_op_inbound 
         peer_activate(&op->peers[i]);
 }
 
-/* Eager payload that was kept for the op goes where it would have gone at once. */
-static void op_take_kept(pccl_core *core, pccl_op_peer *source, pccl_announcement *kept)
+static const char *op_take_first(
+    pccl_core *core, pccl_op_peer *source, uint32_t segment, const uint8_t *payload, uint32_t bytes)
 {
-    pccl_op *op = source->op;
     pccl_frame frame;
     pccl_op_inbound inbound;
     memset(&frame, 0, sizeof frame);
     frame.type = PCCL_FRAME_EAGER;
-    frame.payload_bytes = kept->payload_bytes;
-    source->is_payload_kept = 0;
+    frame.segment = segment;
+    frame.payload_bytes = bytes;
     const char *broken_rule = pccl_op_accept(source, &frame, &inbound);
-    if (broken_rule != NULL) {
-        pccl_link_fail(kept->link, 0, "protocol error: %s", broken_rule);
-        return;
-    }
+    if (broken_rule != NULL)
+        return broken_rule;
     if (inbound.store != NULL)
-        memcpy(inbound.store, kept->payload, kept->payload_bytes);
+        memcpy(inbound.store, payload, bytes);
     else
-        pccl_op_reduce(op, &inbound, 0, kept->payload, inbound.range.count, NULL);
-    pccl_announcements_drop_payload(&core->announcements, kept);
-    op_note_arrived(core, op, &inbound);
+        pccl_op_reduce(source->op, &inbound, 0, payload, inbound.range.count, NULL);
+    op_note_arrived(core, source->op, &inbound);
+    return NULL;
+}
+
+/* Eager payload that was kept for the op goes where it would have gone at once, segment by segment. */
+static void op_take_kept(pccl_core *core, pccl_op_peer *source, pccl_announcement *kept)
+{
+    source->is_payload_kept = 0;
+    const char *broken_rule = NULL;
+    uint32_t taken_bytes = 0;
+    for (uint32_t i = 0; broken_rule == NULL && taken_bytes < kept->payload_bytes; i++) {
+        uint32_t bytes = pccl_min_u32(pccl_op_first_bytes(source, i), kept->payload_bytes - taken_bytes);
+        broken_rule = op_take_first(core, source, i, kept->payload + taken_bytes, bytes);
+        taken_bytes += bytes;
+    }
+    if (broken_rule != NULL)
+        pccl_link_fail(kept->link, 0, "protocol error: %s", broken_rule);
+    else
+        pccl_announcements_drop_payload(&core->announcements, kept);
 }
 
 /* Puts an announcement of the op on its way where it is due. */
 static void peer_announce(pccl_core *core, pccl_op_peer *peer)
 {
-    uint32_t eager_bytes = pccl_op_eager_bytes(peer);
+    uint32_t several_bytes_max = peer->link->is_local ? 0 : pccl_min_u32(core->eager_bytes_max, EAGER_SEVERAL_BYTES_MAX);
+    peer->eager_bytes = pccl_op_eager_bytes(peer, core->eager_bytes_max, several_bytes_max);
     if (peer->op->is_stopped)
         return;
-    if (eager_bytes > 0 && eager_bytes <= core->eager_bytes_max &&
-        pccl_link_reserve_eager(peer->link, eager_bytes))
+    if (peer->eager_bytes > 0 && pccl_link_reserve_eager(peer->link, peer->eager_bytes))
         peer->announcement = PCCL_ANNOUNCE_EAGER;
     else if (peer->is_source)
         peer->announcement = PCCL_ANNOUNCE_READY;
@@ -594,6 +609,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
     if (link == NULL) {
         link = spare;
         link->host = &core->host;
+        link->is_local = conn->is_local;
         pccl_table_insert(&core->links_by_id, &link->by_id, pccl_hash_u64(0, link->id));
         pccl_list_append(&core->links, &link->in_links);
         for (pccl_list *node = core->ops.next; node != &core->ops; node = node->next)
@@ -758,6 +774,26 @@ static const char *core_on_early_announcement(pccl_core *core, pccl_conn *conn, 
     return pccl_announcements_keep(&core->announcements, conn, frame);
 }
 
+/* Of an op that is open here. One segment goes where it belongs as it comes; several are kept until all are here. */
+static const char *core_on_eager(pccl_core *core, pccl_conn *conn, pccl_op_peer *source, const pccl_frame *frame)
+{
+    uint32_t first_bytes = pccl_op_first_bytes(source, 0);
+    if (frame->payload_bytes <= first_bytes || pccl_op_first_bytes(source, 1) == 0) {
+        pccl_op_inbound inbound;
+        const char *broken_rule = pccl_op_accept(source, frame, &inbound);
+        if (broken_rule == NULL)
+            pccl_conn_expect_segment(conn, source->op, &inbound);
+        return broken_rule;
+    }
+    const char *broken_rule = pccl_announcements_keep(&core->announcements, conn, frame);
+    if (broken_rule != NULL)
+        return broken_rule;
+    source->is_payload_kept = 1;
+    pccl_announcement *kept = pccl_announcements_find(&core->announcements, conn->link, &frame->key);
+    pccl_announcements_drop_ready(&core->announcements, kept);
+    return NULL;
+}
+
 /* READY comes from a target of the op, EAGER from a source, which with the direct algorithm is a target too. */
 static const char *core_on_announcement(pccl_core *core, pccl_conn *conn, const pccl_frame *frame)
 {
@@ -787,11 +823,9 @@ static const char *core_on_announcement(pccl_core *core, pccl_conn *conn, const 
     if (peer->is_target && peer->is_heard)
         return "the same op announced twice";
     if (is_eager) {
-        pccl_op_inbound inbound;
-        broken_rule = pccl_op_accept(peer, frame, &inbound);
+        broken_rule = core_on_eager(core, conn, peer, frame);
         if (broken_rule != NULL)
             return broken_rule;
-        pccl_conn_expect_segment(conn, op, &inbound);
     }
     if (peer->is_target)
         op_note_heard(core, peer);

@@ -62,6 +62,7 @@ typedef struct pccl_link {
     unsigned conns_added;
     unsigned events_promised; /* to the host: a loss and a LINK_LIMITED for each connection added */
     unsigned limited_ticks; /* for how many in a row all connections have been held back by their windows */
+    uint8_t is_local; /* the other end is on this machine */
     uint8_t has_asked; /* LINK_LIMITED since the last connection was added */
     uint64_t tx_payload_bytes;
     uint64_t rx_payload_bytes;

@@ -467,15 +467,35 @@ const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, ui
     return target->op->algorithm->take_sendable(target, frame, index);
 }
 
-uint32_t pccl_op_eager_bytes(const pccl_op_peer *target)
+static uint32_t op_segment_bytes(const pccl_op *op, uint32_t chunk, uint32_t segment)
+{
+    if (segment >= pccl_tiling_chunk_segments(&op->tiling, chunk))
+        return 0;
+    return pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, segment).count);
+}
+
+uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max)
 {
     const pccl_op *op = target->op;
     if (!target->is_target || op->is_stopped)
         return 0;
     uint32_t chunk = op->algorithm->first_chunk(target);
-    if (chunk == PCCL_NO_CHUNK || pccl_tiling_chunk_segments(&op->tiling, chunk) != 1)
+    uint64_t segments = chunk == PCCL_NO_CHUNK ? 0 : pccl_tiling_chunk_segments(&op->tiling, chunk);
+    if (segments == 0)
         return 0;
-    return pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, 0).count);
+    if (segments == 1) {
+        uint32_t bytes = op_segment_bytes(op, chunk, 0);
+        return bytes <= one_bytes_max ? bytes : 0;
+    }
+    uint32_t at_once = op->algorithm->first_at_once(target);
+    uint32_t bytes = 0;
+    for (uint32_t i = 0; i < at_once; i++) {
+        uint32_t more_bytes = op_segment_bytes(op, chunk, i);
+        if (more_bytes > several_bytes_max - bytes)
+            break;
+        bytes += more_bytes;
+    }
+    return bytes;
 }
 
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
@@ -484,12 +504,42 @@ const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint3
     PCCL_ASSERT(frame->chunk == target->op->algorithm->first_chunk(target) && frame->segment == 0);
     frame->type = PCCL_FRAME_EAGER;
     frame->shape = target->op->request.shape;
+    while (frame->payload_bytes < target->eager_bytes) {
+        pccl_frame next;
+        uint32_t next_index;
+        const uint8_t *next_payload = pccl_op_take_sendable(target, &next, &next_index);
+        PCCL_ASSERT(next.chunk == frame->chunk && next_payload == payload + frame->payload_bytes);
+        frame->payload_bytes += next.payload_bytes;
+        frame->has_payload_crc = 0;
+    }
+    PCCL_ASSERT(frame->payload_bytes == target->eager_bytes);
     return payload;
+}
+
+uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment)
+{
+    uint32_t chunk;
+    uint32_t hop;
+    source->op->algorithm->first_hop(source, &chunk, &hop);
+    return chunk < source->op->tiling.world_size ? op_segment_bytes(source->op, chunk, segment) : 0;
+}
+
+/* All segments that were in the frame. */
+static void op_note_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
+{
+    uint32_t chunk;
+    uint32_t segment;
+    uint32_t bytes = 0;
+    pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
+    do {
+        op->segments[index++].state |= PCCL_SEGMENT_PARTIAL_SENT;
+        bytes += op_segment_bytes(op, chunk, segment++);
+    } while (bytes < payload_bytes);
 }
 
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
 {
-    op->segments[index].state |= PCCL_SEGMENT_PARTIAL_SENT;
+    op_note_sent(op, index, payload_bytes);
     op->tx_bytes += payload_bytes;
     return pccl_op_is_complete(op) && !op->is_done;
 }
@@ -501,7 +551,6 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
     PCCL_ASSERT(source->is_source && !op->is_stopped);
     if (frame->type == PCCL_FRAME_EAGER) {
         op->algorithm->first_hop(source, &segment.chunk, &segment.hop);
-        segment.segment = 0;
     }
     memset(inbound, 0, sizeof *inbound);
     if (segment.chunk >= op->tiling.world_size ||

@@ -27,9 +27,10 @@
  * being told: finals that come in open the window.
  *
  * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its
- * READY says that it has submitted the same op. Until then it may get an eager frame, if all that it gets on
- * the first hop is one segment (link.h has the limits). An op is done when all of recv is final and all whom
- * it sends to have been heard, so that nothing about it comes later.
+ * READY says that it has submitted the same op. Until then it may get an eager frame: all that it gets on
+ * the first hop if that is one segment, or, on another machine, the first segments of several, which have to lie one
+ * after the other, so that there is something on its way while announcements are (link.h has the limits). An op is done
+ * when all of recv is final and all whom it sends to have been heard, so that nothing about it comes later.
  *
  * So whoever is done knows that all ranks have submitted the op: their elements are in the result, or all were heard.
  * Around a ring neither need be, if elements come from one rank or are too few for all, or for all to be in a slice:
@@ -85,6 +86,7 @@ typedef struct {
     uint8_t is_target; /* segments go to it, and so it sends us its own */
     uint8_t is_heard; /* of a target: it has submitted the same op */
     uint8_t announcement; /* enum pccl_op_announcement: what waits in in_ready */
+    uint32_t eager_bytes; /* PCCL_ANNOUNCE_EAGER: of its payload */
     uint8_t is_contradicted; /* of a target that is no source: has heard of us all the same */
     uint8_t is_payload_kept; /* announcements.h has payload of it that is not all here yet */
     pccl_list in_ready; /* of the link: something is to be announced to it */
@@ -184,12 +186,15 @@ int pccl_op_has_sendable(const pccl_op_peer *target);
 const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
-/* Payload bytes of the one segment that is the target's on the first hop; 0 if there are none or several.
- * Taken first of all, that segment may travel as an EAGER frame. */
-uint32_t pccl_op_eager_bytes(const pccl_op_peer *target);
+/* Taken first of all, what is the target's on the first hop may travel as an EAGER frame: its one segment, or of several
+ * the first ones. So many payload bytes, at most these; 0 if there is nothing that may. */
+uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max);
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-/* A SEGMENT or EAGER frame from a source: NULL with `inbound` set, or the rule that it breaks. */
+/* Payload bytes of a segment that comes from the source on the first hop; 0 if there is no such segment. */
+uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment);
+
+/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, or the rule that it breaks. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
 /* `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum goes on in

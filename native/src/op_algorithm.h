@@ -34,6 +34,9 @@ typedef struct pccl_op_algorithm {
      * taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
+    /* Where it has several, how many may go together: so many are taken first, and lie one after the other. */
+    uint32_t (*first_at_once)(const pccl_op_peer *target);
+
     /* Of a frame from the source on the first hop. */
     void (*first_hop)(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop);
 

@@ -131,6 +131,15 @@ static int direct_has_sendable(const pccl_op_peer *target)
 
 static uint32_t direct_first_chunk(const pccl_op_peer *target) { return target->rank; }
 
+static uint32_t direct_first_at_once(const pccl_op_peer *target)
+{
+    const pccl_op *op = target->op;
+    int is_one_piece = op->tiling.slices == 1;
+    if (pccl_op_is_quantized(op))
+        is_one_piece = op->slot_bytes == pccl_op_payload_bytes(op, op->tiling.segment_elements);
+    return is_one_piece ? op->direct.window : 0;
+}
+
 static void direct_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
 {
     *chunk = source->op->request.rank;
@@ -367,6 +376,7 @@ const pccl_op_algorithm pccl_op_direct_algorithm = {
     .has_sendable = direct_has_sendable,
     .take_sendable = direct_take_sendable,
     .first_chunk = direct_first_chunk,
+    .first_at_once = direct_first_at_once,
     .first_hop = direct_first_hop,
     .is_final_hop = direct_is_final_hop,
     .accept = direct_accept,

@@ -108,6 +108,12 @@ static uint32_t ring_first_chunk(const pccl_op_peer *target)
     return pccl_ring_first_chunk(request->shape.world_size, request->rank);
 }
 
+static uint32_t ring_first_at_once(const pccl_op_peer *target)
+{
+    (void)target;
+    return 0;
+}
+
 static void ring_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
 {
     *chunk = pccl_ring_first_chunk(source->op->request.shape.world_size, source->rank);
@@ -247,6 +253,7 @@ const pccl_op_algorithm pccl_op_ring_algorithm = {
     .has_sendable = ring_has_sendable,
     .take_sendable = ring_take_sendable,
     .first_chunk = ring_first_chunk,
+    .first_at_once = ring_first_at_once,
     .first_hop = ring_first_hop,
     .is_final_hop = ring_is_final_hop,
     .accept = ring_accept,

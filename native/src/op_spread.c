@@ -104,6 +104,12 @@ static uint32_t spread_first_chunk(const pccl_op_peer *target)
     return target->op->hears_all ? PCCL_NO_CHUNK : spread_own_chunk(target->op);
 }
 
+static uint32_t spread_first_at_once(const pccl_op_peer *target)
+{
+    (void)target;
+    return 0;
+}
+
 static void spread_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop)
 {
     *chunk = pccl_op_shape_has_root(&source->op->request.shape) ? 0 : source->rank;
@@ -211,6 +217,7 @@ const pccl_op_algorithm pccl_op_spread_algorithm = {
     .has_sendable = spread_has_sendable,
     .take_sendable = spread_take_sendable,
     .first_chunk = spread_first_chunk,
+    .first_at_once = spread_first_at_once,
     .first_hop = spread_first_hop,
     .is_final_hop = spread_is_final_hop,
     .accept = spread_accept,

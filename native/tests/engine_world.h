@@ -49,6 +49,9 @@ static inline void pair_unix(int fds[2])
         stop_test("socketpair");
 }
 
+/* TCP connections made from here on are between different addresses, as if between machines. */
+static int tested_far;
+
 static inline void pair_tcp(int fds[2])
 {
     struct sockaddr_in address;
@@ -58,6 +61,12 @@ static inline void pair_tcp(int fds[2])
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (tested_far) {
+        struct sockaddr_in other = address;
+        other.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+        if (bind(fds[0], (struct sockaddr *)&other, sizeof other) != 0)
+            stop_test("another loopback address");
+    }
     if (listener < 0 || fds[0] < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 ||
         listen(listener, 1) != 0 || getsockname(listener, (struct sockaddr *)&address, &address_bytes) != 0 ||
         connect(fds[0], (struct sockaddr *)&address, sizeof address) != 0)

@@ -219,6 +219,8 @@ static void write_segment(
     write_frame(w->peers[rank], segment(&w->request, chunk, index, hop, bytes), ones, bytes);
 }
 
+static const float many_ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
 static void write_eager(const wire *w, uint32_t rank, uint32_t bytes)
 {
     write_frame(w->peers[rank], announcement(&w->request, PCCL_FRAME_EAGER, bytes), ones, bytes);
@@ -447,6 +449,66 @@ static void correct_eager_peers_are_served(void)
             CHECK(w.values[i] == (i / CHUNK == RANK ? input(i) + 2 : 1));
         wire_close(&w);
     }
+}
+
+/* Several segments in one frame, before or after the op, go where each belongs. */
+static void several_eager_segments_are_taken_apart(void)
+{
+    for (int order = 0; order < 4; order++) {
+        wire w;
+        wire_open_bare(&w, SEGMENT_BYTES);
+        for (uint32_t rank = 0; rank < WORLD; rank += 2)
+            if (order >> (rank / 2) & 1) {
+                write_eager(&w, rank, 2 * SEGMENT_BYTES);
+                wait_for_wire(&w.n, PCCL_FRAME_BYTES + 2 * SEGMENT_BYTES);
+            }
+        wire_submit(&w);
+        wire_await_announcements(&w);
+        for (uint32_t rank = 0; rank < WORLD; rank += 2)
+            if (!(order >> (rank / 2) & 1))
+                write_eager(&w, rank, 2 * SEGMENT_BYTES);
+        for (uint32_t rank = 0; rank < WORLD; rank += 2)
+            for (int i = 0; i < 4; i++) {
+                pccl_frame frame;
+                float payload[CHUNK];
+                read_frame(w.peers[rank], &frame, payload, sizeof payload);
+                CHECK(frame.type == PCCL_FRAME_SEGMENT && frame.chunk == (i < 2 ? rank : RANK));
+                CHECK(i < 2 || payload[4] == input(CHUNK + 5 * (int)frame.segment + 4) + 2);
+            }
+        for (uint32_t rank = 0; rank < WORLD; rank += 2)
+            for (uint32_t i = 0; i < 2; i++)
+                write_segment(&w, rank, rank, i, WORLD, SEGMENT_BYTES);
+        node_wait(&w.n, PCCL_EVENT_OP_DONE, 1);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(w.values[i] == (i / CHUNK == RANK ? input(i) + 2 : 1));
+        wire_close(&w);
+    }
+}
+
+static void broken_several_eager_segments_lose_the_link(void)
+{
+    static const struct {
+        uint32_t bytes;
+        const char *why;
+    } cases[] = {{16, "wrong payload size"}, {36, "wrong payload size"}, {44, "no such segment"}};
+    for (size_t i = 0; i < PCCL_COUNT_OF(cases); i++)
+        for (int is_early = 0; is_early < 2; is_early++) {
+            wire w;
+            wire_open_bare(&w, SEGMENT_BYTES);
+            if (!is_early) {
+                wire_submit(&w);
+                wire_await_announcements(&w);
+            }
+            write_frame(w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, cases[i].bytes), many_ones,
+                        cases[i].bytes);
+            if (is_early) {
+                wait_for_wire(&w.n, PCCL_FRAME_BYTES + cases[i].bytes);
+                wire_submit(&w);
+            }
+            expect_lost(&w, 0, cases[i].why);
+            end_op(&w);
+            wire_close(&w);
+        }
 }
 
 static void broken_eager_frames_lose_the_link(void)
@@ -910,6 +972,8 @@ int main(void)
     RUN(repetitions_lose_the_link);
     RUN(wrong_peers_lose_their_links);
     RUN(correct_eager_peers_are_served);
+    RUN(several_eager_segments_are_taken_apart);
+    RUN(broken_several_eager_segments_lose_the_link);
     RUN(broken_eager_frames_lose_the_link);
     RUN(a_ring_of_two_hears_both);
     RUN(flooding_loses_the_link);

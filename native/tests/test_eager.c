@@ -40,19 +40,20 @@ static size_t chunk_bytes(const pccl_op_shape *shape, uint32_t chunk)
 static size_t early_bytes(const pccl_op_shape *shape, uint32_t rank)
 {
     uint32_t world_size = shape->world_size;
+    if (shape->algorithm == PCCL_RING && shape->count < world_size)
+        return 0; /* every rank announces it to every other one */
     return shape->algorithm == PCCL_DIRECT ? (world_size - 1) * chunk_bytes(shape, rank)
                                            : chunk_bytes(shape, (rank + world_size - 2) % world_size);
 }
 
-static void run_late(world *w, const pccl_op_shape *shape, int in_place)
+static void run_late_expecting(world *w, const pccl_op_shape *shape, int in_place, uint32_t late, size_t bytes)
 {
     trial t;
     trial_open(&t, shape, in_place);
-    uint32_t late = random_below(w->size);
     uint64_t before = stats_of(&w->nodes[late]).rx_payload_bytes;
     for (uint32_t i = 1; i < w->size; i++)
         trial_submit(&t, w, (late + i) % w->size);
-    wait_for_payload(&w->nodes[late], before + early_bytes(shape, late));
+    wait_for_payload(&w->nodes[late], before + bytes);
     trial_submit(&t, w, late);
     trial_await_done(&t, w);
     trial_end_all(&t, w, 1);
@@ -61,6 +62,12 @@ static void run_late(world *w, const pccl_op_shape *shape, int in_place)
     for (uint32_t rank = 1; rank < w->size; rank++)
         CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
     trial_close(&t);
+}
+
+static void run_late(world *w, const pccl_op_shape *shape, int in_place)
+{
+    uint32_t late = random_below(w->size);
+    run_late_expecting(w, shape, in_place, late, early_bytes(shape, late));
 }
 
 static void payload_may_come_before_its_op(void)
@@ -112,6 +119,47 @@ static void large_or_divided_ops_wait(void)
         trial_close(all[i]);
     }
     world_close(&w);
+}
+
+/* Of a chunk, what may go in one frame where segments of it lie one after the other. */
+static size_t first_segments_bytes(const pccl_op_shape *shape)
+{
+    size_t bytes = 0;
+    size_t segment_elements = shape->segment_bytes / pccl_dtype_bytes(shape->dtype);
+    size_t left = (size_t)shape->count / shape->world_size;
+    while (left > 0) {
+        size_t elements = pccl_min_size(left, segment_elements);
+        size_t more_bytes = pccl_quantized_bytes(shape, elements);
+        if (bytes + more_bytes > FULL_BYTES)
+            break;
+        bytes += more_bytes;
+        left -= elements;
+    }
+    return bytes;
+}
+
+static void first_segments_may_come_before_their_op(void)
+{
+    enum { SEGMENT_COUNT = 2048, BLOCK_OF_SLOTS_APART = 100 };
+    static const uint32_t blocks[] = {0, 64, BLOCK_OF_SLOTS_APART};
+    tested_far = 1;
+    for (uint32_t size = 2; size <= 5; size++)
+        for (int in_place = 0; in_place < 2; in_place++)
+            for (size_t i = 0; i < PCCL_COUNT_OF(blocks); i++) {
+                world w;
+                world_open(&w, size, 1 + size % 3, 1, size == 3);
+                uint32_t chunk_count = (2 + random_below(5)) * SEGMENT_COUNT - random_below(SEGMENT_COUNT);
+                pccl_op_shape shape =
+                    plain_shape(size * chunk_count, PCCL_FLOAT32, PCCL_AVG, SEGMENT_COUNT * 4, size);
+                shape.algorithm = PCCL_DIRECT;
+                shape.quantization = blocks[i] > 0 ? PCCL_QUANT_MIN_MAX : PCCL_QUANT_NONE;
+                shape.quantized_dtype = blocks[i] > 0 ? PCCL_UINT8 : 0;
+                shape.quantization_block = blocks[i];
+                size_t bytes = blocks[i] == BLOCK_OF_SLOTS_APART ? 0 : first_segments_bytes(&shape);
+                run_late_expecting(&w, &shape, in_place, random_below(size), (size - 1) * bytes);
+                world_close(&w);
+            }
+    tested_far = 0;
 }
 
 static void nothing_is_eager_without_a_limit(void)
@@ -445,6 +493,9 @@ int main(void)
         tested_algorithm = (uint8_t)algorithm;
         with_both_algorithms();
     }
+    RUN(first_segments_may_come_before_their_op);
+    RUN(any_epoch_may_end_at_any_moment);
+    tested_far = 1;
     RUN(any_epoch_may_end_at_any_moment);
     return check_summary();
 }
