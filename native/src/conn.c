@@ -770,6 +770,26 @@ static uint64_t conn_lying_bytes(const pccl_conn *conn)
     return conn->tx_counted - conn->tx_acked;
 }
 
+static uint64_t conn_unsent_bytes(const pccl_conn *conn)
+{
+#if defined(__linux__)
+    int bytes;
+    if (ioctl(conn->poll.fd, SIOCOUTQNSD, &bytes) == 0)
+        return (uint64_t)bytes;
+#else
+    (void)conn;
+#endif
+    return 0;
+}
+
+void pccl_conn_look_under_way(pccl_conn *conn)
+{
+    size_t sent_bytes = pccl_min_size(conn->tx_batch_bytes, conn->tx_offset);
+    size_t left_bytes = conn->tx_batch_bytes - sent_bytes + conn->tx_boxed_bytes;
+    conn->under_way_bytes = conn_lying_bytes(conn) + left_bytes;
+    conn->unsent_bytes = conn_unsent_bytes(conn) + left_bytes;
+}
+
 int pccl_conn_has_carried(pccl_conn *conn)
 {
     uint64_t lying_bytes = conn_lying_bytes(conn);

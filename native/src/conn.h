@@ -65,6 +65,7 @@
 #include "op.h"
 #include "poller.h"
 #include "tcp_limits.h"
+#include "uplink.h"
 
 struct pccl_announcement;
 struct pccl_conn;
@@ -88,6 +89,7 @@ typedef struct pccl_conn_host {
     pccl_list lost_conns; /* pccl_conn.in_lost */
     uint8_t wants_tick;
     pccl_list pending_links; /* pccl_link.in_pending */
+    pccl_uplink uplink;
 
     /* A header has come, of what the connection does not deal with. Either the frame has no payload and is dealt with,
      * or its payload is put on its way with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the
@@ -173,6 +175,9 @@ typedef struct pccl_conn {
     char detail[sizeof((pccl_event *)0)->detail];
 
     pccl_tcp_limits limits; /* as last seen */
+    pccl_tcp_limits round; /* as seen at the end of the last round of the uplink */
+    uint64_t under_way_bytes; /* as last looked at, and segments since */
+    uint64_t unsent_bytes; /* of these, what the system has not sent yet: the same */
     int64_t progress_ms; /* when last seen to move or to have nothing to move; -1: see at the next tick */
     int64_t moved_ms; /* when last seen to move */
     uint8_t has_moved; /* since the last tick */
@@ -266,6 +271,9 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 
 /* Whether anything has got across or come in since the last call. Sets lying_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);
+
+/* Sets under_way_bytes, what the other side's system has not acknowledged or this one not even taken, and unsent_bytes. */
+void pccl_conn_look_under_way(pccl_conn *conn);
 
 /* Every now and then. Whether there is anything to come back for. */
 int pccl_conn_tick(pccl_conn *conn, int64_t now_ms);

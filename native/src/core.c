@@ -10,7 +10,8 @@
 
 enum {
     SEND_BYTES_MAX = 1 << 20, /* per link and turn, so that receiving gets its own */
-    EAGER_SEVERAL_BYTES_MAX = 256 << 10, /* to each peer; what an uplink of 250 Mbit/s carries to three in 25 ms */
+    EAGER_AHEAD_BYTES_MAX = 768 << 10, /* to all peers of an op: what an uplink of 250 Mbit/s carries in 25 ms */
+    EAGER_SEVERAL_BYTES_MAX = 256 << 10, /* to one of them */
     TICK_MS = 100
 };
 
@@ -44,7 +45,7 @@ static void core_on_retract(pccl_conn_host *host, pccl_conn *conn);
 
 pccl_core *pccl_core_create(
     pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
-    uint32_t stall_ms)
+    uint32_t stall_ms, uint64_t pace_bytes_per_s)
 {
     pccl_core *core = calloc(1, sizeof *core);
     uint8_t *staging = NULL;
@@ -60,6 +61,7 @@ pccl_core *pccl_core_create(
     core->host.on_sent = core_on_sent;
     core->host.on_kept = core_on_kept;
     core->host.on_retract = core_on_retract;
+    pccl_uplink_init(&core->host.uplink, pace_bytes_per_s);
     core->eager_bytes_max = eager_bytes_max;
     core->stall_ms = stall_ms;
     core->tick_at_ms = -1;
@@ -205,6 +207,7 @@ static void link_strip(pccl_core *core, pccl_link *link)
     while (!pccl_list_is_empty(&link->lost_conns))
         conn_destroy(PCCL_CONTAINER_OF(link->lost_conns.next, pccl_conn, in_conns));
     pccl_list_remove(&link->in_pending);
+    pccl_list_remove(&link->in_waiting);
     pccl_list_remove(&link->in_failed);
 }
 
@@ -462,7 +465,10 @@ static void op_take_kept(pccl_core *core, pccl_op_peer *source, pccl_announcemen
 /* Puts an announcement of the op on its way where it is due. */
 static void peer_announce(pccl_core *core, pccl_op_peer *peer)
 {
-    uint32_t several_bytes_max = peer->link->is_local ? 0 : pccl_min_u32(core->eager_bytes_max, EAGER_SEVERAL_BYTES_MAX);
+    uint32_t several_bytes_max = 0;
+    if (!peer->link->is_local)
+        several_bytes_max = pccl_min_u32(pccl_min_u32(core->eager_bytes_max, EAGER_SEVERAL_BYTES_MAX),
+                                         EAGER_AHEAD_BYTES_MAX / peer->op->peers_count);
     peer->eager_bytes = pccl_op_eager_bytes(peer, core->eager_bytes_max, several_bytes_max);
     if (peer->op->is_stopped)
         return;
@@ -961,6 +967,7 @@ static int core_send(pccl_core *core)
         if (node == last)
             break;
     }
+    pccl_uplink_send(&core->host.uplink, &core->links);
     return is_more;
 }
 
@@ -998,11 +1005,14 @@ int pccl_core_settle(pccl_core *core)
 
 int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
 {
+    int is_waiting = pccl_uplink_is_waiting(&core->host.uplink);
     if (!core->host.wants_tick)
-        return -1;
+        return is_waiting ? 1 : -1;
     if (core->tick_at_ms < 0)
         core->tick_at_ms = now_ms + TICK_MS;
-    return core->tick_at_ms <= now_ms ? 0 : (int)(core->tick_at_ms - now_ms);
+    if (core->tick_at_ms <= now_ms)
+        return 0;
+    return is_waiting ? 1 : (int)(core->tick_at_ms - now_ms);
 }
 
 void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms)
@@ -1039,6 +1049,7 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
             full_count++;
         }
     }
+    pccl_uplink_tick(&core->host.uplink, &core->links);
     /* Several share what they have, an uplink as a rule, and none shows what it could carry. */
     if (full_count > 1 || now_ms - core->ticked_ms > 3 * TICK_MS)
         full = NULL;

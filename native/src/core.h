@@ -40,7 +40,7 @@ typedef struct pccl_core pccl_core;
 /* NULL without memory. */
 pccl_core *pccl_core_create(
     pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
-    uint32_t stall_ms);
+    uint32_t stall_ms, uint64_t pace_bytes_per_s);
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 

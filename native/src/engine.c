@@ -274,8 +274,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
     if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
         return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
     engine->core = pccl_core_create(
-        engine->poller, engine->fds, engine->events, options->eager_bytes_max,
-                                    options->stall_ms);
+        engine->poller, engine->fds, engine->events, options->eager_bytes_max, options->stall_ms,
+        options->pace_bytes_per_s);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     engine->gate = pccl_gate_create(engine, engine_submit_gated, engine->events);

@@ -41,7 +41,7 @@
 #include "base.h"
 #include "pccl_native.h"
 
-enum { PCCL_FRAME_BYTES = 72, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 2 };
+enum { PCCL_FRAME_BYTES = 72, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 3 };
 
 enum {
     PCCL_KEY_BYTES = 28,

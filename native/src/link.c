@@ -15,6 +15,7 @@ pccl_link *pccl_link_create(uint64_t id)
     pccl_list_init(&link->in_links);
     pccl_list_init(&link->in_failed);
     pccl_list_init(&link->in_pending);
+    pccl_list_init(&link->in_waiting);
     pccl_list_init(&link->conns);
     pccl_list_init(&link->lost_conns);
     pccl_list_init(&link->free_conns);
@@ -246,6 +247,8 @@ int pccl_link_look(pccl_link *link, int64_t now_ms)
             are_all = link->is_full = 0;
             continue;
         }
+        if (link->round_trip_us == 0 || conn->limits.round_trip_us_min < link->round_trip_us)
+            link->round_trip_us = conn->limits.round_trip_us_min;
         are_all &= conn_is_limited(conn, before);
         link->is_full &= conn->limits.unsent_bytes > 0;
         link->acked_bytes += conn->limits.acked_bytes - before.acked_bytes;
@@ -255,6 +258,38 @@ int pccl_link_look(pccl_link *link, int64_t now_ms)
         return 0;
     link->has_asked = 1;
     return 1;
+}
+
+uint64_t pccl_link_look_under_way(pccl_link *link)
+{
+    link->under_way_bytes = 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->is_lost)
+            continue;
+        pccl_conn_look_under_way(conn);
+        link->under_way_bytes += conn->under_way_bytes;
+    }
+    return link->under_way_bytes;
+}
+
+int pccl_link_add_to_round(pccl_link *link, pccl_pacer_round *round)
+{
+    int has_carried = 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        pccl_tcp_limits before = conn->round;
+        if (conn->is_lost || pccl_tcp_limits_read(conn->poll.fd, &conn->round) != 0)
+            continue;
+        const pccl_tcp_limits *now = &conn->round;
+        if (now->delivered == before.delivered)
+            continue;
+        has_carried = 1;
+        round->delivered_bytes += (uint64_t)(now->delivered - before.delivered) * now->segment_bytes;
+        round->resent_bytes += (uint64_t)(now->resent - before.resent) * now->segment_bytes;
+        round->has_queued |= now->round_trip_us > now->round_trip_us_min / 4 * 5;
+    }
+    return has_carried;
 }
 
 void pccl_link_count_full(pccl_link *link, int is_only_full, int64_t since_ms)
@@ -461,15 +496,29 @@ static void link_add_segment(pccl_link *link, pccl_conn *conn)
     pccl_list_remove(&peer->in_active);
     const uint8_t *payload = pccl_op_take_sendable(peer, &frame, &index);
     pccl_conn_add(conn, &frame, payload, peer->op, index);
+    if (link->has_turn) {
+        conn->under_way_bytes += frame.payload_bytes;
+        conn->unsent_bytes += frame.payload_bytes;
+        link->under_way_bytes += frame.payload_bytes;
+        pccl_pacer_note_sent(&link->host->uplink.pacer, frame.payload_bytes);
+    }
     if (pccl_op_has_sendable(peer))
         pccl_list_append(&link->active_ops, &peer->in_active);
+}
+
+static int link_may_send_segments(const pccl_link *link)
+{
+    const pccl_uplink *uplink = &link->host->uplink;
+    if (pccl_list_is_empty(&link->active_ops))
+        return 0;
+    return link->has_turn ? pccl_pacer_allows(&uplink->pacer) : !pccl_uplink_is_limiting(uplink, link);
 }
 
 static int link_has_work(const pccl_link *link)
 {
     return link->eager.is_credit_due || !pccl_list_is_empty(&link->notices) ||
            !pccl_list_is_empty(&link->resends) || !pccl_list_is_empty(&link->dones) ||
-           !pccl_list_is_empty(&link->ready_ops) || !pccl_list_is_empty(&link->active_ops);
+           !pccl_list_is_empty(&link->ready_ops) || link_may_send_segments(link);
 }
 
 /* Where there are several connections they had better share what there is: each has a window of its own. */
@@ -522,6 +571,44 @@ static void link_talk(pccl_link *link)
     link_flush(link, conn);
 }
 
+static int link_waits_for_turns(const pccl_link *link)
+{
+    return !link->is_failed && !pccl_list_is_empty(&link->active_ops) && !pccl_list_is_empty(&link->free_conns);
+}
+
+/* Of the free ones, that which has least under way, without those to which the system would only add. */
+static pccl_conn *link_next_conn(const pccl_link *link)
+{
+    enum { UNSENT_BYTES_MAX = 64 << 10 };
+    pccl_conn *next = NULL;
+    for (const pccl_list *node = link->free_conns.next; node != &link->free_conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_free);
+        if (conn->unsent_bytes >= UNSENT_BYTES_MAX)
+            continue;
+        if (next == NULL || conn->under_way_bytes < next->under_way_bytes)
+            next = conn;
+    }
+    return next;
+}
+
+enum pccl_link_turn pccl_link_turn(const pccl_link *link)
+{
+    if (!link_waits_for_turns(link))
+        return PCCL_TURN_NEVER;
+    return link_next_conn(link) != NULL ? PCCL_TURN_NOW : PCCL_TURN_LATER;
+}
+
+void pccl_link_take_turn(pccl_link *link)
+{
+    PCCL_ASSERT(pccl_link_turn(link) == PCCL_TURN_NOW);
+    pccl_conn *conn = link_next_conn(link);
+    pccl_list_remove(&conn->in_free);
+    link->has_turn = 1;
+    link_fill(link, conn);
+    link->has_turn = 0;
+    link_flush(link, conn);
+}
+
 int pccl_link_send(pccl_link *link, size_t bytes_max)
 {
     while (!link->is_failed && !pccl_list_is_empty(&link->talk_conns))
@@ -536,5 +623,8 @@ int pccl_link_send(pccl_link *link, size_t bytes_max)
         sent_bytes += conn->tx_batch_bytes;
         link_flush(link, conn);
     }
+    pccl_uplink *uplink = &link->host->uplink;
+    if (link_waits_for_turns(link) && pccl_uplink_is_limiting(uplink, link) && !pccl_list_is_member(&link->in_waiting))
+        pccl_list_append(&uplink->waiting, &link->in_waiting);
     return 0;
 }

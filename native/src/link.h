@@ -3,7 +3,8 @@
  * A link has three queues: ops that are done (DONE), ops to be announced (READY, EAGER), and active ops, which have
  * segments to send. They take precedence in this order; active ops take turns segment by segment, so that a large op does not
  * hold up a small one. Whichever connection is free, that is drained and between frames, takes the next
- * frames. A slow connection is seldom free and so carries less.
+ * frames. A slow connection is seldom free and so carries less. Segments to other machines may have to wait for their
+ * link's turn (uplink.h).
  *
  * A lost connection's frames are sent again over the others (conn.h). A link fails with its last connection, or
  * when its peer breaks the protocol. Both are noted at once (pccl_conn_lose, pccl_link_fail) and carried out by
@@ -45,6 +46,7 @@ typedef struct pccl_link {
     pccl_list in_links;
     pccl_list in_failed; /* of the host */
     pccl_list in_pending; /* of the host: may have something to send */
+    pccl_list in_waiting; /* of the uplink */
     pccl_list conns;
     pccl_list lost_conns; /* buried, the same way in pccl_conn.in_conns */
     pccl_list free_conns;
@@ -66,6 +68,9 @@ typedef struct pccl_link {
     uint8_t has_asked; /* LINK_LIMITED since the last connection was added */
     uint64_t tx_payload_bytes;
     uint64_t rx_payload_bytes;
+    uint64_t under_way_bytes; /* of all connections */
+    uint64_t round_trip_us; /* the least that any of them has seen; 0: not known */
+    uint8_t has_turn; /* of the uplink */
     int64_t looked_ms; /* when pccl_link_look last was */
     uint64_t acked_bytes; /* by the other side, from the look before that one to it */
     uint8_t is_full; /* at that look: no connection could send all it had */
@@ -127,6 +132,20 @@ void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes); /* which 
 
 /* A received eager frame's payload takes no memory any more. */
 void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes);
+
+/* Looks at what is under way on all connections: how much. */
+uint64_t pccl_link_look_under_way(pccl_link *link);
+
+/* Adds what has happened since the last time. Whether anything was delivered. */
+int pccl_link_add_to_round(pccl_link *link, pccl_pacer_round *round);
+
+/* Whether the link can take a turn of the uplink. NEVER: it has no segments, or no connection for them, and will come
+ * again. */
+enum pccl_link_turn { PCCL_TURN_NEVER, PCCL_TURN_LATER, PCCL_TURN_NOW };
+enum pccl_link_turn pccl_link_turn(const pccl_link *link);
+
+/* Sends segments while the uplink allows, no more than a connection takes at once. */
+void pccl_link_take_turn(pccl_link *link);
 
 /* Sends up to bytes_max or until no connection is free. Nonzero if there is more to do now. */
 int pccl_link_send(pccl_link *link, size_t bytes_max);

@@ -81,6 +81,8 @@ static inline void pair_tcp(int fds[2])
 static uint32_t tested_eager_bytes_max = UINT32_MAX;
 static uint32_t tested_op_scratch_bytes_max = UINT32_MAX; /* 0: one segment of a chunk at a time */
 
+static uint32_t tested_pace_bytes_per_s;
+
 static inline pccl_engine_options tested_options(void)
 {
     pccl_engine_options options;
@@ -89,6 +91,7 @@ static inline pccl_engine_options tested_options(void)
         options.eager_bytes_max = tested_eager_bytes_max;
     if (tested_op_scratch_bytes_max != UINT32_MAX)
         options.op_scratch_bytes_max = tested_op_scratch_bytes_max;
+    options.pace_bytes_per_s = tested_pace_bytes_per_s;
     return options;
 }
 

@@ -7,6 +7,13 @@
 enum { STALL_MS = 60000, CONNECTIONS_MAX = 4, COUNT_MAX = 6000 };
 
 static const uint32_t scratch_bytes_max[] = {0, 1000, 4000, 16000};
+static const uint32_t pace_bytes_per_s[] = {0, 20 << 20, 200 << 20};
+
+static void test_as_usual(void)
+{
+    tested_op_scratch_bytes_max = UINT32_MAX;
+    tested_pace_bytes_per_s = 0;
+}
 
 /* Unquantized, as a quarter of all, quantized in one way or another. */
 static pccl_op_shape random_shape(uint32_t size)
@@ -69,8 +76,9 @@ static void results_are_as_with_slots_for_all(void)
             world few, ample;
             world_open(&ample, size, 1, 1, 0);
             tested_op_scratch_bytes_max = scratch_bytes_max[i];
+            tested_pace_bytes_per_s = pace_bytes_per_s[(size + i) % 3];
             world_open(&few, size, 1 + random_below(CONNECTIONS_MAX), 1, 0);
-            tested_op_scratch_bytes_max = UINT32_MAX;
+            test_as_usual();
             for (int run = 0; run < 15 * THOROUGHNESS; run++) {
                 trial t;
                 pccl_op_shape shape = random_shape(size);
@@ -128,8 +136,9 @@ static void lost_connections_are_survived(void)
         trial_open(&t, &shape, (int)random_below(2));
         world_open(&ample, size, 1, 1, 0);
         tested_op_scratch_bytes_max = scratch_bytes_max[run % 4];
+        tested_pace_bytes_per_s = pace_bytes_per_s[run % 3];
         proxied_open(&p, size, connections, (int)random_below(2), STALL_MS);
-        tested_op_scratch_bytes_max = UINT32_MAX;
+        test_as_usual();
         for (unsigned i = 0; i < p.pumps_count; i += 2)
             if (i / 2 % connections != 0)
                 set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)],
@@ -159,8 +168,9 @@ static void aborts_restore_inputs(void)
     for (uint32_t size = 2; size <= 4; size++) {
         world w;
         tested_op_scratch_bytes_max = 2000;
+        tested_pace_bytes_per_s = pace_bytes_per_s[size % 3];
         world_open(&w, size, 2, 1, 0);
-        tested_op_scratch_bytes_max = UINT32_MAX;
+        test_as_usual();
         for (int run = 0; run < 30 * THOROUGHNESS; run++) {
             trial t;
             pccl_op_shape shape = random_shape(size);
