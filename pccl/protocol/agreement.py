@@ -9,7 +9,9 @@ Why all who live on agree. Three facts carry all that follows:
 
     1  An engine says DONE only when the result is wholly there; it can neither lose it nor become undone.
     2  Who commits by itself has heard DONE of all parties, so all of them are done.
-    3  The machine alone commits, in the order of what it hears: never once it has said that it will not.
+    3  The machine alone commits, in the order of what it hears: never once it has said that it will not. Where an op
+       was committed past it, in a state in which it would have done the same (`Peer.plain_start`), it hears so before
+       anything else.
 
 *A loss.* A flush has each survivor stop (after that nothing becomes done, and the machine commits nothing by itself),
 and say which open ops are done, and which it has committed by itself in this epoch. The master commits what any
