@@ -49,6 +49,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "passed" in printed
 
 
+@pytest.mark.slow
 def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")
     assert report["plan"]["standbys"] == 1
