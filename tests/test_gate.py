@@ -56,15 +56,19 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 def test_small_ops_of_a_tag_that_was_used_need_no_session(crew: Crew, size: int) -> None:
+
+    def reduce_some(peer: Communicator, _: int) -> None:
+        array = ones(size)
+        info = peer.all_reduce(array, op=SUM)
+        assert np.all(array == 3)
+        assert info.world_size == 3
+        assert info.rx_bytes > 0
+
     crew.join(3)
     crew.each(reduce_once)
     with session_held_up():
         for _ in range(10):
-            arrays = [ones(size) for _ in range(3)]
-            infos = crew.each(lambda peer, i, arrays=arrays: peer.all_reduce(arrays[i], op=SUM))  # type: ignore[misc]
-            assert all(np.all(array == 3) for array in arrays)
-            assert {info.world_size for info in infos} == {3}
-            assert all(info.rx_bytes > 0 for info in infos)
+            crew.each(reduce_some)
     crew.each(reduce_once)
 
 
@@ -117,12 +121,18 @@ def test_what_takes_long_becomes_the_sessions(crew: Crew, monkeypatch: pytest.Mo
         crew.each(reduce_once)
 
 
-def test_a_tag_in_flight_is_refused(crew: Crew) -> None:
+def waiting_for_the_other(crew: Crew, x: np.ndarray[Any, Any]) -> Background:
+    """The first of two peers, in an op whose tag was used."""
     crew.join(2)
     crew.each(reduce_once)
-    x = ones()
     waiting = Background(partial(crew[0].all_reduce, x, op=SUM))
     until(lambda: crew[0].stats["ops_open"] == 1, "it waits for the other peer")
+    return waiting
+
+
+def test_a_tag_in_flight_is_refused(crew: Crew) -> None:
+    x = ones()
+    waiting = waiting_for_the_other(crew, x)
     assert results(outcomes([partial(crew[0].all_reduce, ones(), op=SUM)])) == [Result.INVALID_USAGE]
     reduce_once(crew[1])
     waiting.result()
@@ -143,11 +153,8 @@ def test_different_arguments_are_found(crew: Crew, monkeypatch: pytest.MonkeyPat
 
 
 def test_whoever_closes_ends_what_waits(crew: Crew) -> None:
-    crew.join(2)
-    crew.each(reduce_once)
     x = ones()
-    waiting = Background(partial(crew[0].all_reduce, x, op=SUM))
-    until(lambda: crew[0].stats["ops_open"] == 1, "it waits for the other peer")
+    waiting = waiting_for_the_other(crew, x)
     crew[0].close()
     outcome = waiting.outcome()
     assert isinstance(outcome, PCCLError)

@@ -46,7 +46,8 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         until(lambda: run_status(node.address).totals.tx_bytes >= 16_000_000, "all bytes are reported")
         crew.each(lambda peer, _: peer.optimize_topology())
         crew.close(crew[1])
-        server = node._service._server  # type: ignore[union-attr]
+        assert node._service is not None
+        server = node._service._server
         server._machine.master._next_peer = 953_010_001
         newcomer = crew.new()
         joining = Background(newcomer.connect)

@@ -528,7 +528,11 @@ def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list
         if not is_new:
             pool.take(PIECE)
         taken: list[host_memory.Block] = []
-        is_over = interrupted_at(step, lambda pool=pool, taken=taken: taken.append(pool.take(PIECE)))  # type: ignore[misc]
+
+        def take(pool: host_memory.HostPool = pool, taken: list[host_memory.Block] = taken) -> None:
+            taken.append(pool.take(PIECE))
+
+        is_over = interrupted_at(step, take)
         taken.clear()
         assert pool.idle_bytes == pool.pinned_bytes
         if is_over:

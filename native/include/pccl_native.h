@@ -188,14 +188,14 @@ enum pccl_event_kind {
                                  * connection that was added */
     PCCL_EVENT_OP_AGREED = 8, /* id: op; all ranks are done */
     PCCL_EVENT_OP_FROZEN = 9, /* id: op */
+    PCCL_EVENT_LINK_COUNTED = 10, /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
+                                   * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
+                                   * with frames' headers. It was the limit where for half a second, at every tick,
+                                   * all its connections had more than TCP might send yet, and those of no other link
+                                   * of this engine; 0 where the system does not tell */
     PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: of a gate; what follows is as if it had been submitted */
-    PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
-                             * waits for the next event that something depends on, or for many like it */
-    PCCL_EVENT_LINK_COUNTED = 10 /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
-                                  * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
-                                  * with frames' headers. It was the limit where for half a second, at every tick,
-                                  * all its connections had more than TCP might send yet, and those of no other link
-                                  * of this engine; 0 where the system does not tell */
+    PCCL_EVENT_OP_RAN = 12 /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
+                            * waits for the next event that something depends on, or for many like it */
 };
 
 typedef struct {
@@ -319,8 +319,8 @@ enum pccl_gate_outcome {
     PCCL_GATE_CLOSED = 2 /* it has not been submitted: the gate is closed, or has been since this opening */
 };
 
-/* Submits an op whose ranks agree, with `*sequence` in its key, which it counts up, and waits for the agreement, at most
- * so long. Returns an enum pccl_gate_outcome, or an error as pccl_engine_submit does. */
+/* Submits an op whose ranks agree, with `*sequence` in its key, which it counts up, and waits for the agreement, at
+ * most so long. Returns an enum pccl_gate_outcome, or an error as pccl_engine_submit does. */
 int pccl_gate_run(
     pccl_gate *gate, uint64_t number, const pccl_op_request *request, uint64_t *sequence, uint32_t wait_ms,
     pccl_gate_result *result);

@@ -272,7 +272,8 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 /* Whether anything has got across or come in since the last call. Sets lying_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);
 
-/* Sets under_way_bytes, what the other side's system has not acknowledged or this one not even taken, and unsent_bytes. */
+/* Sets under_way_bytes, what the other side's system has not acknowledged or this one not even taken, and
+ * unsent_bytes. */
 void pccl_conn_look_under_way(pccl_conn *conn);
 
 /* Every now and then. Whether there is anything to come back for. */

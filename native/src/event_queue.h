@@ -16,7 +16,8 @@ void pccl_event_queue_destroy(pccl_event_queue *queue);
 int pccl_event_queue_promise(pccl_event_queue *queue, unsigned count); /* 0 or PCCL_E_MEMORY */
 void pccl_event_queue_release(pccl_event_queue *queue, unsigned count);
 void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event);
-void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *event); /* to be found with the next one, or when they are many */
+/* To be found with the next one, or when they are many. */
+void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *event);
 
 int pccl_event_queue_fd(const pccl_event_queue *queue); /* readable while events wait */
 int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int events_max);

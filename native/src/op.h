@@ -186,15 +186,16 @@ int pccl_op_has_sendable(const pccl_op_peer *target);
 const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
-/* Taken first of all, what is the target's on the first hop may travel as an EAGER frame: its one segment, or of several
- * the first ones. So many payload bytes, at most these; 0 if there is nothing that may. */
+/* Taken first of all, what is the target's on the first hop may travel as an EAGER frame: its one segment, or of
+ * several the first ones. So many payload bytes, at most these; 0 if there is nothing that may. */
 uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max);
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
 /* Payload bytes of a segment that comes from the source on the first hop; 0 if there is no such segment. */
 uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment);
 
-/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, or the rule that it breaks. */
+/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, or the rule
+ * that it breaks. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
 /* `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum goes on in

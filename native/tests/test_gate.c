@@ -36,6 +36,12 @@ static int caller_join(caller *c)
     return c->outcome;
 }
 
+static int caller_run(caller *c)
+{
+    caller_start(c);
+    return caller_join(c);
+}
+
 /* A world whose ranks all have their gates open. */
 typedef struct {
     world w;
@@ -80,6 +86,19 @@ static void trial_open_small(trial *t, const gated *g, uint64_t count)
     pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, 512, g->w.size);
     shape.algorithm = PCCL_DIRECT;
     trial_open(t, &shape, (int)random_below(2));
+}
+
+/* A world with one op that nobody has submitted. */
+static void gated_open_trial(gated *g, trial *t, uint32_t size, uint64_t count)
+{
+    gated_open(g, size);
+    trial_open_small(t, g, count);
+}
+
+static void gated_close_trial(gated *g, trial *t)
+{
+    trial_close(t);
+    gated_close(g);
 }
 
 /* Submitted as the gate would have it, by the owner. */
@@ -172,12 +191,10 @@ static void a_long_op_is_shown(void)
 {
     gated g;
     trial t;
-    gated_open(&g, 3);
-    trial_open_small(&t, &g, 1000);
+    gated_open_trial(&g, &t, 3, 1000);
     for (uint32_t rank = 0; rank < 2; rank++) {
         caller c = caller_of(&g, &t, rank, NO_WAIT_MS);
-        caller_start(&c);
-        CHECK(caller_join(&c) == PCCL_GATE_SHOWN);
+        CHECK(caller_run(&c) == PCCL_GATE_SHOWN);
         CHECK(c.sequence == 1);
         CHECK(node_wait(&g.w.nodes[rank], PCCL_EVENT_OP_STARTED, t.number).sequence == 0);
         CHECK(!node_has_event(&g.w.nodes[rank], PCCL_EVENT_OP_DONE, t.number));
@@ -186,8 +203,7 @@ static void a_long_op_is_shown(void)
     for (uint32_t rank = 0; rank < 3; rank++)
         trial_leave(&t, &g, rank);
     trial_check_results(&t);
-    trial_close(&t);
-    gated_close(&g);
+    gated_close_trial(&g, &t);
 }
 
 /* After the cut nobody is told: who is done with it and who is not finds that among the events. */
@@ -195,8 +211,7 @@ static void closing_shows_what_is_under_way(void)
 {
     gated g;
     trial t;
-    gated_open(&g, 2);
-    trial_open_small(&t, &g, 1000);
+    gated_open_trial(&g, &t, 2, 1000);
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
     caller_start(&c);
     pccl_engine_stats stats;
@@ -210,8 +225,7 @@ static void closing_shows_what_is_under_way(void)
     CHECK(pccl_engine_freeze_op(g.w.nodes[0].engine, t.number) == 0);
     node_wait(&g.w.nodes[0], PCCL_EVENT_OP_FROZEN, t.number);
     trial_abort(&t, &g.w, 0);
-    trial_close(&t);
-    gated_close(&g);
+    gated_close_trial(&g, &t);
 }
 
 /* What is asked of another opening, or of none, is not submitted. */
@@ -219,25 +233,20 @@ static void closed_gates_take_nothing(void)
 {
     gated g;
     trial t;
-    gated_open(&g, 2);
-    trial_open_small(&t, &g, 10);
+    gated_open_trial(&g, &t, 2, 10);
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
     uint64_t next = pccl_gate_open(g.gates[0]);
     CHECK(next > c.opening);
-    caller_start(&c);
-    CHECK(caller_join(&c) == PCCL_GATE_CLOSED);
+    CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
     CHECK(c.sequence == 0);
     c.opening = 0;
     pccl_gate_close(g.gates[0]);
-    caller_start(&c);
-    CHECK(caller_join(&c) == PCCL_GATE_CLOSED);
+    CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
     c.request.agrees = 0;
-    caller_start(&c);
-    CHECK(caller_join(&c) == PCCL_E_INVALID);
+    CHECK(caller_run(&c) == PCCL_E_INVALID);
     trial_check_inputs_kept(&t, 0);
     CHECK(g.w.nodes[0].events_count == 0);
-    trial_close(&t);
-    gated_close(&g);
+    gated_close_trial(&g, &t);
 }
 
 /* Freezing is a cut, too. */
@@ -245,23 +254,19 @@ static void freezing_closes_the_gate(void)
 {
     gated g;
     trial t;
-    gated_open(&g, 2);
-    trial_open_small(&t, &g, 10);
+    gated_open_trial(&g, &t, 2, 10);
     CHECK(pccl_engine_freeze(g.w.nodes[0].engine, 0, 1) == 0);
     node_wait(&g.w.nodes[0], PCCL_EVENT_GROUP_FROZEN, 1);
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
-    caller_start(&c);
-    CHECK(caller_join(&c) == PCCL_GATE_CLOSED);
-    trial_close(&t);
-    gated_close(&g);
+    CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
+    gated_close_trial(&g, &t);
 }
 
 static void a_mismatch_shows_its_op(void)
 {
     gated g;
     trial t, other;
-    gated_open(&g, 2);
-    trial_open_small(&t, &g, 10);
+    gated_open_trial(&g, &t, 2, 10);
     trial_open_small(&other, &g, 11);
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
     caller_start(&c);
@@ -284,8 +289,7 @@ static void cuts_are_clean(void)
         gated g;
         trial t;
         caller callers[2];
-        gated_open(&g, 2);
-        trial_open_small(&t, &g, random_below(500));
+        gated_open_trial(&g, &t, 2, random_below(500));
         for (uint32_t rank = 0; rank < 2; rank++) {
             callers[rank] = caller_of(&g, &t, rank, random_below(2) ? LONG_WAIT_MS : random_below(2));
             caller_start(&callers[rank]);
@@ -310,8 +314,7 @@ static void cuts_are_clean(void)
             CHECK(callers[1].outcome == PCCL_GATE_TOLD);
         }
         trial_check_results(&t);
-        trial_close(&t);
-        gated_close(&g);
+        gated_close_trial(&g, &t);
     }
 }
 
@@ -321,8 +324,7 @@ static void gates_outlive_their_engines(void)
     for (int run = 0; run < 20 * THOROUGHNESS; run++) {
         gated g;
         trial t;
-        gated_open(&g, 2);
-        trial_open_small(&t, &g, 1000);
+        gated_open_trial(&g, &t, 2, 1000);
         caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
         caller_start(&c);
         if (random_below(2))
@@ -330,8 +332,7 @@ static void gates_outlive_their_engines(void)
         world_close(&g.w);
         if (caller_join(&c) != PCCL_GATE_TOLD)
             trial_check_inputs_kept(&t, 0);
-        caller_start(&c);
-        CHECK(caller_join(&c) == PCCL_GATE_CLOSED);
+        CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
         CHECK(pccl_gate_open(c.gate) == 0);
         for (uint32_t rank = 0; rank < 2; rank++)
             pccl_gate_release(g.gates[rank]);
