@@ -449,10 +449,10 @@ static const char *op_take_first(
 static void op_take_kept(pccl_core *core, pccl_op_peer *source, pccl_announcement *kept)
 {
     source->is_payload_kept = 0;
-    const char *broken_rule = NULL;
+    const char *broken_rule = pccl_op_check_eager(source, kept->payload_bytes);
     uint32_t taken_bytes = 0;
-    for (uint32_t i = 0; broken_rule == NULL && taken_bytes < kept->payload_bytes; i++) {
-        uint32_t bytes = pccl_min_u32(pccl_op_first_bytes(source, i), kept->payload_bytes - taken_bytes);
+    for (uint32_t i = 0; broken_rule == NULL && taken_bytes < kept->payload_bytes && !source->op->is_stopped; i++) {
+        uint32_t bytes = pccl_op_first_bytes(source, i);
         broken_rule = op_take_first(core, source, i, kept->payload + taken_bytes, bytes);
         taken_bytes += bytes;
     }
@@ -791,7 +791,9 @@ static const char *core_on_eager(pccl_core *core, pccl_conn *conn, pccl_op_peer 
             pccl_conn_expect_segment(conn, source->op, &inbound);
         return broken_rule;
     }
-    const char *broken_rule = pccl_announcements_keep(&core->announcements, conn, frame);
+    const char *broken_rule = pccl_op_check_eager(source, frame->payload_bytes);
+    if (broken_rule == NULL)
+        broken_rule = pccl_announcements_keep(&core->announcements, conn, frame);
     if (broken_rule != NULL)
         return broken_rule;
     source->is_payload_kept = 1;

@@ -524,6 +524,18 @@ uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment)
     return chunk < source->op->tiling.world_size ? op_segment_bytes(source->op, chunk, segment) : 0;
 }
 
+const char *pccl_op_check_eager(const pccl_op_peer *source, uint32_t payload_bytes)
+{
+    uint64_t bytes = 0;
+    for (uint32_t segment = 0; bytes < payload_bytes; segment++) {
+        uint32_t more_bytes = pccl_op_first_bytes(source, segment);
+        if (more_bytes == 0)
+            return segment == 0 ? "no such segment" : "wrong payload size";
+        bytes += more_bytes;
+    }
+    return bytes == payload_bytes ? NULL : "wrong payload size";
+}
+
 /* All segments that were in the frame. */
 static void op_note_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
 {

@@ -194,6 +194,10 @@ const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint3
 /* Payload bytes of a segment that comes from the source on the first hop; 0 if there is no such segment. */
 uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment);
 
+/* The payload of an EAGER frame from the source has to be whole segments, from the first on: NULL, or the rule that it
+ * breaks. */
+const char *pccl_op_check_eager(const pccl_op_peer *source, uint32_t payload_bytes);
+
 /* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, or the rule
  * that it breaks. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);

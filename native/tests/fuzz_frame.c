@@ -2,9 +2,12 @@
  *
  *     fuzz_frame [--frames N] [--seed S]
  *
- * A stream is a few frames of every kind, near to what an op that waits for them could get, with bytes and fields
- * changed, most of them with their checksums made right again: what has a wrong one gets no further than that. It is
- * written to a link of its own, with one connection or two, which is then closed. What must hold:
+ * A stream is a few frames of every kind, near to what an op that waits for them could get, or all that a rank of it
+ * sends, in some order and with DONE at any place, the first included; lengths are at the boundaries of elements,
+ * segments and chunks. Bytes and fields of frames are then changed, most of them with their checksums made right again:
+ * what has a wrong one gets no further than that. Ops are of every collective, algorithm and form that they have, with
+ * windows of one segment in half of all streams. A stream is written to a link of its own, with one connection or two,
+ * which is then closed. What must hold:
  *
  *     the process lives (run it under ASan and UBSan)
  *     the link is lost, its op ends by abort, and its input is as it was
@@ -16,15 +19,19 @@
 #include "crc32c.h"
 #include "engine_world.h"
 #include "frame.h"
+#include "ring_plan.h"
+#include "spread_plan.h"
+#include "tiling.h"
 
 #include <inttypes.h>
 #include <sys/resource.h>
 
 enum {
-    COUNT = 40,
-    SEGMENT_BYTES = 40,
-    PAYLOAD_MAX = 160,
-    FRAMES_MAX = 12,
+    COUNT = 48, /* elements, at most */
+    SEGMENT_BYTES = 40, /* three a chunk between two ranks, two among three, five of a broadcast */
+    PAYLOAD_MAX = 512,
+    FRAMES_MAX = 24,
+    WORLD_MAX = 3,
     CONNECTIONS_MAX = 2,
     HONEST_COUNT = 3000,
     EVENT_MS = 20000, /* far more than anything here takes */
@@ -59,7 +66,7 @@ static uint32_t below(uint32_t bound) { return (uint32_t)(random_u64() % bound);
 static void require(int condition, const char *what)
 {
     if (!condition) {
-        fprintf(stderr, "stream %" PRIu64 ": not so: %s\n", streams_done, what);
+        fprintf(stderr, "play %" PRIu64 ": not so: %s\n", streams_done, what);
         abort();
     }
 }
@@ -75,33 +82,45 @@ static void write_some(int fd, const uint8_t *data, size_t bytes)
     }
 }
 
-/* The op that the stream is about. */
-static pccl_op_request fuzzed_request(uint64_t link, float *values)
+/* The op that the streams are about. Where an abort puts back what was there, it is in place. */
+static pccl_op_request fuzzed_request(uint64_t op, const uint64_t *links, uint32_t world, float *values, float *result)
 {
-    static uint64_t links[2];
+    static const uint8_t counts[] = {COUNT, COUNT, COUNT / 2, COUNT / 4, COUNT - 6};
     pccl_op_request request;
+    pccl_op_shape *shape = &request.shape;
     memset(&request, 0, sizeof request);
-    links[1] = link;
-    request.op = link;
+    request.op = op;
     request.key.epoch = 1;
-    request.key.sequence = link;
-    request.shape = plain_shape(COUNT, PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, 2);
-    if (below(3) == 0)
-        request.shape.algorithm = PCCL_DIRECT;
-    if (below(3) == 0) {
-        /* Nothing has to be sent for it, so that one stream may be all that it takes. */
-        request.shape.collective = PCCL_BROADCAST;
-        request.shape.root = 1;
-        request.shape.count = below(2) ? COUNT / 4 : COUNT / 2;
-    } else if (below(3) == 0) {
-        request.shape.quantization = PCCL_QUANT_MIN_MAX;
-        request.shape.quantized_dtype = PCCL_UINT8;
-        request.shape.quantization_block = 8;
+    request.key.sequence = op;
+    request.rank = below(world);
+    *shape = plain_shape(counts[below(sizeof counts)], PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, world);
+    shape->algorithm = (uint8_t)below(PCCL_ALGORITHM_COUNT);
+    shape->collective = (uint8_t)(below(2) ? PCCL_ALL_REDUCE : below(PCCL_COLLECTIVE_COUNT));
+    if (shape->collective == PCCL_SEND && world > 2)
+        shape->collective = PCCL_BROADCAST;
+    if (shape->collective == PCCL_BARRIER)
+        shape->count = 0;
+    if (pccl_op_shape_has_root(shape))
+        shape->root = below(world);
+    if (shape->collective == PCCL_ALL_REDUCE || shape->collective == PCCL_REDUCE_SCATTER)
+        shape->reduce_op = (uint8_t)below(PCCL_REDUCE_OP_COUNT);
+    if (shape->collective == PCCL_ALL_REDUCE && below(3) == 0) {
+        shape->quantization = PCCL_QUANT_MIN_MAX;
+        shape->quantized_dtype = PCCL_UINT8;
+        shape->quantization_block = 8;
     }
-    request.link_prev = request.link_next = link;
-    request.rank_links = links;
+    if (below(8) == 0) {
+        shape->last_slice = (uint8_t)(1 + below(2));
+        shape->slice = (uint8_t)below(shape->last_slice + 1u);
+    }
+    request.link_prev = links[(request.rank + world - 1) % world];
+    request.link_next = links[(request.rank + 1) % world];
     request.agrees = below(2);
-    request.send = request.recv = values;
+    if (shape->algorithm == PCCL_DIRECT || request.agrees || below(4) != 0)
+        request.rank_links = links;
+    request.send = values;
+    int is_put_back = shape->collective == PCCL_ALL_REDUCE || pccl_op_shape_has_root(shape);
+    request.recv = is_put_back && below(8) != 0 ? values : result;
     return request;
 }
 
@@ -119,6 +138,120 @@ static pccl_op_request honest_request(uint32_t rank, uint64_t op, float *values)
     request.key = honest_key(op);
     request.send = request.recv = values;
     return request;
+}
+
+static pccl_tiling tiling_of(const pccl_op_shape *shape)
+{
+    pccl_tiling tiling;
+    pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / sizeof(float),
+        pccl_op_shape_has_root(shape) ? 1 : shape->world_size, shape->slice, shape->last_slice + 1u);
+    return tiling;
+}
+
+static uint32_t wire_bytes(const pccl_op_shape *shape, uint32_t elements)
+{
+    if (shape->quantization != PCCL_QUANT_NONE)
+        return (uint32_t)pccl_quantized_bytes(shape, elements);
+    return elements * (uint32_t)sizeof(float);
+}
+
+/* Of the first so many segments of a chunk. */
+static uint32_t segments_bytes(const pccl_op_shape *shape, uint32_t chunk, uint32_t count)
+{
+    pccl_tiling tiling = tiling_of(shape);
+    uint32_t bytes = 0;
+    for (uint32_t i = 0; i < count && i < pccl_tiling_chunk_segments(&tiling, chunk); i++)
+        bytes += wire_bytes(shape, pccl_tiling_range(&tiling, chunk, i).count);
+    return bytes;
+}
+
+/* At the boundaries of elements, segments and chunks, or beside them. */
+static uint32_t boundary_bytes(const pccl_op_request *request)
+{
+    static const int8_t beside[] = {0, 0, 0, 0, -1, 1, -4, 4, 8};
+    const pccl_op_shape *shape = &request->shape;
+    uint32_t chunks = pccl_op_shape_has_root(shape) ? 1 : shape->world_size;
+    int64_t bytes = segments_bytes(shape, below(chunks), below(4) == 0 ? COUNT : below(4));
+    bytes += beside[below(sizeof beside)];
+    if (below(16) == 0)
+        bytes *= 2;
+    return (uint32_t)(bytes < 0 ? 0 : bytes > PAYLOAD_MAX ? PAYLOAD_MAX : bytes);
+}
+
+static pccl_frame frame_of(const pccl_op_request *request, enum pccl_frame_type type, uint32_t payload_bytes)
+{
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = type;
+    frame.key = request->key;
+    frame.shape = request->shape;
+    frame.payload_bytes = payload_bytes;
+    return frame;
+}
+
+/* The hops on which segments of the chunk come from the sender, the partial one first; PCCL_NO_HOP: none. */
+static void hops_from(const pccl_op_request *request, uint32_t sender, uint32_t chunk, uint32_t hops[2])
+{
+    const pccl_op_shape *shape = &request->shape;
+    uint32_t world = shape->world_size;
+    int is_previous = (sender + 1) % world == request->rank;
+    hops[0] = hops[1] = PCCL_NO_HOP;
+    if (shape->collective != PCCL_ALL_REDUCE && shape->collective != PCCL_REDUCE_SCATTER) {
+        int is_from = shape->algorithm == PCCL_DIRECT ? sender == pccl_spread_origin(shape, chunk) : is_previous;
+        hops[0] = is_from ? pccl_spread_hops_of(shape, request->rank, chunk).receive : PCCL_NO_HOP;
+    } else if (shape->algorithm == PCCL_DIRECT) {
+        hops[0] = chunk == request->rank ? sender : PCCL_NO_HOP;
+        hops[1] = chunk == sender ? world : PCCL_NO_HOP;
+    } else if (is_previous) {
+        pccl_ring_hops of_ring = pccl_ring_hops_of(world, request->rank, chunk);
+        hops[0] = of_ring.receive_partial;
+        hops[1] = of_ring.receive_final;
+    }
+}
+
+/* All that the sender would send, once in the order in which it would and once in another; how many frames. */
+static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, pccl_frame *frames, uint32_t frames_max)
+{
+    const pccl_op_shape *shape = &request->shape;
+    pccl_tiling tiling = tiling_of(shape);
+    uint32_t count = 0;
+    uint32_t first = 0; /* of what may change places */
+    int is_eager = below(2);
+    frames[count] = frame_of(request, PCCL_FRAME_HELLO, 0);
+    memset(&frames[count].key, 0, sizeof frames[count].key);
+    frames[count++].connection = 1;
+    if (!is_eager || shape->algorithm == PCCL_RING)
+        frames[count++] = frame_of(request, PCCL_FRAME_READY, 0);
+    if (is_eager)
+        frames[count++] = frame_of(request, PCCL_FRAME_EAGER, boundary_bytes(request));
+    first = count;
+    for (uint32_t form = 0; form < 2; form++)
+        for (uint32_t chunk = 0; chunk < tiling.world_size; chunk++) {
+            uint32_t hops[2];
+            hops_from(request, sender, chunk, hops);
+            uint32_t segments = (uint32_t)pccl_tiling_chunk_segments(&tiling, chunk);
+            for (uint32_t i = 0; hops[form] != PCCL_NO_HOP && i < segments && count + 1 < frames_max; i++) {
+                int is_bare = shape->collective == PCCL_REDUCE_SCATTER && form == 1;
+                uint32_t bytes = is_bare ? 0 : wire_bytes(shape, pccl_tiling_range(&tiling, chunk, i).count);
+                if (is_eager && form == 0 && below(4) != 0)
+                    continue; /* it is in the eager one, or was to be */
+                frames[count] = frame_of(request, PCCL_FRAME_SEGMENT, bytes);
+                frames[count].chunk = chunk;
+                frames[count].segment = i;
+                frames[count++].hop = hops[form];
+            }
+        }
+    for (uint32_t swaps = below(3) == 0 ? below(4) : 0; swaps > 0 && count > first; swaps--) {
+        pccl_frame *a = &frames[first + below(count - first)];
+        pccl_frame *b = &frames[first + below(count - first)];
+        pccl_frame frame = *a;
+        *a = *b;
+        *b = frame;
+    }
+    uint32_t at = below(2) ? 1 : 1 + below(count);
+    memmove(frames + at + 1, frames + at, (count - at) * sizeof *frames);
+    frames[at] = frame_of(request, PCCL_FRAME_DONE, 0);
+    return count + 1;
 }
 
 static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index)
@@ -139,9 +272,9 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
         break;
     case PCCL_FRAME_SEGMENT:
         frame.key = request->key;
-        frame.chunk = below(2);
-        frame.segment = below(2);
-        frame.hop = below(2);
+        frame.chunk = below(3);
+        frame.segment = below(3);
+        frame.hop = below(4);
         break;
     case PCCL_FRAME_DONE:
         frame.key = request->key;
@@ -163,12 +296,9 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
     }
     if (frame.type == PCCL_FRAME_DONE && below(2))
         frame.payload_bytes = (1 + below(PAYLOAD_MAX / PCCL_KEY_BYTES)) * PCCL_KEY_BYTES;
-    if (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_EAGER) {
-        pccl_op_shape shape = request->shape;
-        frame.payload_bytes = shape.quantization == PCCL_QUANT_NONE || below(4) == 0
-                                  ? SEGMENT_BYTES
-                                  : (uint32_t)pccl_quantized_bytes(&shape, SEGMENT_BYTES / sizeof(float));
-    }
+    if (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_EAGER)
+        frame.payload_bytes = below(2) ? wire_bytes(&request->shape, SEGMENT_BYTES / sizeof(float))
+                                       : boundary_bytes(request);
     return frame;
 }
 
@@ -224,12 +354,14 @@ static void append_frame(stream *s, const pccl_frame *frame, int is_honest)
     s->size += PCCL_FRAME_BYTES + payload_bytes;
 }
 
-/* What the stream is played against. */
+/* What the streams are played against. */
 typedef struct {
-    uint64_t link;
-    int peers[CONNECTIONS_MAX];
+    uint64_t links[WORLD_MAX]; /* to each rank */
+    uint32_t world;
+    int peers[WORLD_MAX][CONNECTIONS_MAX];
     uint32_t connections;
     float values[COUNT];
+    float result[COUNT];
     pccl_op_request request;
     int is_with_honest; /* an honest reduce is in flight meanwhile */
     uint64_t honest_op;
@@ -239,17 +371,20 @@ typedef struct {
 static void play_open(play *p)
 {
     node *victim = &honest.nodes[0];
-    p->link = next_number++;
+    p->world = 2 + below(WORLD_MAX - 1);
     p->connections = 1 + below(CONNECTIONS_MAX);
-    for (uint32_t i = 0; i < p->connections; i++) {
-        int fds[2];
-        pair_unix(fds);
-        require(pccl_engine_link_add(victim->engine, p->link, fds[0], NULL) == 0, "link_add");
-        p->peers[i] = fds[1];
-    }
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        p->links[rank] = next_number++;
     for (int i = 0; i < COUNT; i++)
         p->values[i] = (float)i;
-    p->request = fuzzed_request(p->link, p->values);
+    p->request = fuzzed_request(next_number++, p->links, p->world, p->values, p->result);
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++) {
+            int fds[2];
+            pair_unix(fds);
+            require(pccl_engine_link_add(victim->engine, p->links[rank], fds[0], NULL) == 0, "link_add");
+            p->peers[rank][i] = fds[1];
+        }
     require(pccl_engine_submit(victim->engine, &p->request) == 0, "submit");
     p->is_with_honest = below(16) == 0;
     if (p->is_with_honest) {
@@ -268,7 +403,7 @@ static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
     node *n = &honest.nodes[rank];
     if (node_wait_for(n, kind, id, &event, EVENT_MS))
         return;
-    fprintf(stderr, "stream %" PRIu64 ": rank %u has no event of kind %u and id %" PRIu64 ", but\n", streams_done, rank, kind,
+    fprintf(stderr, "play %" PRIu64 ": rank %u has no event of kind %u and id %" PRIu64 ", but\n", streams_done, rank, kind,
         id);
     for (int i = 0; i < n->events_count; i++)
         fprintf(stderr, "    kind %u, id %" PRIu64 ", link %" PRIu64 ": %s\n", n->events[i].kind, n->events[i].id,
@@ -279,8 +414,9 @@ static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
 static void play_close(play *p)
 {
     node *victim = &honest.nodes[0];
-    for (uint32_t i = 0; i < p->connections; i++)
-        shutdown(p->peers[i], SHUT_WR);
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++)
+            shutdown(p->peers[rank][i], SHUT_WR);
     if (p->is_with_honest) {
         pccl_op_request request = honest_request(1, p->honest_op, p->honest_values[1]);
         require(pccl_engine_submit(honest.nodes[1].engine, &request) == 0, "submit");
@@ -293,14 +429,18 @@ static void play_close(play *p)
                 require(p->honest_values[rank][i] == (float)(2 * i + 1), "the honest reduce is right");
         }
     }
-    wait_for(0, PCCL_EVENT_LINK_LOST, p->link);
-    require(pccl_engine_link_close(victim->engine, p->link) == 0, "link_close");
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        if (rank != p->request.rank) {
+            wait_for(0, PCCL_EVENT_LINK_LOST, p->links[rank]);
+            require(pccl_engine_link_close(victim->engine, p->links[rank]) == 0, "link_close");
+        }
     require(pccl_engine_end(victim->engine, p->request.op, 0) == 0, "end");
     wait_for(0, PCCL_EVENT_OP_ENDED, p->request.op);
     for (int i = 0; i < COUNT; i++)
         require(p->values[i] == (float)i, "the input is as it was");
-    for (uint32_t i = 0; i < p->connections; i++)
-        close(p->peers[i]);
+    for (uint32_t rank = 0; rank < p->world; rank++)
+        for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++)
+            close(p->peers[rank][i]);
     victim->events_count = 0; /* mismatches and the like, which are fine */
     streams_done++;
 }
@@ -352,7 +492,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         pccl_frame_seal(bytes + at);
         at += PCCL_FRAME_BYTES + (payload_bytes < left ? payload_bytes : left);
     }
-    write_some(p.peers[0], bytes, size);
+    write_some(p.peers[p.request.rank == 0 ? 1 : 0][0], bytes, size);
     play_close(&p);
     check_nothing_left();
     return 0;
@@ -368,53 +508,94 @@ static uint64_t argument(int argc, char **argv, const char *name, uint64_t other
     return otherwise;
 }
 
-int main(int argc, char **argv)
+typedef struct {
+    uint64_t frames;
+    uint64_t mutated;
+} tally;
+
+/* What the victim has to say, if it has, so that what comes next can be an answer. */
+static void await_answer(int fd)
+{
+    struct pollfd pfd = {.fd = fd, .events = POLLIN};
+    (void)poll(&pfd, 1, 1);
+}
+
+static void play_stream(play *p, uint32_t sender, uint32_t connection, tally *made)
+{
+    stream s = {.size = 0};
+    pccl_frame frames[FRAMES_MAX];
+    size_t cut = 0;
+    int is_whole = below(2);
+    uint32_t count = is_whole ? whole_dialogue(&p->request, sender, frames, FRAMES_MAX) : 1 + below(FRAMES_MAX / 2);
+    uint32_t mutated = below(count); /* of a dialogue: more than one, and little of it would be looked at */
+    for (uint32_t i = 0; i < count; i++) {
+        pccl_frame frame = is_whole ? frames[i] : plausible_frame(&p->request, i);
+        int is_honest = is_whole ? below(2) != 0 || i != mutated : below(i == 0 ? 8 : 2) != 0;
+        if (p->is_with_honest && below(4) == 0 &&
+            (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_DONE)) {
+            /* Of somebody else's op. */
+            frame.key = honest_key(p->honest_op);
+            is_honest = 1;
+        }
+        append_frame(&s, &frame, is_honest);
+        if (cut == 0 && below(count) == 0)
+            cut = s.size - below(frame.payload_bytes + 1);
+        made->frames++;
+        made->mutated += !is_honest || is_whole;
+    }
+    if (!is_whole && below(4) == 0)
+        s.size -= below((uint32_t)s.size);
+    int fd = p->peers[sender][connection];
+    if (below(8) == 0 && cut < s.size) {
+        write_some(fd, s.bytes, cut);
+        await_answer(fd);
+        write_some(fd, s.bytes + cut, s.size - cut);
+        await_answer(fd);
+    } else {
+        write_some(fd, s.bytes, s.size);
+    }
+}
+
+static void play_some(uint64_t frames_max, tally *made)
 {
     static play p;
-    uint64_t frames_max = argument(argc, argv, "--frames", 20000);
-    uint64_t seed = argument(argc, argv, "--seed", 1);
-    uint64_t frames = 0, mutated = 0;
     long settled_kib = 0;
-    int64_t start_ms = now_ms();
-    printf("fuzz_frame: seed %" PRIu64 "\n", seed);
-    fflush(stdout);
-    random_state = seed;
+    uint64_t streams_before = streams_done;
     open_honest();
-    while (mutated < frames_max) {
+    while (made->mutated < frames_max) {
         play_open(&p);
-        for (uint32_t connection = 0; connection < p.connections; connection++) {
-            stream s = {.size = 0};
-            for (uint32_t i = 0, count = 1 + below(FRAMES_MAX); i < count; i++) {
-                pccl_frame frame = plausible_frame(&p.request, i);
-                int is_honest = below(i == 0 ? 8 : 2) != 0;
-                if (p.is_with_honest && below(4) == 0 &&
-                    (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_DONE)) {
-                    /* Of somebody else's op. */
-                    frame.key = honest_key(p.honest_op);
-                    is_honest = 1;
-                }
-                append_frame(&s, &frame, is_honest);
-                frames++;
-                mutated += !is_honest;
-            }
-            if (below(4) == 0)
-                s.size -= below((uint32_t)s.size);
-            write_some(p.peers[connection], s.bytes, s.size);
-        }
+        for (uint32_t connection = 0; connection < p.connections; connection++)
+            for (uint32_t sender = 0; sender < p.world; sender++)
+                if (sender != p.request.rank)
+                    play_stream(&p, sender, connection, made);
         play_close(&p);
         if (streams_done % 1000 == 0) {
             check_nothing_left();
-            if (streams_done == 2000)
+            if (streams_done - streams_before >= 1000 && settled_kib == 0)
                 settled_kib = peak_kib();
             require(settled_kib == 0 || peak_kib() < settled_kib + MEMORY_GROWTH_KIB_MAX, "memory is bounded");
         }
     }
     check_nothing_left();
     world_close(&honest);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t frames_max = argument(argc, argv, "--frames", 20000);
+    uint64_t seed = argument(argc, argv, "--seed", 1);
+    tally made = {0, 0};
+    int64_t start_ms = now_ms();
+    printf("fuzz_frame: seed %" PRIu64 "\n", seed);
+    fflush(stdout);
+    random_state = seed;
+    play_some(frames_max / 2, &made);
+    tested_op_scratch_bytes_max = 0;
+    play_some(frames_max, &made);
     int64_t taken_ms = now_ms() - start_ms + 1;
-    printf("%" PRIu64 " frames, %" PRIu64 " of them mutated, in %" PRIu64 " streams; %" PRId64 " a second; peak %ld MiB; "
-           "1 passed, 0 failed\n",
-        frames, mutated, streams_done, (int64_t)mutated * 1000 / taken_ms, peak_kib() / 1024);
+    printf("%" PRIu64 " frames, %" PRIu64 " of them mutated or in a made-up dialogue, in %" PRIu64 " plays; %" PRId64
+           " a second; peak %ld MiB; 1 passed, 0 failed\n",
+        made.frames, made.mutated, streams_done, (int64_t)made.mutated * 1000 / taken_ms, peak_kib() / 1024);
     return 0;
 }
 

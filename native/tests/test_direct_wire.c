@@ -490,7 +490,7 @@ static void broken_several_eager_segments_lose_the_link(void)
     static const struct {
         uint32_t bytes;
         const char *why;
-    } cases[] = {{16, "wrong payload size"}, {36, "wrong payload size"}, {44, "no such segment"}};
+    } cases[] = {{16, "wrong payload size"}, {36, "wrong payload size"}, {44, "wrong payload size"}};
     for (size_t i = 0; i < PCCL_COUNT_OF(cases); i++)
         for (int is_early = 0; is_early < 2; is_early++) {
             wire w;
@@ -509,6 +509,33 @@ static void broken_several_eager_segments_lose_the_link(void)
             end_op(&w);
             wire_close(&w);
         }
+}
+
+/* More than there is of it, of an op that everybody says to be done with, whichever of its frames is the last. */
+static void a_tail_after_the_last_segment_loses_the_link(void)
+{
+    for (int is_in_parts = 0; is_in_parts < 2; is_in_parts++) {
+        wire w;
+        float chunk[CHUNK];
+        wire_open_bare(&w, SEGMENT_BYTES);
+        w.request.shape.collective = PCCL_REDUCE_SCATTER;
+        w.request.agrees = 1;
+        w.request.recv = chunk;
+        wire_submit(&w);
+        wire_await_announcements(&w);
+        for (uint32_t rank = 0; rank < WORLD; rank += 2)
+            write_frame(w.peers[rank], announcement(&w.request, PCCL_FRAME_DONE, 0), NULL, 0);
+        write_eager(&w, 2, 2 * SEGMENT_BYTES);
+        wait_for_wire(&w.n, 3 * PCCL_FRAME_BYTES + 2 * SEGMENT_BYTES);
+        uint32_t bytes = 2 * SEGMENT_BYTES + 4;
+        uint32_t begun_bytes = is_in_parts ? 2 * SEGMENT_BYTES : bytes;
+        write_frame(w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, bytes), many_ones, begun_bytes);
+        write_all(w.peers[0], many_ones, bytes - begun_bytes);
+        expect_lost(&w, 0, "wrong payload size");
+        CHECK(!node_has_event(&w.n, PCCL_EVENT_OP_DONE, w.request.op));
+        end_op(&w);
+        wire_close(&w);
+    }
 }
 
 static void broken_eager_frames_lose_the_link(void)
@@ -974,6 +1001,7 @@ int main(void)
     RUN(correct_eager_peers_are_served);
     RUN(several_eager_segments_are_taken_apart);
     RUN(broken_several_eager_segments_lose_the_link);
+    RUN(a_tail_after_the_last_segment_loses_the_link);
     RUN(broken_eager_frames_lose_the_link);
     RUN(a_ring_of_two_hears_both);
     RUN(flooding_loses_the_link);
