@@ -17,7 +17,8 @@ Why all who live on agree. Three facts carry all that follows:
 and say which open ops are done, and which it has committed by itself in this epoch. The master commits what any
 survivor has committed, or what all surviving parties are done with, and aborts the rest. If a peer that is lost had
 committed, all survivors are done (2), hence it is committed. If nobody had, the verdict is the same for all since it is
-the master's.
+the master's. A commit of the master's own (see below) may be here before the engine is heard to be done: the survivor
+names it among those that it has committed, and no flush turns it.
 
 *One gives up.* Its caller may, or its engine may refuse the op or find others calling something else. The engine stops
 the op first. If it is not done then, it never will be; so nobody has committed or will (2), and the master aborts at

@@ -736,8 +736,10 @@ class Master:
                 # Of what was heard to be committed, the rest is over for everybody.
                 group.commits = [op for op in group.commits if op in group.open_ops]
                 group.commits += group.ledger.settle(group.ring)
+                committed = set(group.commits)
                 for op, given_up in group.withdrawals.items():
-                    group.aborts[op] = m.Aborted(*op, given_up.code, given_up.reason)
+                    if op not in committed:
+                        group.aborts[op] = m.Aborted(*op, given_up.code, given_up.reason)
                 group.withdrawals.clear()
                 group.ledger = Ledger(())
                 settled = True

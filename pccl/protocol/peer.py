@@ -882,7 +882,7 @@ class Peer:
     def _settle(self, commits: set[OpRef], reasons: Mapping[OpRef, tuple[Result, str]], reason: str) -> None:
         for ref, op in list(self._by_ref.items()):
             op.until_install = True
-            if ref in commits:
+            if ref in commits or op.is_committed:
                 if not op.done:
                     raise ProtocolError(f"commit of an op that is not done: {ref}")
                 self._decide(op, Result.SUCCESS, "")
@@ -1095,7 +1095,8 @@ class Peer:
             return
         done = [ref for ref, op in self._by_ref.items() if op.done]
         self._done_batch.clear()
-        heard = self._heard_verdicts() if self.term > 1 or self._has_committed else ()
+        knows_more = self.term > 1 or self._has_committed or any(op.is_committed for op in self._by_ref.values())
+        heard = self._heard_verdicts() if knows_more else ()
         self._tell(m.FlushReply(self._flush.flush, done, *heard))
         self._flush = None
 

@@ -332,7 +332,8 @@ class Schedule:
 
     def slow(self) -> None:
         if pair := self._pair():
-            a, b = pair[0].name, self.rng.choice((pair[1].name, self._seat().name))
+            a = pair[0].name
+            b = self.rng.choice((pair[1].name, self._seat().name, a))
             self.world.slow |= {(a, b), (b, a)}
 
     def quicken(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from pccl.protocol import messages as m
@@ -127,9 +129,8 @@ def test_others_may_be_further_than_who_gives_up(world: World, nodes: list[Node]
 
 def test_all_give_up(world: World, nodes: list[Node]) -> None:
     ops = until_all_are_done(world, nodes)
-    for a in nodes:
-        for b in nodes:
-            world.block(a, b)
+    for a, b in permutations(nodes, 2):
+        world.block(a, b)
     for node, op in zip(nodes, ops, strict=True):
         world.cancel(node, op)
     world.run()
@@ -166,6 +167,28 @@ def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int)
     world.run()
     left = [node for node in nodes if node is not nodes[lost]]
     assert {code for node in left for code in [node.result(ops[nodes.index(node)])]} == {Result.SUCCESS}
+
+
+def test_a_commit_stands_though_the_engine_is_heard_after_the_flush(world: World, nodes: list[Node]) -> None:
+    """All are done, c has committed, a gives up and hears from the master that it is committed. So does b, but what
+    its own engine says comes only after c is lost."""
+    a, b, c = nodes
+    world.block(b, b)
+    ops = until_all_are_done(world, nodes)
+    world.block(c, a)
+    world.run()
+    assert c.result(ops[2]) is Result.SUCCESS
+    assert not a.results
+    world.cancel(a, ops[0])
+    world.run_until(lambda: a.results)
+    world.run()
+    assert a.result(ops[0]) is Result.SUCCESS
+    assert not b.results
+    world.kill(c)
+    world.heal()
+    world.run()
+    assert b.result(ops[1]) is Result.SUCCESS
+    assert a.view.ring == b.view.ring == (a.number, b.number)
 
 
 def test_who_waits_long_for_what_is_over_for_others_is_no_reason_to_fail_them(world: World, nodes: list[Node]) -> None:

@@ -12,7 +12,8 @@ What is pretended:
     shared state          a root and a revision; a fetch copies a donor's root
 
 Nodes and the master may freeze, and nothing may get from one of them to another for a while (`block`, `cut`, `heal`;
-the master is called "master" there). What was sent before waits, as TCP would have it.
+the master is called "master" there). What was sent before waits, as TCP would have it. From a node to itself goes what
+its engine reports.
 
 There may be several masters, and one that is killed may begin anew. Then nodes outlive them: one that has lost its
 master asks all of them in turn, once, and again when time has passed.
@@ -509,7 +510,7 @@ class World:
                 and self._gets_through(control_of.seat.name, node)
             ):
                 choices.append((self._deliver_to_peer, node))
-            if node.reports and node.is_alive and not node.is_frozen:
+            if node.reports and node.is_alive and not node.is_frozen and self._gets_through(node, node):
                 choices.append((self._deliver_reports, node))
             if node.commands and node.is_alive and not node.is_frozen:
                 choices.append((self._deliver_command, node))
@@ -540,6 +541,8 @@ class World:
         deliver, what = choices[at]
         if isinstance(what, Control):
             return (what.name, what.seat.name) in self.slow
+        if deliver == self._deliver_reports:
+            return (what.name, what.name) in self.slow
         if deliver != self._deliver_to_peer:
             return False
         assert what.control is not None
