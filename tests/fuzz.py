@@ -33,6 +33,7 @@ from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
 from pccl.protocol.master import Close, Effect, Master, MasterOptions, Send
 from pccl.protocol.messages import Kind, OpRef
+from pccl.runtime.exchange import Exchange
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 MEMORY_GROWTH_KIB_MAX = 64 * 1024
@@ -67,8 +68,9 @@ FROM_MASTER: tuple[m.Message, ...] = (
     *(m.OpsCommit(1, OPS), m.OpAbort(1, 0, 0, 3, "?"), m.JointResult(1, 0, "", 1)),
     *(m.SyncPlan(1, 1, b"r" * 32, [1, 2], True, False), m.Probe(1, [(2, False), (3, True)])),
 )
+LINK = m.LinkHello(m.PROTOCOL_VERSION, "run", 2, 1, 1, 0, 4)
 PEER_TO_PEER: tuple[tuple[Any, m.Message], ...] = (
-    (m.PeerOpening, m.LinkHello(m.PROTOCOL_VERSION, "run", 2, 1, 1, 0, 4)),
+    (m.PeerOpening, LINK),
     (m.PeerOpening, m.StateHello(m.PROTOCOL_VERSION, "run", 2, 1, 1)),
     (m.PeerOpening, m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, True)),
     (m.PeerAnswer, m.Rejected("?")),
@@ -268,8 +270,10 @@ class AgainstHandshake:
 
     def round(self) -> None:
         draw = self._mutator.random
-        dialer = Dialer("token", draw.randbytes(NONCE_BYTES), PEER_TO_PEER[0][1], "run")  # type: ignore[arg-type]
-        acceptor = Acceptor("token", draw.randbytes(NONCE_BYTES), "run", "peer 1")
+        exchanges = [Exchange(draw.randbytes(32)) if draw.random() < 0.8 else None for _ in range(2)]
+        opening = msgspec.structs.replace(LINK, encrypt=all(exchanges) and draw.random() < 0.5)
+        dialer = Dialer("token", draw.randbytes(NONCE_BYTES), opening, "run", exchanges[0])
+        acceptor = Acceptor("token", draw.randbytes(NONCE_BYTES), "run", "peer 1", exchanges[1])
         which = draw.randrange(4)
 
         def carry(number: int, frame: bytes, expected: Any) -> tuple[Any, bytes]:
@@ -287,13 +291,15 @@ class AgainstHandshake:
             return decode_body(body, expected), body
 
         try:
-            opening, body = carry(0, dialer.opening, m.PeerOpening)
-            frame = acceptor.challenge(opening, body)
+            said, body = carry(0, dialer.opening, m.PeerOpening)
+            frame = acceptor.challenge(said, body)
             assert frame is not None
             challenge, body = carry(1, frame, m.Challenge)
             answer, _ = carry(2, dialer.answer(challenge, body), m.Proof)
             theirs, body = carry(3, acceptor.check(answer), m.Proof)
             dialer.check(theirs)
+            dialer.check_answer(m.Accepted())
+            assert dialer.payload_keys == (acceptor.payload_keys and acceptor.payload_keys[::-1])
         except ProtocolError:
             return
         # A proof that says something more after what counts is one all the same: later versions may.

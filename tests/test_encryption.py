@@ -24,7 +24,12 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime import sealed
+from pccl.protocol import messages as m
+from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Keys, Schedule, run_key
+from pccl.protocol.codec import LENGTH_BYTES, decode_body
+from pccl.runtime import handshake, sealed
+from pccl.runtime.exchange import Exchange
+from pccl.runtime.extension import ffi, lib
 from pccl.runtime.sealed import UNREADABLE, SealedStream
 from pccl.runtime.wire import ConnectionLost, receive_exactly
 from tests.crew import WAIT_S, Background, Crew
@@ -305,4 +310,91 @@ def test_a_run_goes_on_when_a_peer_is_replaced(node: MasterNode) -> None:
     values = [np.ones(1000, np.float32) for _ in range(3)]
     crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
     assert all((value == 3).all() for value in values)
+    crew.close_all()
+
+
+# What becomes of a recording when the token becomes known.
+
+PRIVATE_KEY = b"k" * 32
+
+
+def first_bodies(log: bytes) -> tuple[list[bytes], bytes]:
+    """The first two messages of one direction, and what follows them."""
+    bodies = []
+    for _ in range(2):
+        end = LENGTH_BYTES + int.from_bytes(log[:LENGTH_BYTES], "big")
+        bodies.append(log[LENGTH_BYTES:end])
+        log = log[end:]
+    return bodies, log
+
+
+def can_be_read(sealed_bytes: bytes, keys: Keys) -> bool:
+    """Whether the first box opens with these keys of its sender."""
+    made = ffi.new("pccl_boxes **")
+    assert lib.pccl_boxes_create(sealed.link_keys(keys[::-1]), made) == lib.PCCL_OK
+    boxes = ffi.gc(made[0], lib.pccl_boxes_free)
+    size, at = ffi.new("size_t *"), ffi.new("uint8_t const **")
+    room = lib.pccl_boxes_in(boxes, size)
+    some = sealed_bytes[: size[0]]
+    ffi.memmove(room, some, len(some))
+    lib.pccl_boxes_received(boxes, len(some))
+    status: int = lib.pccl_boxes_open(boxes, at, size)
+    assert status != 0
+    return status > 0
+
+
+def read_recording(forth: bytes, back: bytes, private_keys: list[bytes]) -> bool:
+    """By somebody who knows the token, and tries these private keys and what is to be seen for the secret."""
+    (opening_body, _), said = first_bodies(forth)
+    (challenge_body, _), _ = first_bodies(back)
+    opening, challenge = decode_body(opening_body, m.LinkHello), decode_body(challenge_body, m.Challenge)
+    public_keys = opening.auth[NONCE_BYTES:], challenge.auth[NONCE_BYTES:]
+    dhs = [bytes(32), *public_keys, *(bytes(Exchange(key).secret(public_keys[1])) for key in private_keys)]
+    psk = run_key(TOKEN, challenge.run)
+    found = (Schedule(psk, dh, opening_body, challenge_body).payload_keys(DIALER, ACCEPTOR) for dh in dhs)
+    return any(can_be_read(said, keys) for keys in found if keys is not None)
+
+
+@pytest.mark.parametrize("is_leaked", [False, True])
+def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
+    node: MasterNode, spy: Spy, monkeypatch: pytest.MonkeyPatch, is_leaked: bool
+) -> None:
+    """It could be by who knew a private key as well, and that is gone."""
+    if is_leaked:
+        monkeypatch.setattr(handshake, "new_exchange", lambda: Exchange(PRIVATE_KEY))
+    crew = Crew(node.address, token=TOKEN)
+    join_through(crew, spy, encrypt=True)
+    values = [patterned(20_000) for _ in range(2)]
+    crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.MAX))
+    recorded = [(bytes(spy.seen[i]), bytes(spy.seen[i + 1])) for i in range(0, len(spy.seen), 2)]
+    readable = [read_recording(forth, back, [PRIVATE_KEY]) for forth, back in recorded if len(forth) > 50_000]
+    assert readable
+    assert all(readable) if is_leaked else not any(readable)
+    crew.close_all()
+
+
+def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "new_exchange", lambda: None)
+    crew = Crew(node.address, token=TOKEN)
+    crew.join(2)
+    values = [np.ones(1000, np.float32) for _ in range(2)]
+    crew.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
+    assert (values[0] == 2).all()
+    with pytest.raises(PCCLError, match="another token"):
+        Communicator(node.address, token="another").connect()
+    crew.close_all()
+
+
+def test_without_x25519_nothing_is_sent_in_the_place_of_what_shall_be_encrypted(
+    node: MasterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "new_exchange", lambda: None)
+    crew = Crew(node.address, token=TOKEN, encrypt=True)
+    crew.join(1)
+    connecting = Background(crew.new().connect)
+    while not connecting.is_over:
+        crew[0].update_topology()
+    failure = connecting.outcome()
+    assert isinstance(failure, PCCLError)
+    assert "encryption is asked for without a public key" in failure.message
     crew.close_all()

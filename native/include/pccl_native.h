@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 15 };
+enum { PCCL_NATIVE_ABI = 16 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -370,7 +370,7 @@ void pccl_beacon_remove(pccl_beacon *beacon, uint64_t connection);
  * keys, and use for the two directions of one connection. Not thread-safe per boxes; boxes.h says how they work. */
 typedef struct pccl_boxes pccl_boxes;
 
-/* 0, or PCCL_E_ENCRYPTION with what was looked for, and why it is of no use, in `error`. */
+/* 0, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION with what was looked for, and why it is of no use, in `error`. */
 int pccl_encryption_available(char *error, size_t error_bytes);
 
 /* 0, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION. The keys are copied. */
@@ -392,6 +392,19 @@ void pccl_boxes_received(pccl_boxes *boxes, size_t bytes);
 /* 1 with what was in the next box, which stays there until the next `in`; 0: more must be received before that;
  * PCCL_E_ENCRYPTION: this was not sealed by the other side, or something is missing before it. */
 int pccl_boxes_open(pccl_boxes *boxes, const uint8_t **plain, size_t *bytes);
+
+/* One side of a key exchange over Curve25519 (X25519, RFC 7748). Not thread-safe per exchange. */
+typedef struct pccl_exchange pccl_exchange;
+
+enum { PCCL_EXCHANGE_BYTES = 32 }; /* of a private key, a public key and a secret alike */
+
+/* 0 with the public key, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION. Without a private key a fresh one is drawn. */
+int pccl_exchange_create(const uint8_t *private_key, uint8_t *public_key, pccl_exchange **made);
+
+/* The secret that both sides share, once: the private key is wiped whatever comes of it. PCCL_E_ENCRYPTION, and zeros,
+ * if the other side's public key makes no secret (all of its bits would be zero); PCCL_E_INVALID the second time. */
+int pccl_exchange_secret(pccl_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret);
+void pccl_exchange_free(pccl_exchange *exchange); /* wipes the private key; may be NULL */
 
 /* Payload bytes per frame that suit an op of this size with either algorithm; `is_local`: all ranks are on one host.
  * Every rank computes the same. */

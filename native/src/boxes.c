@@ -1,6 +1,7 @@
 #include "boxes.h"
 
 #include "base.h"
+#include "libcrypto.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,14 +24,22 @@ struct pccl_boxes {
 
 int pccl_encryption_available(char *error, size_t error_bytes)
 {
-    return pccl_cipher_available(error, error_bytes) == 0 ? 0 : PCCL_E_ENCRYPTION;
+    uint8_t public_key[PCCL_EXCHANGE_BYTES];
+    pccl_exchange *exchange;
+    if (pccl_libcrypto_get(error, error_bytes) == NULL)
+        return PCCL_E_ENCRYPTION;
+    int status = pccl_exchange_create(NULL, public_key, &exchange);
+    if (status != 0)
+        snprintf(error, error_bytes, "OpenSSL refuses X25519, perhaps by its configuration");
+    pccl_exchange_free(exchange);
+    return status;
 }
 
 int pccl_boxes_create(const pccl_link_keys *keys, pccl_boxes **made)
 {
     char error[256];
     *made = NULL;
-    if (pccl_cipher_available(error, sizeof error) != 0)
+    if (pccl_libcrypto_get(error, sizeof error) == NULL)
         return PCCL_E_ENCRYPTION;
     pccl_boxes *boxes = calloc(1, sizeof *boxes);
     if (boxes == NULL)

@@ -2,35 +2,17 @@
 
 #include "base.h"
 
-#include <dlfcn.h>
+#include "libcrypto.h"
+
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef __APPLE__
-#define LIBRARY "libcrypto.3.dylib"
-#else
-#define LIBRARY "libcrypto.so.3"
-#endif
-
 enum { NONCE_BYTES = 12, EVP_CTRL_AEAD_GET_TAG = 0x10, EVP_CTRL_AEAD_SET_TAG = 0x11 };
 
-/* What is used of OpenSSL's evp.h, so that neither building nor running needs OpenSSL. Its ABI is fixed within
- * version 3. */
-typedef struct {
-    void *(*context_new)(void);
-    void (*context_free)(void *);
-    int (*context_ctrl)(void *, int, int, void *);
-    const void *(*aes_256_gcm)(void);
-    int (*init)(void *, const void *, void *, const unsigned char *, const unsigned char *, int);
-    int (*update)(void *, unsigned char *, int *, const unsigned char *, int);
-    int (*final)(void *, unsigned char *, int *);
-    void (*cleanse)(void *, size_t);
-} libcrypto;
-
 struct pccl_cipher {
+    const pccl_libcrypto *crypto;
     void *context;
     int is_opening;
     int is_broken;
@@ -40,74 +22,23 @@ struct pccl_cipher {
     uint8_t key[PCCL_CIPHER_KEY_BYTES];
 };
 
-static libcrypto crypto;
-static int is_loaded;
-static char load_error[256];
-static pthread_once_t load_once = PTHREAD_ONCE_INIT;
-
-static int load(libcrypto *into, const char *library, char *error, size_t error_bytes)
-{
-    struct {
-        const char *name;
-        void *at;
-    } symbols[] = {
-        {"EVP_CIPHER_CTX_new", &into->context_new},
-        {"EVP_CIPHER_CTX_free", &into->context_free},
-        {"EVP_CIPHER_CTX_ctrl", &into->context_ctrl},
-        {"EVP_aes_256_gcm", &into->aes_256_gcm},
-        {"EVP_CipherInit_ex", &into->init},
-        {"EVP_CipherUpdate", &into->update},
-        {"EVP_CipherFinal_ex", &into->final},
-        {"OPENSSL_cleanse", &into->cleanse},
-    };
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) {
-        snprintf(error, error_bytes, "encryption needs OpenSSL 3, whose library cannot be loaded: %s", dlerror());
-        return -1;
-    }
-    for (size_t i = 0; i < PCCL_COUNT_OF(symbols); i++) {
-        void *symbol = dlsym(handle, symbols[i].name);
-        if (symbol == NULL) {
-            snprintf(error, error_bytes, "encryption needs OpenSSL 3, but %s has no %s", library, symbols[i].name);
-            dlclose(handle);
-            return -1;
-        }
-        memcpy(symbols[i].at, &symbol, sizeof symbol); /* C has no cast from an object to a function */
-    }
-    return 0;
-}
-
-static void load_default(void) { is_loaded = load(&crypto, LIBRARY, load_error, sizeof load_error) == 0; }
-
-int pccl_cipher_available(char *error, size_t error_bytes)
-{
-    pthread_once(&load_once, load_default);
-    if (!is_loaded)
-        snprintf(error, error_bytes, "%s", load_error);
-    return is_loaded ? 0 : -1;
-}
-
-int pccl_cipher_probe(const char *library, char *error, size_t error_bytes)
-{
-    libcrypto unused;
-    return load(&unused, library, error, error_bytes);
-}
-
 pccl_cipher *pccl_cipher_create(
     const uint8_t *key, enum pccl_cipher_direction direction, char *error, size_t error_bytes)
 {
-    if (pccl_cipher_available(error, error_bytes) != 0)
+    const pccl_libcrypto *crypto = pccl_libcrypto_get(error, error_bytes);
+    if (crypto == NULL)
         return NULL;
     pccl_cipher *cipher = calloc(1, sizeof *cipher);
-    if (cipher == NULL || (cipher->context = crypto.context_new()) == NULL) {
+    if (cipher == NULL || (cipher->context = crypto->context_new()) == NULL) {
         snprintf(error, error_bytes, "out of memory for a cipher");
         free(cipher);
         return NULL;
     }
+    cipher->crypto = crypto;
     cipher->is_opening = direction == PCCL_CIPHER_OPEN;
     cipher->rekey_bytes = PCCL_CIPHER_REKEY_BYTES;
     memcpy(cipher->key, key, sizeof cipher->key);
-    if (crypto.init(cipher->context, crypto.aes_256_gcm(), NULL, key, NULL, !cipher->is_opening) != 1) {
+    if (crypto->init(cipher->context, crypto->aes_256_gcm(), NULL, key, NULL, !cipher->is_opening) != 1) {
         snprintf(error, error_bytes, "OpenSSL refuses AES-256-GCM, perhaps by its configuration");
         pccl_cipher_free(cipher);
         return NULL;
@@ -119,8 +50,8 @@ void pccl_cipher_free(pccl_cipher *cipher)
 {
     if (cipher == NULL)
         return;
-    crypto.context_free(cipher->context);
-    crypto.cleanse(cipher->key, sizeof cipher->key);
+    cipher->crypto->context_free(cipher->context);
+    cipher->crypto->cleanse(cipher->key, sizeof cipher->key);
     free(cipher);
 }
 
@@ -135,29 +66,29 @@ static int pass(pccl_cipher *cipher, int is_sealing, const uint8_t *nonce, const
     int done = 0;
     size_t bytes = 0;
     PCCL_ASSERT(associated_bytes <= INT_MAX);
-    if (crypto.init(cipher->context, NULL, NULL, NULL, nonce, is_sealing) != 1)
+    if (cipher->crypto->init(cipher->context, NULL, NULL, NULL, nonce, is_sealing) != 1)
         return -1;
     if (associated_bytes > 0 &&
-        crypto.update(cipher->context, NULL, &done, associated, (int)associated_bytes) != 1)
+        cipher->crypto->update(cipher->context, NULL, &done, associated, (int)associated_bytes) != 1)
         return -1;
     for (int i = 0; i < count; i++) {
         size_t piece_bytes = pieces[i].iov_len;
         PCCL_ASSERT(piece_bytes <= INT_MAX);
         if (piece_bytes > 0 &&
-            (crypto.update(cipher->context, to + bytes, &done, pieces[i].iov_base, (int)piece_bytes) != 1 ||
+            (cipher->crypto->update(cipher->context, to + bytes, &done, pieces[i].iov_base, (int)piece_bytes) != 1 ||
              done != (int)piece_bytes))
             return -1;
         bytes += piece_bytes;
     }
-    if (bytes == 0 && associated_bytes == 0 && crypto.update(cipher->context, NULL, &done, &nothing, 0) != 1)
+    if (bytes == 0 && associated_bytes == 0 && cipher->crypto->update(cipher->context, NULL, &done, &nothing, 0) != 1)
         return -1;
     if (!is_sealing &&
-        crypto.context_ctrl(cipher->context, EVP_CTRL_AEAD_SET_TAG, PCCL_CIPHER_TAG_BYTES, tag) != 1)
+        cipher->crypto->context_ctrl(cipher->context, EVP_CTRL_AEAD_SET_TAG, PCCL_CIPHER_TAG_BYTES, tag) != 1)
         return -1;
-    if (crypto.final(cipher->context, rest, &done) != 1)
+    if (cipher->crypto->final(cipher->context, rest, &done) != 1)
         return -1;
     if (is_sealing &&
-        crypto.context_ctrl(cipher->context, EVP_CTRL_AEAD_GET_TAG, PCCL_CIPHER_TAG_BYTES, tag) != 1)
+        cipher->crypto->context_ctrl(cipher->context, EVP_CTRL_AEAD_GET_TAG, PCCL_CIPHER_TAG_BYTES, tag) != 1)
         return -1;
     return 0;
 }
@@ -177,7 +108,7 @@ static int take_next_key(pccl_cipher *cipher)
     struct iovec piece = piece_of(zeros, sizeof zeros);
     memset(nonce, 0xff, sizeof nonce);
     if (pass(cipher, 1, nonce, NULL, 0, &piece, 1, cipher->key, tag) != 0 ||
-        crypto.init(cipher->context, NULL, NULL, cipher->key, NULL, !cipher->is_opening) != 1)
+        cipher->crypto->init(cipher->context, NULL, NULL, cipher->key, NULL, !cipher->is_opening) != 1)
         return -1;
     cipher->messages = 0;
     cipher->bytes = 0;

@@ -9,8 +9,7 @@
  * `associated` bytes (a header) are authenticated, not encrypted. A message that was changed, left out, repeated or
  * put elsewhere does not open; after that the cipher opens nothing any more.
  *
- * The work is done by OpenSSL's libcrypto, version 3, which is looked for when it is first needed: without it
- * everything here fails with a text that says so, and the engine runs as well as ever. Not thread-safe per cipher. */
+ * The work is done by OpenSSL (libcrypto.h). Not thread-safe per cipher. */
 #ifndef PCCL_CIPHER_H
 #define PCCL_CIPHER_H
 
@@ -26,9 +25,6 @@ enum { PCCL_CIPHER_KEY_BYTES = 32, PCCL_CIPHER_TAG_BYTES = 16, PCCL_CIPHER_PIECE
 enum pccl_cipher_direction { PCCL_CIPHER_SEAL = 0, PCCL_CIPHER_OPEN = 1 };
 
 typedef struct pccl_cipher pccl_cipher;
-
-/* 0, or -1 with the reason in `error`: libcrypto is not there or lacks something. */
-int pccl_cipher_available(char *error, size_t error_bytes);
 
 /* NULL on failure, with the reason in `error`. The key is copied. */
 pccl_cipher *pccl_cipher_create(
@@ -51,8 +47,5 @@ int pccl_cipher_open(pccl_cipher *cipher, const void *associated, size_t associa
 
 /* For tests: as if PCCL_CIPHER_REKEY_BYTES were this, on both ends. */
 void pccl_cipher_set_rekey_bytes(pccl_cipher *cipher, uint64_t bytes);
-
-/* For tests: what `pccl_cipher_available` does, with a library of this name. */
-int pccl_cipher_probe(const char *library, char *error, size_t error_bytes);
 
 #endif

@@ -3,6 +3,7 @@
  *     test_cipher bench        measures it */
 #include "check.h"
 #include "cipher.h"
+#include "libcrypto.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -149,10 +150,10 @@ static void keys_change_on_both_ends_at_once(void)
 static void a_missing_library_is_named(void)
 {
     char error[256] = "";
-    CHECK(pccl_cipher_probe("libpccl-is-not-there.so", error, sizeof error) != 0);
+    CHECK(pccl_libcrypto_probe("libpccl-is-not-there.so", error, sizeof error) != 0);
     CHECK(strstr(error, "OpenSSL 3") != NULL && strstr(error, "libpccl-is-not-there.so") != NULL);
 #ifdef __linux__
-    CHECK(pccl_cipher_probe("libc.so.6", error, sizeof error) != 0);
+    CHECK(pccl_libcrypto_probe("libc.so.6", error, sizeof error) != 0);
     CHECK(strstr(error, "libc.so.6 has no EVP_CIPHER_CTX_new") != NULL);
 #endif
 }
@@ -195,7 +196,7 @@ int main(int argc, char **argv)
     char error[256];
     (void)argv;
     RUN(a_missing_library_is_named);
-    if (pccl_cipher_available(error, sizeof error) != 0) {
+    if (pccl_libcrypto_get(error, sizeof error) == NULL) {
         printf("the rest is left out: %s\n", error);
         return check_summary();
     }

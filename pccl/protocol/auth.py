@@ -1,40 +1,61 @@
-"""Proof that both ends of a connection know the same token, without saying it.
+"""Proof that both ends of a connection know the same token, without saying it, and keys that they alone have.
 
 Specification. All parties of a run share a token, a secret text. Whoever dials says what the connection is for
-(`Hello`, `BeatHello`, `StatusRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with a nonce of its own in `auth`; an
+(`Hello`, `BeatHello`, `StatusRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with a share of its own in `auth`; an
 empty `auth` says that the dialer has no token. Then
 
-    dialer -> acceptor   the opening, with the dialer's nonce
-    acceptor -> dialer   Challenge: the acceptor's nonce, and the run
-    dialer -> acceptor   Proof(HMAC(key, "pccl 1 dialer" | transcript))
-    acceptor -> dialer   Proof(HMAC(key, "pccl 1 acceptor" | transcript)), and the answer to the opening
+    dialer -> acceptor   the opening, with the dialer's share
+    acceptor -> dialer   Challenge: the acceptor's share, and the run
+    dialer -> acceptor   Proof(expand("proof of the dialer"))
+    acceptor -> dialer   Proof(expand("proof of the acceptor")), and the answer to the opening
 
-    HMAC        HMAC-SHA256
-    payload     HMAC(key, "pccl 1 payload of the dialer" | transcript), or "... of the acceptor": the key of what that
-                side sends on this connection, if payload is to be encrypted
-    key         HMAC(token in UTF-8, "pccl 1 run key" | field(run in UTF-8)), so keys differ from run to run
-    transcript  field(body of the opening) | field(body of the Challenge), the msgpack bodies as they travelled
-    field(x)    the length of x as 8 bytes, big-endian, then x
+    share       nonce | public key
     nonce       32 fresh random bytes
+    public key  of a fresh key pair for X25519 (RFC 7748), 32 bytes; nothing from a dialer that has no X25519, nor from
+                an acceptor that has none or was sent none
+    psk         HMAC-SHA256(token in UTF-8, "pccl 2 run key" | field(run in UTF-8)), so keys differ from run to run
+    dh          X25519(own private key, the other side's public key); 32 zero bytes without public keys
+    secret      HKDF-Extract(salt: psk, keying material: dh)
+    transcript  SHA-256("pccl 2 transcript" | field(body of the opening) | field(body of the Challenge)), the msgpack
+                bodies as they travelled
+    expand(x)   HKDF-Expand(secret, "pccl 2 " | x | transcript, 32 bytes)
+    payload     expand("payload of the dialer"), or "... of the acceptor": the key of what that side sends on this
+                connection, if payload is to be encrypted; there is none without public keys
+    HKDF        of RFC 5869, with SHA-256
+    field(x)    the length of x as 8 bytes, big-endian, then x
 
-What follows from it. The transcript holds every byte that was said before the proofs: kind of connection, run, sender,
-receiver and both nonces. A recorded handshake fails against a fresh nonce, a proof cannot be cut out for another
-connection, and one that is sent back to its author fails by its label. The dialer proves first: who only listens for
-dialers learns nothing to guess at, and who dials learns nothing before it has proved itself. A token should still be
-random, not a word: who takes the acceptor's place can record one proof and try words against it.
+That is how TLS 1.3 combines a pre-shared key with a key exchange (RFC 8446, psk_dhe_ke), with the proofs in the place
+of its Finished messages.
 
-What does not. Payload keys have no forward secrecy: who learns the token and has recorded a connection can read it. A
-proof says who is at the other end when the connection begins. It neither hides nor protects what follows: for that
-there are TLS to the master, payload keys between peers, or a VPN. Whether a link or a state transfer is to be encrypted
-stands in its opening, so nobody on the way can talk the two ends out of it. A refusal needs no proof, so that those who
-have different tokens hear of it; a peer of a run that looks for its master believes none, and with or without a token
-only that of a master that knows the run (`Welcome.secret`).
+What follows from it:
+
+1. A proof needs the token: it comes of `psk`, and with public keys of a private key besides.
+2. Whatever was said counts. The transcript holds every byte before the proofs: protocol, kind of connection, run,
+   sender, receiver, whether payload is to be encrypted, both nonces, both public keys and whether there are any. Nobody
+   on the way can change or leave out a part of it, so nobody can talk the two ends out of encryption or of the key
+   exchange.
+3. A recorded handshake fails against a fresh share, and one cut out for another connection against its opening. A proof
+   that is sent back to its author fails by its label.
+4. Payload keys have forward secrecy: they need the private key of one of the ends, which is wiped as soon as `dh` is
+   made. The token and a recording do not give them. A public key that makes `dh` zero, whatever the private key, is
+   refused.
+5. Who only listens learns nothing to try words for a token against, where both ends have X25519. Who takes the
+   acceptor's place gets a proof from the dialer, which proves itself first, and can: a token should be random. Who
+   dials learns nothing before it has proved itself.
+
+What does not. A proof says who is at the other end when the connection begins; it neither hides nor protects what
+follows. For that there are TLS to the master, payload keys between peers, or a VPN. Who knows the token can take both
+ends' places at once while they begin, as it can join the run. Python's copies of payload keys are given up, not wiped;
+the engine's are wiped with the connection. A refusal needs no proof, so that those who have different tokens hear of
+it; a peer of a run that looks for its master believes none, and with or without a token only that of a master that
+knows the run (`Welcome.secret`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from typing import Protocol
 
 import msgspec
 
@@ -45,8 +66,10 @@ Keys = tuple[bytes, bytes]
 """Of what this side sends on a connection and of what the other side sends."""
 
 NONCE_BYTES = 32
-DIALER = b"pccl 1 dialer"
-ACCEPTOR = b"pccl 1 acceptor"
+PUBLIC_KEY_BYTES = 32
+HASH_BYTES = 32
+DIALER = b"dialer"
+ACCEPTOR = b"acceptor"
 REMEDY = "give both sides the same token (token=, PCCL_TOKEN or `pccl master --token-file`)"
 
 
@@ -54,22 +77,62 @@ class AuthError(ProtocolError):
     """The other side has not shown who it is in the way that is asked for here, or we cannot."""
 
 
+class KeyExchange(Protocol):
+    """One side of an exchange over X25519, with a fresh private key."""
+
+    @property
+    def public_key(self) -> bytes: ...
+
+    def secret(self, theirs: bytes) -> bytearray:
+        """What this and the other side's public key make, PUBLIC_KEY_BYTES, to be wiped by the caller. It wipes the
+        private key, so it serves once. ValueError if the secret would be zero."""
+
+
 def run_key(token: str, run: str) -> bytes:
-    return _hmac(token.encode(), b"pccl 1 run key" + _field(run.encode()))
+    """The pre-shared key of a run."""
+    return _hmac(token.encode(), b"pccl 2 run key" + _field(run.encode()))
 
 
-def proof(key: bytes, role: bytes, opening: bytes, challenge: bytes) -> bytes:
-    """What `role` (DIALER or ACCEPTOR) proves itself with, given the bodies of the opening and of the Challenge."""
-    return _hmac(key, role + _field(opening) + _field(challenge))
+def hkdf_extract(salt: bytes, material: bytes | bytearray) -> bytes:
+    """RFC 5869, 2.2, with SHA-256."""
+    return _hmac(salt, material)
 
 
-def payload_key(key: bytes, role: bytes, opening: bytes, challenge: bytes) -> bytes:
-    """What encrypts the payload that `role` sends on the connection with this handshake."""
-    label = b"pccl 1 payload of the " + role.rpartition(b" ")[2]
-    return _hmac(key, label + _field(opening) + _field(challenge))
+def hkdf_expand(key: bytes, info: bytes, count: int) -> bytes:
+    """`count` bytes, at most 255 * HASH_BYTES: RFC 5869, 2.3, with SHA-256."""
+    assert 0 <= count <= 255 * HASH_BYTES
+    block, found = b"", b""
+    while len(found) < count:
+        block = _hmac(key, block + info + bytes([len(found) // HASH_BYTES + 1]))
+        found += block
+    return found[:count]
 
 
-def _hmac(key: bytes, data: bytes) -> bytes:
+class Schedule:
+    """What both ends of a connection compute of `psk`, `dh` and what they have said: proofs and payload keys."""
+
+    def __init__(self, psk: bytes, dh: bytes | bytearray, opening: bytes, challenge: bytes) -> None:
+        """`opening` and `challenge` are the bodies as they travelled. An empty `dh`: no public keys were exchanged."""
+        self._has_payload_keys = bool(dh)
+        self._secret = hkdf_extract(psk, dh or bytes(PUBLIC_KEY_BYTES))
+        said = b"pccl 2 transcript" + _field(opening) + _field(challenge)
+        self._transcript = hashlib.sha256(said).digest()
+
+    def proof(self, role: bytes) -> bytes:
+        """What `role`, DIALER or ACCEPTOR, proves itself with."""
+        return self._expand(b"proof of the " + role)
+
+    def payload_keys(self, ours: bytes, theirs: bytes) -> Keys | None:
+        """Of these roles. None without a key exchange: there are none without forward secrecy."""
+        if not self._has_payload_keys:
+            return None
+        return self._expand(b"payload of the " + ours), self._expand(b"payload of the " + theirs)
+
+    def _expand(self, label: bytes) -> bytes:
+        return hkdf_expand(self._secret, b"pccl 2 " + label + self._transcript, HASH_BYTES)
+
+
+def _hmac(key: bytes, data: bytes | bytearray) -> bytes:
     return hmac.new(key, data, hashlib.sha256).digest()
 
 
@@ -77,80 +140,131 @@ def _field(data: bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
+def _schedule(psk: bytes, exchange: KeyExchange | None, theirs: bytes, opening: bytes, challenge: bytes) -> Schedule:
+    """`theirs` is the other side's public key, empty if no keys are exchanged. AuthError if it is of no use."""
+    if not theirs:
+        return Schedule(psk, b"", opening, challenge)
+    assert exchange is not None
+    try:
+        dh = exchange.secret(theirs)
+    except ValueError as error:
+        raise AuthError(f"its public key is refused: {error}") from None
+    try:
+        return Schedule(psk, dh, opening, challenge)
+    finally:
+        dh[:] = bytes(len(dh))
+
+
+def _wants_encryption(opening: m.Opening) -> bool:
+    return isinstance(opening, m.LinkHello | m.StateHello) and opening.encrypt
+
+
 class Dialer:
     """The dialer's side of one handshake. `run` is the run that must answer; None: the acceptor names it."""
 
-    def __init__(self, token: str, nonce: bytes, opening: m.Opening, run: str | None) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. An empty `token`: there is none."""
+    def __init__(
+        self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
+    ) -> None:
+        """`nonce` is NONCE_BYTES of fresh randomness. An empty `token`: there is none. No `exchange`: there is no
+        X25519 here."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
-        self.opening = encode(msgspec.structs.replace(opening, auth=nonce if token else b""))
+        self._exchange = exchange if token else None
+        self._must_encrypt = _wants_encryption(opening)
+        self._public_key = b"" if self._exchange is None else self._exchange.public_key
+        self.opening = encode(msgspec.structs.replace(opening, auth=nonce + self._public_key if token else b""))
         """The frame to send first."""
         self._expected = b""
-        self.payload_keys: Keys | None = None
-        """After `answer`; to be used after `check`. None without a token."""
+        self.is_proven = False
+        """The acceptor has shown that it knows the token."""
+        self._payload_keys: Keys | None = None
+
+    @property
+    def payload_keys(self) -> Keys | None:
+        """None before `check`, and without a key exchange."""
+        return self._payload_keys if self.is_proven else None
 
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
         """The frame that answers a Challenge. AuthError."""
         if not self._token:
             raise AuthError(f"it asks for a token and this side has none; {REMEDY}")
-        if len(challenge.auth) != NONCE_BYTES:
-            raise AuthError(f"its challenge has {len(challenge.auth)} bytes instead of {NONCE_BYTES}")
+        theirs = challenge.auth[NONCE_BYTES:]
+        if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
+            raise AuthError(f"its share of {len(challenge.auth)} bytes is neither a nonce nor one with a key")
         if self._run is not None and challenge.run != self._run:
             raise AuthError(f"it belongs to run {challenge.run!r}, not {self._run!r}")
         self._run = challenge.run
-        key = run_key(self._token, challenge.run)
-        opening = self.opening[LENGTH_BYTES:]
-        self._expected = proof(key, ACCEPTOR, opening, body)
-        self.payload_keys = payload_key(key, DIALER, opening, body), payload_key(key, ACCEPTOR, opening, body)
-        return encode(m.Proof(proof(key, DIALER, opening, body)))
+        psk = run_key(self._token, challenge.run)
+        schedule = _schedule(psk, self._exchange, theirs, self.opening[LENGTH_BYTES:], body)
+        self._expected = schedule.proof(ACCEPTOR)
+        self._payload_keys = schedule.payload_keys(DIALER, ACCEPTOR)
+        return encode(m.Proof(schedule.proof(DIALER)))
 
     def check(self, theirs: m.Proof) -> None:
         """AuthError unless the acceptor knows the token."""
         if not self._expected or not hmac.compare_digest(self._expected, theirs.auth):
             raise AuthError("it does not know the token; somebody else answers at this address")
+        self.is_proven = True
 
     def check_answer(self, answer: m.Message) -> None:
-        """AuthError if an answer other than a refusal came where a proof was due."""
-        if self._token and not isinstance(answer, m.Goodbye | m.Rejected):
+        """AuthError if an answer other than a refusal came where a proof was due, or keys."""
+        if isinstance(answer, m.Goodbye | m.Rejected):
+            return
+        if self._token and not self.is_proven:
             raise AuthError(f"it has no token and this side has one; {REMEDY}")
+        if self._must_encrypt and self.payload_keys is None:
+            raise AuthError("it would take unencrypted what this side encrypts")
 
 
 class Acceptor:
-    """The acceptor's side of one handshake. `name` is what errors call it."""
+    """The acceptor's side of one handshake. `name` is what errors call it, `exchange` as of `Dialer`."""
 
-    def __init__(self, token: str, nonce: bytes, run: str, name: str) -> None:
+    def __init__(self, token: str, nonce: bytes, run: str, name: str, exchange: KeyExchange | None = None) -> None:
         assert len(nonce) == NONCE_BYTES
         self._name = name
         self._token = token
         self._nonce = nonce
         self._run = run
-        self._expected = b""
-        self._proof = b""
+        self._exchange = exchange
+        self._said: tuple[bytes, bytes, bytes] | None = None
+        """The dialer's public key, the opening and the Challenge."""
         self.payload_keys: Keys | None = None
-        """After `challenge`; to be used after `check`. None without a token."""
+        """After `check`. None without a key exchange."""
 
     def challenge(self, opening: m.Opening, body: bytes) -> bytes | None:
-        """The frame that answers an opening; None if neither side has a token. AuthError if one side has none."""
+        """The frame that answers an opening; None if neither side has a token. AuthError."""
         if not self._token:
             if opening.auth:
                 raise AuthError(f"the dialing peer has a token and {self._name} has none; {REMEDY}")
             return None
         if not opening.auth:
             raise AuthError(f"{self._name} has a token and the dialing peer has none; {REMEDY}")
-        if len(opening.auth) != NONCE_BYTES:
-            raise AuthError(f"a nonce of {len(opening.auth)} bytes instead of {NONCE_BYTES}")
-        key = run_key(self._token, self._run)
-        frame = encode(m.Challenge(self._nonce, self._run))
-        ours = frame[LENGTH_BYTES:]
-        self._expected = proof(key, DIALER, body, ours)
-        self._proof = encode(m.Proof(proof(key, ACCEPTOR, body, ours)))
-        self.payload_keys = payload_key(key, ACCEPTOR, body, ours), payload_key(key, DIALER, body, ours)
+        if opening.protocol != m.PROTOCOL_VERSION:
+            raise AuthError(
+                f"{self._name} speaks protocol {m.PROTOCOL_VERSION}, the dialing peer {opening.protocol}; install the "
+                f"same version of pccl on all machines"
+            )
+        theirs = opening.auth[NONCE_BYTES:]
+        if len(opening.auth) < NONCE_BYTES or len(theirs) not in (0, PUBLIC_KEY_BYTES):
+            raise AuthError(f"its share of {len(opening.auth)} bytes is neither a nonce nor one with a key")
+        if _wants_encryption(opening) and not theirs:
+            raise AuthError("encryption is asked for without a public key to make keys with")
+        ours = b""
+        if theirs and self._exchange is not None:
+            ours = self._exchange.public_key
+        frame = encode(m.Challenge(self._nonce + ours, self._run))
+        self._said = theirs if ours else b"", body, frame[LENGTH_BYTES:]
         return frame
 
     def check(self, theirs: m.Proof) -> bytes:
         """The frame that answers the dialer's proof. AuthError unless the dialer knows the token."""
-        if not self._expected or not hmac.compare_digest(self._expected, theirs.auth):
+        if self._said is None:
+            raise AuthError("a proof before there was a challenge")
+        public_key, opening, challenge = self._said
+        self._said = None
+        schedule = _schedule(run_key(self._token, self._run), self._exchange, public_key, opening, challenge)
+        if not hmac.compare_digest(schedule.proof(DIALER), theirs.auth):
             raise AuthError(f"the dialing peer has another token than {self._name}; {REMEDY}")
-        return self._proof
+        self.payload_keys = schedule.payload_keys(ACCEPTOR, DIALER)
+        return encode(m.Proof(schedule.proof(ACCEPTOR)))

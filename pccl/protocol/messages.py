@@ -4,7 +4,7 @@ Every message is a msgspec struct that travels as a msgpack array `[name, field,
 the end with a default: an older reader ignores it, a newer one fills it in. `PROTOCOL_VERSION` changes only when that
 is not enough.
 
-`auth` of an opening is the dialer's nonce, empty without a token; `auth` says what follows from it.
+`auth` of an opening is the dialer's share of a handshake, empty without a token: see module `auth`.
 
 Reserved room: `Welcome.auth` and `Accepted.auth`.
 """
@@ -19,7 +19,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -631,7 +631,7 @@ FromMaster = (
 
 
 class Challenge(Message, frozen=True):
-    """The acceptor's nonce, and the run whose key it wants to be convinced with."""
+    """The acceptor's share, and the run whose key it wants to be convinced with."""
 
     auth: bytes
     run: str

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 from pccl.protocol import auth
 from pccl.protocol import messages as m
 from pccl.protocol.codec import decode_body
+from pccl.runtime.exchange import Exchange, new_exchange
 
 
 class Channel(Protocol):
@@ -19,38 +22,61 @@ class Channel(Protocol):
         """The body of one small message; whatever follows it stays where it is."""
 
 
+@contextmanager
+def _exchange(token: str) -> Iterator[Exchange | None]:
+    """For one handshake, whatever comes of it."""
+    exchange = new_exchange() if token else None
+    try:
+        yield exchange
+    finally:
+        if exchange is not None:
+            exchange.close()
+
+
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
     """Says `opening` and returns the answer to it, of the union `answers`, from one who knows the token, or a refusal
     from anybody. AuthError, ProtocolError or ConnectionLost. `run` as of `auth.Dialer`."""
-    return (await dial_keyed(channel, token, run, opening, answers))[0]
+    return (await dial_keyed(channel, token, run, opening, answers)).answer
 
 
-async def dial_keyed(
-    channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any
-) -> tuple[Any, auth.Keys | None]:
-    """As `dial`, with the keys for what follows; None without a token."""
-    side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run)
-    await channel.send_frame(side.opening)
-    body = await channel.receive_body()
-    answer = decode_body(body, m.Challenge | answers)
-    if isinstance(answer, m.Challenge):
-        await channel.send_frame(side.answer(answer, body))
-        answer = decode_body(await channel.receive_body(), m.Proof | answers)
-        if isinstance(answer, m.Proof):
-            side.check(answer)
-            return decode_body(await channel.receive_body(), answers), side.payload_keys
-    side.check_answer(answer)
-    return answer, None
+class Dialled(NamedTuple):
+    """What `dial_keyed` returns."""
+
+    answer: Any
+    keys: auth.Keys | None
+    """For what follows. None without a token or where one side has no X25519, but never where an opening that asks for
+    encryption was accepted."""
+    is_proven: bool
+    """The other side has shown that it knows the token; False without one, or of a refusal that needed no proof."""
+
+
+async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
+    """As `dial`, with what has come of it besides the answer."""
+    with _exchange(token) as exchange:
+        side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, exchange)
+        await channel.send_frame(side.opening)
+        body = await channel.receive_body()
+        answer = decode_body(body, m.Challenge | answers)
+        if isinstance(answer, m.Challenge):
+            await channel.send_frame(side.answer(answer, body))
+            answer = decode_body(await channel.receive_body(), m.Proof | answers)
+            if isinstance(answer, m.Proof):
+                side.check(answer)
+                answer = decode_body(await channel.receive_body(), answers)
+        side.check_answer(answer)
+        return Dialled(answer, side.payload_keys, side.is_proven)
 
 
 async def accept(
     channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
 ) -> auth.Keys | None:
     """Returns once whoever said `opening` (in `body`) has shown that it knows the token, and we have: the keys for what
-    follows, None without a token. AuthError, ProtocolError or ConnectionLost. `name` as of `auth.Acceptor`."""
-    side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name)
-    challenge = side.challenge(opening, body)
-    if challenge is not None:
-        await channel.send_frame(challenge)
-        await channel.send_frame(side.check(decode_body(await channel.receive_body(), m.Proof)))
-    return side.payload_keys
+    follows, None without a token or where one side has no X25519. AuthError, ProtocolError or ConnectionLost. `name` as
+    of `auth.Acceptor`."""
+    with _exchange(token) as exchange:
+        side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, exchange)
+        challenge = side.challenge(opening, body)
+        if challenge is not None:
+            await channel.send_frame(challenge)
+            await channel.send_frame(side.check(decode_body(await channel.receive_body(), m.Proof)))
+        return side.payload_keys

@@ -36,7 +36,7 @@ async def dial(
     token: str,
     reached: Callable[[], object] = lambda: None,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """A connection to `member` that has accepted `opening`, and the keys for what follows, None without a token.
+    """A connection to `member` that has accepted `opening`, and the keys for what follows (`handshake.Dialled`).
     LinkError. `reached` is called once the network has been seen to carry something there and back."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
@@ -48,16 +48,16 @@ async def dial(
             continue
         reached()
         try:
-            answer, keys = await handshake.dial_keyed(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
+            dialled = await handshake.dial_keyed(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
         except (ConnectionLost, ProtocolError) as error:
             failures.append(f"{where}: {error}")
         except BaseException:
             sock.close()
             raise
         else:
-            if isinstance(answer, m.Accepted):
-                return sock, keys
-            failures.append(f"{where}: rejected: {harmless(answer.reason)}")
+            if isinstance(dialled.answer, m.Accepted):
+                return sock, dialled.keys
+            failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         sock.close()
     raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
 

@@ -514,9 +514,9 @@ class PeerSession:
         options = self._options
         if options.ssl_context is not None:
             await self._connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
-        answer: m.FromMaster
-        answer, keys = await handshake.dial_keyed(self._connection, options.token, None, opening, m.FromMaster)
-        if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and keys is None:
+        dialled = await handshake.dial_keyed(self._connection, options.token, None, opening, m.FromMaster)
+        answer: m.FromMaster = dialled.answer
+        if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and not dialled.is_proven:
             raise AuthError(answer.reason)
         self._connection.trust()
         return answer
@@ -994,7 +994,7 @@ class PeerSession:
         self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None
     ) -> Callable[[], Awaitable[None]] | None:
         """Accepts or rejects; returns what remains to be done with the connection."""
-        refusal = self._refusal(opening)
+        refusal = self._refusal(opening, keys)
         if refusal is None and isinstance(opening, m.LinkHello):
             while True:
                 heard = self._heard_master
@@ -1022,7 +1022,7 @@ class PeerSession:
         await send_message(sock, m.Rejected(refusal))
         return None
 
-    def _refusal(self, opening: m.PeerOpening) -> str | None:
+    def _refusal(self, opening: m.PeerOpening, keys: Keys | None) -> str | None:
         machine = self._machine
         if opening.protocol != m.PROTOCOL_VERSION:
             return f"this peer speaks protocol {m.PROTOCOL_VERSION}, not {opening.protocol}"
@@ -1040,6 +1040,8 @@ class PeerSession:
                 f"peer {encrypting} encrypts what peers send to each other and peer {plain} does not; give all peers "
                 f"the same encrypt= (or PCCL_ENCRYPT)"
             )
+        if self._options.encrypt and keys is None and not isinstance(opening, m.ProbeHello):
+            return "this peer cannot exchange keys: it has no memory for that, or OpenSSL fails"
         return None
 
     # Shared state.

@@ -1,0 +1,44 @@
+/* libcrypto.h: what is used of OpenSSL's libcrypto, version 3, which is looked for when it is first needed: neither
+ * building nor running needs it. Without it whatever is encrypted fails with a text that says so, and the engine runs as
+ * well as ever. Thread-safe. */
+#ifndef PCCL_LIBCRYPTO_H
+#define PCCL_LIBCRYPTO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { EVP_PKEY_X25519 = 1034 };
+
+/* Functions of OpenSSL's evp.h and crypto.h; the ABI is fixed within version 3. */
+typedef struct {
+    void *(*context_new)(void);
+    void (*context_free)(void *);
+    int (*context_ctrl)(void *, int, int, void *);
+    const void *(*aes_256_gcm)(void);
+    int (*init)(void *, const void *, void *, const unsigned char *, const unsigned char *, int);
+    int (*update)(void *, unsigned char *, int *, const unsigned char *, int);
+    int (*final)(void *, unsigned char *, int *);
+    void (*cleanse)(void *, size_t);
+    int (*compare)(const void *, const void *, size_t); /* in constant time */
+    void *(*key_context_of_kind)(int, void *);
+    void *(*key_context_of)(void *, void *);
+    void (*key_context_free)(void *);
+    int (*keygen_init)(void *);
+    int (*keygen)(void *, void **);
+    void *(*private_key)(int, void *, const unsigned char *, size_t);
+    void *(*public_key)(int, void *, const unsigned char *, size_t);
+    int (*public_bytes)(const void *, unsigned char *, size_t *);
+    void (*key_free)(void *); /* wipes it */
+    int (*derive_init)(void *);
+    int (*derive_with)(void *, void *);
+    int (*derive)(void *, unsigned char *, size_t *);
+    void (*error_clear)(void);
+} pccl_libcrypto;
+
+/* NULL with the reason in `error`: it is not there or lacks something. */
+const pccl_libcrypto *pccl_libcrypto_get(char *error, size_t error_bytes);
+
+/* For tests: 0 if a library of this name would do, else -1 with the reason in `error`. */
+int pccl_libcrypto_probe(const char *library, char *error, size_t error_bytes);
+
+#endif
