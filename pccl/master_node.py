@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
 import ssl
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from pccl import security, timeouts
 from pccl.errors import PCCLError
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.runtime import addresses, portal
+from pccl.runtime import addresses, faults, portal
 from pccl.runtime.candidates import Address
 from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
@@ -25,6 +27,8 @@ from pccl.types import Result
 
 if TYPE_CHECKING:
     from pccl.web.server import WebServer
+
+logger = logging.getLogger("pccl.master")
 
 STOP_TIMEOUT_S = 5.0
 DEFAULT_HTTP_PORT = 48149
@@ -37,7 +41,8 @@ another one there come within that time. At a free port there was none."""
 class MasterNode:
     """Keeps membership and arbitrates outcomes for one run; payload never passes through it.
 
-    `run()` listens and returns at once, `interrupt()` stops it, `wait()` waits until it has stopped. As a context
+    `run()` listens and returns at once, `interrupt()` stops it, `wait()` waits until it has stopped, and raises if a
+    fault has stopped it. As a context
     manager it does all three. Thread-safe.
 
     `token` is the run's shared secret: peers that do not know it are refused, and so are those that have one while the
@@ -140,9 +145,16 @@ class MasterNode:
             self._service.interrupt()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until it has stopped; False if `timeout` seconds passed first."""
+        """Blocks until it has stopped; False if `timeout` seconds passed first. INTERNAL_ERROR if a fault of pccl has
+        ended it; other masters and communicators of the process are none the worse for that."""
         limit_s = timeouts.checked_s(timeout, "MasterNode.wait")
-        return self._service is None or self._service.stopped.wait(limit_s)
+        if self._service is None:
+            return True
+        if not self._service.stopped.wait(limit_s):
+            return False
+        if self._service.fault:
+            raise PCCLError(Result.INTERNAL_ERROR, "MasterNode.wait", self._service.fault)
+        return True
 
     def __enter__(self) -> MasterNode:
         self.run()
@@ -152,7 +164,11 @@ class MasterNode:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.interrupt()
-        self.wait(STOP_TIMEOUT_S)
+        try:
+            self.wait(STOP_TIMEOUT_S)
+        except PCCLError:
+            if error is None:
+                raise
 
 
 def _peer_timeout_s(given: float | None) -> float:
@@ -200,6 +216,8 @@ class _Service:
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
+        self.fault = ""
+        """Of pccl's own, which has ended it."""
         self._server = MasterServer(
             listener,
             options,
@@ -226,6 +244,10 @@ class _Service:
                     if self._web is not None:
                         nursery.start_soon(self._web.serve)
                     await self._server.serve()
+        except Exception as error:
+            self.fault = faults.report(f"the master at port {self.port}", error)
+            with suppress(Exception):
+                logger.error("%s", self.fault, exc_info=error)
         finally:
             self.stopped.set()
 

@@ -103,8 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"pccl master: {error}", file=sys.stderr)
         return 1
 
+    why = "ended unexpectedly"
+
     def watch() -> None:
-        node.wait(None)
+        nonlocal why
+        try:
+            node.wait(None)
+        except PCCLError as error:
+            why = error.message
         ends.put(None)
 
     threading.Thread(target=watch, name="master watch", daemon=True).start()
@@ -112,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     if node.http_address is not None:
         print(f"pccl master shows the run at http://{node.http_address}/", flush=True)
     if ends.get() is None:
-        print("pccl master: ended unexpectedly", file=sys.stderr)
+        print(f"pccl master: {why}", file=sys.stderr)
         return 1
     node.interrupt()
     if not node.wait(STOP_TIMEOUT_S):

@@ -12,7 +12,8 @@ come of the ops on its far side. So the machine decides as if each of them had b
 A use of a tag is counted in one place at a time: by the gate from the first op with that tag that comes through it
 until the gate is closed or the session launches one (`forget_uses`), otherwise by the machine. No two threads count the
 same tag, for no two ops in flight have the same one, but for ops of two, which have tags of their own and never come
-here. A tag's first op in an epoch is the machine's.
+here. A tag's first op in an epoch is the machine's. What is launched after an op that came through the gate finds
+that one counted: see the order in which `peer_session` hears of both.
 
 Everything is as it was at any moment at which a signal handler may raise in the caller's thread: before the one call
 that submits, the op is not there, after it the session hears of it like of any other.
@@ -102,6 +103,10 @@ class Gate:
         op = self._running.pop(event.op)
         op.finish(_result(op, event.tx_bytes, event.rx_bytes))
         return op
+
+    def has(self, op: PendingOp) -> bool:
+        """Whether it may have been submitted, and the session has not heard of it."""
+        return op.op in self._running
 
     def drop(self, op: PendingOp) -> None:
         """Its caller was interrupted before it was submitted."""

@@ -12,11 +12,27 @@ The rule that keeps this simple: every event handler feeds the machine and then 
 effects in order. Effects never wait; those that need time (making a link, moving state) become tasks that report back
 as events.
 
+Use counts are right, that is, ops with one tag reach the machine in the order in which the tag was used, because
+
+1. who has the tag of an op frees it only once the op is over, and an op that its gate has told or shown is among the
+   engine's events before its caller knows;
+2. so whatever came through the gate before a launch of the same tag was queued is among the events by then;
+3. `_take_launches` first notes how many launches there are, then hears the engine, and takes no more than those: each
+   finds its predecessor counted. The gate may stay open meanwhile, also for the tags of later launches.
+
+With cancels it is the same: they are noted before the launches, so an op whose cancel is taken is in the machine, or
+among the events heard, or was submitted by nobody and never will be.
+
 A master that is lost is looked for, at all its addresses in turn (`candidates`), while the engine goes on; who finds
 none for `master_timeout_s` gives up.
 
 The session ends when the machine says so (`Ended`). It then lets the engine give back the buffers of open ops, so that
 no caller regains a buffer that is still in use.
+
+It shares its thread with other sessions and masters, which outlive its faults: everything here that others call, be it
+a task, a callback of trio's or a method, is contained (`_contain`). An exception that nobody expects ends this session
+alone: the machine is asked nothing any more, the master is told that this peer leaves, the engine is closed, which
+restores the buffers, and callers get INTERNAL_ERROR.
 """
 
 from __future__ import annotations
@@ -39,7 +55,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
-from pccl.runtime import addresses, handshake, links, probe
+from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.candidates import DIAL_S, Address, Candidates
@@ -224,7 +240,11 @@ class PeerSession:
         self._ended = trio.Event()
         self._drained = trio.Event()
         """It has ended, and the engine has given all buffers back."""
+        self._is_broken = False
+        """It has a fault: its machine is not to be believed."""
         self._nursery: trio.Nursery | None = None
+        self._senders: trio.Nursery | None = None
+        """They outlive all other tasks, for last words."""
         self._is_pumping = False
 
     # What the public layer calls.
@@ -241,7 +261,14 @@ class PeerSession:
     def launch_waiting(self, op: PendingOp) -> None:
         """`launch`, by a thread that will do nothing but wait for the op: it may be over already then."""
         self._claim_tag(op)
-        if not self._gate.run(op):
+        try:
+            has_run = self._gate.run(op)
+        except Exception as error:
+            # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
+            has_run = self._gate.has(op)
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._break, error)
+        if not has_run:
             self._enqueue(op)
         else:
             self.let_go(op)
@@ -283,17 +310,19 @@ class PeerSession:
         self._require_alive()
         number = next(self._call_numbers)
         call = self._calls[number] = _PendingCall()
-        self._take_over()
-        self._machine.joint(number, kind, offer)
-        self._pump()
+        with self._contain():
+            self._take_over()
+            self._machine.joint(number, kind, offer)
+            self._pump()
         try:
             await call.event.wait()
         except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
-            self._take_over()
-            self._machine.cancel_joint(number)
             if self._syncing is not None and kind == m.Kind.SYNC:
                 self._syncing.end()
-            self._pump()
+            with self._contain():
+                self._take_over()
+                self._machine.cancel_joint(number)
+                self._pump()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_S):
                 await call.event.wait()
             if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:
@@ -330,10 +359,11 @@ class PeerSession:
         """Leaves the run and waits until nothing of the session is left."""
         if self.is_forgotten or self.over.is_set():
             return
-        self._report()
-        self._take_over()
-        self._machine.leave("")
-        self._pump()
+        with self._contain():
+            self._report()
+            self._take_over()
+            self._machine.leave("")
+            self._pump()
         await self.over.wait()
 
     def forget_after_fork(self) -> None:
@@ -369,51 +399,83 @@ class PeerSession:
     async def run(self) -> None:
         """From Hello to the end. Never raises anything but trio.Cancelled."""
         try:
-            await self._run()
-        except Exception:
-            self._logger.exception("the session failed; this is a bug of pccl")
-            self._fail(Result.INTERNAL_ERROR, "an internal error; the log has its traceback")
+            with self._contain():
+                await self._run()
         finally:
             self._fail(Result.NOT_INITIALIZED, "this communicator was closed")
             self._release()
 
     async def _run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            start_task(nursery, self._follow_masters)
-            start_task(nursery, self._accept)
-            start_task(nursery, self._watch_clock)
-            start_task(nursery, self._keep_reporting)
-            await self._ended.wait()
-            with trio.move_on_after(ENGINE_DRAIN_S):
-                await self._drained.wait()
+        async with trio.open_nursery() as senders:
+            self._senders = senders
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for task in (self._follow_masters, self._accept, self._watch_clock, self._keep_reporting):
+                    start_task(nursery, self._contained, task)
+                await self._ended.wait()
+                if not self._is_broken:
+                    with trio.move_on_after(ENGINE_DRAIN_S):
+                        await self._drained.wait()
+                nursery.cancel_scope.cancel()
             with trio.move_on_after(FAREWELL_S):
                 await self._connection.flush()
-            nursery.cancel_scope.cancel()
+            senders.cancel_scope.cancel()
+
+    async def _contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        with self._contain():
+            await function(*args)
+
+    @contextmanager
+    def _contain(self) -> Iterator[None]:
+        """For all that others call: what nobody expects ends this session."""
+        try:
+            yield
+        except Exception as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """A fault of pccl's, not of anybody who uses it. May be called again: one fault brings forth others."""
+        if self._is_broken or self.over.is_set():
+            return
+        self._is_broken = True
+        text = faults.report("this communicator", error)
+        with suppress(Exception):
+            self._logger.error("%s", text, exc_info=error)
+        with suppress(Exception):
+            self._connection.send([m.Leave(text)])
+        self._fail(Result.INTERNAL_ERROR, text)
 
     def _release(self) -> None:
-        """Frees what is left, after all tasks have ended."""
-        self._connection.close()
-        self._listener.close()
-        if self._beacon is not None:
-            self._beacon.close()
-        self._gate.close()
+        """Frees what is left, after all tasks have ended. Whatever fails on the way, the rest is done, and all callers
+        have their results once the engine has restored their buffers."""
+        with self._contain(), ExitStack() as last:
+            last.callback(self.over.set)
+            last.callback(self._end_all)
+            last.callback(self._engine.close)
+            last.callback(self._hear_last)
+            last.callback(self._gate.close)
+            if self._beacon is not None:
+                last.callback(self._beacon.close)
+            last.callback(self._listener.close)
+            last.callback(self._connection.close)
+
+    def _hear_last(self) -> None:
+        """Callers whose ops are committed may not have been told in a wait that was interrupted."""
         for event in self._engine.events():
             if isinstance(event, native.OpRan):
                 self._gate.ran(event)
-        self._engine.close()
-        self._ops |= {op.op: op for op in self._gate.running}
-        for op in list(self._ops.values()):
-            # Only after an internal error: the engine has restored the buffers when it was closed.
-            assert self.failure is not None
-            self._op_result(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
-        self.over.set()
+
+    def _end_all(self) -> None:
+        """Only after an internal error is there anything to end."""
+        assert self.failure is not None
+        for op in [*self._ops.values(), *self._gate.running]:
+            self._finish(op, ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
 
     def _fail(self, code: Result, reason: str) -> None:
         if self.failure is None:
             self.failure = SessionError(code, reason)
         while (op := self._next_launch()) is not None:
-            self._op_result(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
+            self._finish(op, ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
         for number, call in self._calls.items():
             if call.result is None:
                 call.result = ps.CallResult(number, self.failure.result, self.failure.message, 0)
@@ -428,7 +490,8 @@ class PeerSession:
     async def _follow_masters(self) -> None:
         while True:
             self._attending = trio.CancelScope()
-            self._spawn(self._connection.run_sender)
+            assert self._senders is not None
+            start_task(self._senders, self._contained, self._connection.run_sender)
             with self._attending:
                 await self._read_master()
             if self._machine.is_over:
@@ -591,9 +654,8 @@ class PeerSession:
         if not all(isinstance(event, NOTHING_BUT_OPS) for event in events) and self._gate.close():
             events += self._engine.events()
         # First: whatever else there is to tell depends on what has been committed.
-        ran = [event for event in events if isinstance(event, native.OpRan)]
-        for each in sorted(ran, key=lambda each: each.sequence) if self._gate.has_lanes else ran:
-            op = self._gate.ran(each)
+        ran = [(event, self._gate.ran(event)) for event in events if isinstance(event, native.OpRan)]
+        for each, op in sorted(ran, key=lambda one: one[0].sequence) if self._gate.has_lanes else ran:
             assert op.epoch is not None
             self._tally.op_ended(op.epoch, is_committed=True)
             self._machine.op_ran(op.tag, each.sequence)
@@ -664,26 +726,37 @@ class PeerSession:
             self._machine.report(report)
 
     def _take_launches(self) -> None:
-        if self.failure is None:
-            self._hear_engine()  # what is launched again is over, and its gate may not have said so yet
-        while (launched := self._next_launch()) is not None:
-            if self.failure is not None:
-                self._op_result(ps.OpResult(launched.op, self.failure.result, self.failure.message, 0))
-            else:
-                spec = launched.spec
-                assert spec is not None
-                pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
-                if pair is None:
-                    self._gate.forget_uses(launched.tag)
-                self._machine.launch(launched.op, launched.tag, trio.current_time(), pair)
-        while self._cancels:
-            op, code, reason = self._cancels.popleft()
-            if op.op in self._ops:
-                self._machine.cancel(op.op, code, reason)
-            elif not op.is_over and self._tags.get(op.name) is op:
-                del self._tags[op.name]  # interrupted before it was in the queue, or in the gate
-                self._gate.drop(op)
-        self._pump()
+        """As trio calls it: what it raised would end everything in this thread."""
+        with self._contain():
+            cancels, launches = len(self._cancels), len(self._launches)
+            if self.failure is None:
+                self._hear_engine()
+            for _ in range(launches):
+                self._take_launch()
+            for _ in range(cancels):
+                self._take_cancel(*self._cancels.popleft())
+            self._pump()
+
+    def _take_launch(self) -> None:
+        launched = self._next_launch()
+        if launched is None:
+            return
+        if self.failure is not None:
+            self._finish(launched, ps.OpResult(launched.op, self.failure.result, self.failure.message, 0))
+            return
+        spec = launched.spec
+        assert spec is not None
+        pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
+        if pair is None:
+            self._gate.forget_uses(launched.tag)
+        self._machine.launch(launched.op, launched.tag, trio.current_time(), pair)
+
+    def _take_cancel(self, op: PendingOp, code: Result, reason: str) -> None:
+        if op.op in self._ops:
+            self._machine.cancel(op.op, code, reason)
+        elif not op.is_over and self._tags.get(op.name) is op:
+            del self._tags[op.name]  # interrupted before it was in the queue, or in the gate
+            self._gate.drop(op)
 
     def _next_launch(self) -> PendingOp | None:
         """At any moment an op is in the queue, in `_ops`, or over: a child may be forked."""
@@ -696,7 +769,7 @@ class PeerSession:
     # Effects.
 
     def _pump(self) -> None:
-        if self._is_pumping:
+        if self._is_pumping or self._is_broken:
             return
         self._is_pumping = True
         try:
@@ -754,9 +827,13 @@ class PeerSession:
         op = self._ops[effect.op]
         if op.epoch is not None:
             self._tally.op_ended(op.epoch, effect.code is Result.SUCCESS)
-        self._tags.pop(op.name, None)  # first: who waits for the op may launch the next one at once
-        op.finish(effect)
-        del self._ops[effect.op]
+        self._finish(op, effect)
+
+    def _finish(self, op: PendingOp, result: ps.OpResult) -> None:
+        if self._tags.get(op.name) is op:
+            del self._tags[op.name]  # first: who waits for the op may launch the next one at once
+        op.finish(result)
+        self._ops.pop(op.op, None)
 
     def _call_result(self, effect: ps.CallResult) -> None:
         call = self._calls.get(effect.call)
@@ -828,7 +905,7 @@ class PeerSession:
 
     def _spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         if self._nursery is not None and not self._ended.is_set():
-            start_task(self._nursery, function, *args)
+            start_task(self._nursery, self._contained, function, *args)
 
     # Links.
 
@@ -1108,9 +1185,10 @@ class PeerSession:
     def store_failed(self, reason: str) -> SessionError:
         """Leaves the run, for this peer's tensors are of no use any more. What to raise."""
         reason = f"{reason}; this peer has left the run"
-        self._take_over()
-        self._machine.fail(reason)
-        self._pump()
+        with self._contain():
+            self._take_over()
+            self._machine.fail(reason)
+            self._pump()
         return SessionError(Result.INTERNAL_ERROR, reason)
 
     # Measuring.

@@ -6,20 +6,28 @@ cancelled, given a moment to withdraw what it began, and KeyboardInterrupt goes 
 
 A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
 to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time.
+
+Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
+function raises is logged as the bug that it is.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import trio
 
+from pccl.runtime import faults
 from pccl.runtime.latch import Latch
+
+logger = logging.getLogger("pccl")
 
 INTERRUPT_GRACE_S = 0.5
 EXIT_GRACE_S = 3.0
@@ -53,7 +61,9 @@ class _Job:
             with self.scope:
                 self.value = await function(*args)
                 self.error = None
-        except Exception as error:
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
             self.error = error
         finally:
             self.done.set()
@@ -62,6 +72,14 @@ class _Job:
         self.is_cancelled = True
         if self.scope is not None:
             self.scope.cancel()
+
+
+def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    try:
+        function(*args)
+    except Exception as error:
+        with suppress(Exception):
+            logger.error("%s", faults.report(f"a call of {function!r}", error), exc_info=error)
 
 
 class Portal:
@@ -95,7 +113,7 @@ class Portal:
         """Calls a plain function in the trio thread, soon. Does nothing at exit."""
         assert self._token is not None
         try:
-            self._token.run_sync_soon(function, *args)
+            self._token.run_sync_soon(_contained, function, args)
         except trio.RunFinishedError:
             return
 
