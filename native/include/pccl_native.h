@@ -420,7 +420,8 @@ uint32_t pccl_algorithm_default(uint64_t count, uint32_t dtype, uint32_t quantiz
 
 uint32_t pccl_dtype_bytes(uint32_t dtype);
 
-/* Kernels, exposed for tests and benchmarks. Scalar C is their specification. */
+/* Kernels, exposed for tests and benchmarks. Scalar C is their specification. They compute in the caller's floating-point
+ * environment, but for add_signs, which programs use. */
 
 /* destination[i] = a[i] op b[i]; destination may be a. AVG adds. MAX and MIN propagate NaN. float16 and bfloat16
  * compute in float and round to nearest even; integers wrap. */
@@ -458,6 +459,12 @@ void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pcc
 
 /* 128 signs at once, as bits. */
 void pccl_kernel_sign_words(const pccl_signs *of, uint32_t direction, uint32_t block, uint32_t words[4]);
+
+/* The floating-point environment of the calling thread: rounding mode, treatment of subnormals, traps; on this processor,
+ * as one number (fpenv.h). The default is the one in which the engine computes. */
+uint64_t pccl_fpenv_get(void);
+void pccl_fpenv_set(uint64_t environment);
+uint64_t pccl_fpenv_default(void);
 
 uint32_t pccl_native_abi(void);
 

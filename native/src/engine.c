@@ -12,6 +12,7 @@
 #include "core.h"
 #include "event_queue.h"
 #include "fd_registry.h"
+#include "fpenv.h"
 #include "gate.h"
 #include "pool.h"
 #include "thread.h"
@@ -135,6 +136,7 @@ static int engine_run_commands(pccl_engine *engine)
 static void *engine_main(void *argument)
 {
     pccl_engine *engine = argument;
+    (void)pccl_fpenv_enter();
     pccl_poll_event events[EVENTS_PER_BATCH_MAX];
     int is_stopping = 0;
     int has_more = 0;

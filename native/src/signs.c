@@ -2,13 +2,15 @@
  *
  * What is added is made of integers: the sum of +-amount over all directions, in int32, then one conversion, one
  * multiplication by a power of two and one addition in float. Within the limits that the public header gives each of
- * these is exact, so neither their order, nor fusing them, nor the rounding mode could change a bit.
+ * these is exact, so neither their order nor fusing them could change a bit. (The rounding mode could: where it is
+ * downward, a sum of zero is -0.)
  */
 #include "signs.h"
 
 #include <string.h>
 
 #include "base.h"
+#include "fpenv.h"
 #include "simd.h"
 
 enum { LANES = 32, BATCH = LANES * PCCL_SIGNS_BLOCK, ROUNDS = 10 };
@@ -89,6 +91,21 @@ PCCL_TARGET_AVX512 static void add_avx512(pccl_f32 *values, size_t count, float 
 }
 #endif
 
+typedef void (*add_function)(pccl_f32 *values, size_t count, float quantum, const pccl_signs *of,
+    const uint32_t *directions, const int32_t *amounts, size_t direction_count);
+
+static add_function add_by_level(void)
+{
+#if PCCL_SIMD_X86
+    const int level = pccl_simd_level();
+    if (level >= PCCL_SIMD_AVX512)
+        return add_avx512;
+    if (level >= PCCL_SIMD_AVX2)
+        return add_avx2;
+#endif
+    return add_portable;
+}
+
 static int is_power_of_two(float quantum)
 {
     uint32_t bits;
@@ -105,18 +122,9 @@ void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pcc
         most += amounts[k] < 0 ? -(int64_t)amounts[k] : amounts[k];
     PCCL_ASSERT(is_power_of_two(quantum) && most <= PCCL_SIGNS_SUM_MAX);
     PCCL_ASSERT((count + BATCH) / PCCL_SIGNS_BLOCK <= UINT32_MAX);
-#if PCCL_SIMD_X86
-    const int level = pccl_simd_level();
-    if (level >= PCCL_SIMD_AVX512) {
-        add_avx512(values, count, quantum, of, directions, amounts, direction_count);
-        return;
-    }
-    if (level >= PCCL_SIMD_AVX2) {
-        add_avx2(values, count, quantum, of, directions, amounts, direction_count);
-        return;
-    }
-#endif
-    add_portable(values, count, quantum, of, directions, amounts, direction_count);
+    const uint64_t before = pccl_fpenv_enter();
+    add_by_level()(values, count, quantum, of, directions, amounts, direction_count);
+    pccl_fpenv_leave(before);
 }
 
 void pccl_kernel_sign_words(const pccl_signs *of, uint32_t direction, uint32_t block, uint32_t words[4])

@@ -7,8 +7,7 @@
  *
  * All levels give the same bits. What that rests on: -ffp-contract=off, no fast-math flag, reductions only
  * over integers, and NaN results made canonical (which operand's payload an addition keeps is up to the
- * compiler). It also rests on the thread's floating-point environment being the default one: where subnormals
- * are flushed to zero, as some numeric libraries arrange it, sums differ.
+ * compiler). It also rests on the thread's floating-point environment being the default one, for which fpenv.h sees.
  *
  * AVX-512 was measured on a Zen 5. Quantization gains a quarter to a half in the L2 cache, with stochastic
  * rounding twice as much again, and has a copy; plain reduction of float32 gains a tenth, is bound by memory

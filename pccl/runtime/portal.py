@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from pccl.runtime import faults
+from pccl.runtime.extension import lib
 from pccl.runtime.latch import Latch
 
 logger = logging.getLogger("pccl")
@@ -100,6 +101,7 @@ class Portal:
             self._ready.set()
             await self._stop.wait()
 
+        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # it began with that of the thread that made it
         try:
             trio.run(main)
         finally:

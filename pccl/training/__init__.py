@@ -15,10 +15,13 @@
         in_place       a model as flat arrays that are its own memory
     site           a model in shards: a grid of sites and ranks
     shards         this rank's part of a distributed tensor
+    torch_arithmetic
+                   torch's operations in the default floating-point environment
     report         what a step of any of them returns
 
-All of it uses the public API of pccl alone, and `pccl.signs`. torch is never imported here: a program that hands over
-a torch module has imported it. Objects are for one thread; all peers of a group make the same calls in the same order.
+All of it uses the public API of pccl alone, `pccl.signs` and `pccl.floating_point`. torch is never imported here: a
+program that hands over a torch module has imported it. Objects are for one thread; all peers of a group make the same
+calls in the same order.
 """
 
 from pccl.training.async_diloco import AsyncDiLoCo

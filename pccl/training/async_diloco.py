@@ -46,6 +46,7 @@ from typing import Any
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions
+from pccl.floating_point import default_environment
 from pccl.training.checkpoint import Stateful
 from pccl.training.loop import OuterLoop, OuterStep
 from pccl.training.membership import NO_UPDATE, Admission, Average, Averaged
@@ -184,6 +185,7 @@ class AsyncDiLoCo(OuterLoop):
         self._flight = None
         return averaged
 
+    @default_environment()
     def _carry_on(self, fragment: Fragment) -> None:
         """Takes what `fragment` has moved by since the look-ahead to where its outer parameters are."""
         moved = self._start[: fragment.part.count]

@@ -15,7 +15,8 @@ streams of a device.
 
 *What is shared*: the parameters, the floating buffers and the optimizer's tensors, so that a newcomer goes on with the
 same moments as the others. All peers then make the same optimizer step from the same gradients; they stay bit-identical
-as far as their CPUs and torch builds compute alike, which DiLoCo does not ask for. Buffers that a forward pass changes,
+as far as their CPUs and torch builds compute alike, which DiLoCo does not ask for; the step is made in the default
+floating-point environment, whatever that of the program. Buffers that a forward pass changes,
 such as running statistics, follow each peer's own data until the next newcomer comes.
 
 *Coming and going*: a loss aborts some of the buckets, on all survivors the same; these are reduced again among those
@@ -37,6 +38,7 @@ import blake3
 from pccl import Communicator, QuantizationOptions, SharedState, TensorInfo
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.report import StepReport, report_of
+from pccl.training.torch_arithmetic import default_torch_arithmetic
 
 BUCKET_BYTES = 4 << 20
 
@@ -183,7 +185,8 @@ class DDP:
                     self._launch(number)
             done = [self._land(bucket) for bucket in self._buckets]
             waited_s = time.monotonic() - started_s
-            self._optimizer.step()
+            with default_torch_arithmetic(sys.modules["torch"]):
+                self._optimizer.step()
             self.zero_grad()
             self._state.revision += 1
             is_time = self.revision % self._admit_every == 0

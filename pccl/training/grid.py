@@ -7,8 +7,8 @@ element, perturbed or not, exceeds 2**24 quanta. float32 has 24 bits, so all suc
 them are exact. Hence
 
 - a perturbation is taken away again to the last bit, without a copy of the weights;
-- the order in which contributions are added is of no consequence, nor is fused multiplication, vectorization, the
-  rounding mode, or the flushing of subnormals (a quantum is at least 2**-126): all CPUs get the same bits;
+- the order in which contributions are added is of no consequence, nor is fused multiplication or vectorization: all
+  CPUs get the same bits;
 - perturbing, coming back, and updating along many directions can be one pass over memory (`pccl.signs`).
 
 *The price* is that small elements have no more digits after the point than large ones of the same tensor: the quantum
@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pccl.floating_point import default_environment
 from pccl.signs import SUM_MAX, sign_words
 from pccl.training.elements import Elements, HostElements, Tensor
 
@@ -51,6 +52,7 @@ class Grid:
     brought them home before.
     """
 
+    @default_environment()
     def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
         """Chooses the quanta and rounds the elements to them. `epsilon` is the perturbation's size, which is rounded to
         quanta as well, the same for all peers.
@@ -71,6 +73,7 @@ class Grid:
         for t in range(len(self._tensors)):
             self._settle(t)
 
+    @default_environment()
     def adopt(self) -> None:
         """After elements and exponents have been overwritten with another peer's."""
         self._is_torn = False
@@ -87,6 +90,7 @@ class Grid:
             raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         assert not self._away
 
+    @default_environment()
     def displace(self, step: int, factors: Mapping[int, int]) -> None:
         """Goes to where, beside home, so many perturbations are added in each direction of a step; {} is home."""
         assert not self._away or step == self._away_step
@@ -101,6 +105,7 @@ class Grid:
         if self._away and not self._is_torn:
             self.displace(self._away_step, {})
 
+    @default_environment()
     def update(self, step: int, coefficients: Mapping[int, float]) -> None:
         """Home moves by so much along each direction of the step, and the tensors come home, in one pass.
 

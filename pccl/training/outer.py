@@ -3,8 +3,8 @@
 What a peer's parameters moved by during its inner steps, `outer - local`, is its *pseudo-gradient*. The mean over all
 peers is applied to the outer parameters as if it were a gradient, by SGD with Nesterov momentum.
 
-Every operation is one NumPy ufunc over whole vectors: element-wise, correctly rounded, nothing fused. So equal inputs
-give equal bytes on every peer, whatever its CPU.
+Every operation is one NumPy ufunc over whole vectors: element-wise, correctly rounded, nothing fused, in the default
+floating-point environment. So equal inputs give equal bytes on every peer, whatever its CPU and its program.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pccl.floating_point import default_environment
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
 
@@ -31,6 +33,7 @@ class OuterNesterov:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum {self.momentum}: must be at least 0 and below 1")
 
+    @default_environment()
     def step(self, parameters: Vector, momentum: Vector, gradient: Vector) -> None:
         """`m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place.
 
@@ -42,6 +45,7 @@ class OuterNesterov:
         gradient *= self.learning_rate
         parameters -= gradient
 
+    @default_environment()
     def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
         """Where the parameters go by the momentum of the past alone, and by `gradient` as it is:
         `out = p - lr * mu**2 * m - g`. (With the factor of `step`, `lr * (1 + mu) * g`, it would be where that goes.)

@@ -21,8 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pccl.floating_point import default_environment
 from pccl.training.outer import Vector
 from pccl.training.shards import describe, local_shard
+from pccl.training.torch_arithmetic import default_torch_arithmetic
 
 
 class Part(Protocol):
@@ -103,14 +105,17 @@ class ArrayPart:
             for array, end in zip(self._arrays, ends, strict=True)
         ]
 
+    @default_environment()
     def read(self, out: Vector) -> None:
         for array, part in self._parts(out):
             part[...] = array
 
+    @default_environment()
     def difference(self, start: Vector, out: Vector) -> None:
         for (array, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
             np.subtract(begin, array, out=part)
 
+    @default_environment()
     def write(self, values: Vector) -> None:
         for array, part in self._parts(values):
             array[...] = part
@@ -167,12 +172,14 @@ class TorchPart:
         return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
 
     def read(self, out: Vector) -> None:
-        for shard, part in self._parts(out):
-            part.copy_(shard)
+        with default_torch_arithmetic(self._torch):
+            for shard, part in self._parts(out):
+                part.copy_(shard)
 
     def difference(self, start: Vector, out: Vector) -> None:
-        for (shard, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
-            self._torch.sub(begin, shard.to("cpu"), out=part)
+        with default_torch_arithmetic(self._torch):
+            for (shard, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
+                self._torch.sub(begin, shard.to("cpu"), out=part)
 
     def write(self, values: Vector) -> None:
         for module in self._module.modules():
@@ -180,7 +187,7 @@ class TorchPart:
             reshard = getattr(module, "reshard", None)
             if callable(reshard):
                 reshard()
-        with self._torch.no_grad():
+        with self._torch.no_grad(), default_torch_arithmetic(self._torch):
             for shard, part in self._parts(values):
                 shard.copy_(part)
 

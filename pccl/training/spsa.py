@@ -52,6 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
+from pccl.floating_point import default_environment
 from pccl.training import checkpoint, gradient_byte, step_log
 from pccl.training.checkpoint import CheckpointError
 from pccl.training.grid import Grid
@@ -305,15 +306,17 @@ class SPSA:
             for factor in (1, -1):
                 self._grid.displace(self.revision, {direction: factor})
                 pair.append(float(loss(direction)))
-            projected = (pair[0] - pair[1]) / (2 * options.epsilon)
-            if not math.isfinite(projected):
-                raise FloatingPointError(
-                    f"the loss is {pair[0]} and {pair[1]} at weights perturbed by {options.epsilon:g}"
-                )
-            codes.append(gradient_byte.encode(projected, options.unit))
+            with default_environment():
+                projected = (pair[0] - pair[1]) / (2 * options.epsilon)
+                if not math.isfinite(projected):
+                    raise FloatingPointError(
+                        f"the loss is {pair[0]} and {pair[1]} at weights perturbed by {options.epsilon:g}"
+                    )
+                codes.append(gradient_byte.encode(projected, options.unit))
             losses += pair
         return bytes(codes), sum(losses) / len(losses)
 
+    @default_environment()
     def _move(self, step: Step) -> None:
         """Makes a step from the revision where it begins. The weights may be displaced, and come home."""
         options = self._options
