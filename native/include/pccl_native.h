@@ -194,8 +194,9 @@ enum pccl_event_kind {
                                    * all its connections had more than TCP might send yet, and those of no other link
                                    * of this engine; 0 where the system does not tell */
     PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: of a gate; what follows is as if it had been submitted */
-    PCCL_EVENT_OP_RAN = 12 /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
+    PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
                             * waits for the next event that something depends on, or for many like it */
+    PCCL_EVENT_OP_DETACHED = 13 /* id: op; system_error: ENOENT where there is no such op, ECANCELED where it has stopped */
 };
 
 typedef struct {
@@ -285,6 +286,13 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
 
 /* The same for one op, after OP_FROZEN. Of an op that is not there, there is none. */
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op);
+
+/* Takes the caller's buffers from an op that goes on. From OP_DETACHED on, which waits for nothing but the engine's
+ * thread, they are neither read nor written, and `send` holds what it held at submit. The op then works on the given
+ * memory, which it fills with what it needs: `send` and `recv` are as large as its own, and as far apart where these are
+ * the same or overlap. An op that cannot be done any more, since it has been frozen before, stops altogether; so does any
+ * op that is given NULL for both: what was still to be sent of it is not. It has to be ended like any other. */
+int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv);
 
 /* PCCL_COMMIT_BY_ALL: every rank has reported DONE. Nothing touches the buffers any more, and there is no
  * OP_ENDED to wait for. */

@@ -753,6 +753,22 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
     }
 }
 
+void pccl_conn_follow(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move)
+{
+    if (conn->rx_op == op && conn->rx_state == RX_STORE)
+        conn->rx_inbound.store = (uint8_t *)(uintptr_t)pccl_op_moved(move, conn->rx_inbound.store);
+    for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
+        pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
+        if (record->op == op)
+            record->of.segment.payload = pccl_op_moved(move, record->of.segment.payload);
+    }
+    for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
+        pccl_conn_tx_frame *tx = &conn->tx_frames[i];
+        if (tx->op == op)
+            tx->payload = pccl_op_moved(move, tx->payload);
+    }
+}
+
 /* What the system has taken and the other side's system has not acknowledged. Where it does not tell: what the other
  * engine has not. */
 static uint64_t conn_lying_bytes(const pccl_conn *conn)

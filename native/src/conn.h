@@ -269,6 +269,9 @@ void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op);
 void pccl_conn_release_kept(pccl_conn *conn); /* what it receives into is about to be taken away */
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 
+/* The op's buffers are elsewhere now. */
+void pccl_conn_follow(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
+
 /* Whether anything has got across or come in since the last call. Sets lying_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);
 

@@ -329,6 +329,24 @@ static void peer_activate(pccl_op_peer *peer)
     pccl_link_note_pending(peer->link);
 }
 
+/* All connections that may hold frames of the op either release those or, where there is a move, follow it. */
+static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        if (op->peers[i].link == NULL)
+            continue;
+        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
+        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
+            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next) {
+                pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+                if (move != NULL)
+                    pccl_conn_follow(conn, op, move);
+                else
+                    pccl_conn_release_tx(conn, op);
+            }
+    }
+}
+
 /* Nothing of the op is on its way any more, or comes. */
 static void op_let_go(pccl_core *core, pccl_op *op)
 {
@@ -336,14 +354,7 @@ static void op_let_go(pccl_core *core, pccl_op *op)
         return;
     op->is_let_go = 1;
     op_silence(core, op);
-    for (uint32_t i = 0; i < op->peers_count; i++) {
-        if (op->peers[i].link == NULL)
-            continue;
-        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
-        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
-            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
-                pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
-    }
+    op_visit_conns(op, NULL);
 }
 
 /* All that any rank had to send has been received. */
@@ -725,6 +736,37 @@ void pccl_core_freeze_op(pccl_core *core, uint64_t id)
     }
     op_silence(core, op);
     pccl_event event = op_event(op, PCCL_EVENT_OP_FROZEN);
+    pccl_event_queue_post(core->events, &event);
+}
+
+/* A link between two ranks of an op of two is visited twice, for its source and its target: what has been moved lies in
+ * neither of the old buffers any more, which the new ones do not overlap. */
+static void op_detach(pccl_core *core, pccl_op *op, void *send, void *recv)
+{
+    int can_be_done = op->is_done || !op->is_stopped;
+    if (can_be_done && (send != NULL || recv != NULL)) {
+        pccl_op_move move = pccl_op_move_to(op, send, recv);
+        op_visit_conns(op, &move);
+        return;
+    }
+    op_halt(core, op);
+    op_visit_conns(op, NULL);
+    pccl_op_drop_buffers(op);
+}
+
+void pccl_core_detach(pccl_core *core, uint64_t id, void *send, void *recv)
+{
+    pccl_op *op = op_find_by_id(core, id);
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    event.kind = PCCL_EVENT_OP_DETACHED;
+    event.id = id;
+    event.system_error = ENOENT;
+    if (op != NULL) {
+        op_detach(core, op, send, recv);
+        event.group = op->request.key.group;
+        event.system_error = op->request.send == NULL && op->request.recv == NULL ? ECANCELED : 0;
+    }
     pccl_event_queue_post(core->events, &event);
 }
 

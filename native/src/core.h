@@ -25,7 +25,8 @@
 #include "poller.h"
 
 /* Promised to the event queue by whoever hands these over; an op says how many. */
-enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_GATED_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1 };
+enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_GATED_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1,
+       PCCL_EVENTS_PER_DETACH = 1 };
 
 typedef struct pccl_group {
     pccl_table_node by_number;
@@ -51,6 +52,7 @@ void pccl_core_link_count(pccl_core *core, uint64_t link); /* an event was promi
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare);
 void pccl_core_freeze(pccl_core *core, uint32_t group, uint64_t epoch, pccl_group *spare);
 void pccl_core_freeze_op(pccl_core *core, uint64_t op); /* an event was promised */
+void pccl_core_detach(pccl_core *core, uint64_t op, void *send, void *recv); /* an event was promised */
 void pccl_core_end(pccl_core *core, uint64_t op, int verdict);
 
 /* A connection's descriptor is ready. Frees nothing, so that a batch of events stays valid. */

@@ -33,6 +33,7 @@ enum command_kind {
     COMMAND_SUBMIT,
     COMMAND_FREEZE,
     COMMAND_FREEZE_OP,
+    COMMAND_DETACH,
     COMMAND_END,
     COMMAND_STOP
 };
@@ -47,6 +48,8 @@ typedef struct command {
     pccl_link *spare_link;
     pccl_group *spare_group;
     pccl_op *op;
+    void *send;
+    void *recv;
 } command;
 
 struct pccl_engine {
@@ -101,6 +104,9 @@ static void command_run(pccl_engine *engine, command *todo)
         break;
     case COMMAND_FREEZE_OP:
         pccl_core_freeze_op(engine->core, todo->id);
+        break;
+    case COMMAND_DETACH:
+        pccl_core_detach(engine->core, todo->id, todo->send, todo->recv);
         break;
     case COMMAND_END:
         pccl_core_end(engine->core, todo->id, todo->verdict);
@@ -380,8 +386,9 @@ int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
     return 0;
 }
 
-/* Of one id, answered by so many events at the most. */
-static int engine_command_id(pccl_engine *engine, enum command_kind kind, uint64_t id, unsigned events)
+/* Of one id, answered by so many events at the most. 0 with the command to be given, or a status. */
+static int command_prepare(
+    pccl_engine *engine, enum command_kind kind, uint64_t id, unsigned events, command **prepared)
 {
     command *todo = command_create(kind);
     int status = todo == NULL ? PCCL_E_MEMORY : pccl_event_queue_promise(engine->events, events);
@@ -390,8 +397,17 @@ static int engine_command_id(pccl_engine *engine, enum command_kind kind, uint64
         return status;
     }
     todo->id = id;
-    engine_command(engine, todo);
+    *prepared = todo;
     return 0;
+}
+
+static int engine_command_id(pccl_engine *engine, enum command_kind kind, uint64_t id, unsigned events)
+{
+    command *todo;
+    int status = command_prepare(engine, kind, id, events, &todo);
+    if (status == 0)
+        engine_command(engine, todo);
+    return status;
 }
 
 int pccl_engine_count_link(pccl_engine *engine, uint64_t link)
@@ -433,6 +449,18 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op)
 {
     return engine_command_id(engine, COMMAND_FREEZE_OP, op, PCCL_EVENTS_PER_FREEZE);
+}
+
+int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv)
+{
+    command *todo;
+    int status = command_prepare(engine, COMMAND_DETACH, op, PCCL_EVENTS_PER_DETACH, &todo);
+    if (status != 0)
+        return status;
+    todo->send = send;
+    todo->recv = recv;
+    engine_command(engine, todo);
+    return 0;
 }
 
 int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict)

@@ -360,6 +360,76 @@ void pccl_op_restore(pccl_op *op)
     }
 }
 
+static int range_lies_in(pccl_range range, uint64_t first, uint64_t elements)
+{
+    return range.first >= first && range.first < first + elements;
+}
+
+/* Of one segment: what was kept of the original goes back, what has come of it goes along. */
+static void op_move_segment(pccl_op *op, uint64_t index, const pccl_op_move *move, uint64_t send_first,
+                            uint64_t send_elements, uint64_t recv_elements)
+{
+    uint32_t chunk;
+    uint32_t segment;
+    pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
+    pccl_range range = pccl_tiling_range(&op->tiling, chunk, segment);
+    size_t bytes = (size_t)range.count * op->element_bytes;
+    size_t saved = op->segments[index].saved;
+    if (range_lies_in(range, op->recv_first, recv_elements)) {
+        size_t at = (size_t)(range.first - op->recv_first) * op->element_bytes;
+        memcpy(move->new_recv + at, move->recv + at, bytes);
+        if (op->backup != NULL)
+            memcpy(pccl_op_recv_at(op, range), op_backup_at(op, range, 0), saved * op->element_bytes);
+    }
+    if (range_lies_in(range, send_first, send_elements) && (move->send != move->recv || recv_elements == 0)) {
+        size_t at = (size_t)(range.first - send_first) * op->element_bytes;
+        memcpy(move->new_send + at, move->send + at, bytes);
+    }
+}
+
+pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv)
+{
+    pccl_op_request *request = &op->request;
+    uint64_t send_elements;
+    uint64_t recv_elements;
+    op_measure_buffers(request, &send_elements, &recv_elements);
+    pccl_op_move move;
+    move.send = request->send;
+    move.recv = request->recv;
+    move.new_send = send;
+    move.new_recv = recv;
+    move.send_bytes = (size_t)send_elements * op->element_bytes;
+    move.recv_bytes = (size_t)recv_elements * op->element_bytes;
+    if (move.send == move.recv) /* a rank that has but one of them copies that */
+        move.new_send = move.new_recv = recv != NULL ? recv : send;
+    uint64_t send_first = request->shape.collective == PCCL_ALL_GATHER ? request->rank * send_elements : 0;
+    uint64_t segments = op->algorithm != NULL ? pccl_tiling_segments(&op->tiling) : 0;
+    for (uint64_t index = 0; index < segments; index++)
+        op_move_segment(op, index, &move, send_first, send_elements, recv_elements);
+    if (op->algorithm == NULL && move.recv_bytes > 0) /* it is done, and not in place as its copy goes */
+        memcpy(move.new_recv, move.recv, move.recv_bytes);
+    request->send = move.new_send;
+    request->recv = move.new_recv;
+    return move;
+}
+
+const uint8_t *pccl_op_moved(const pccl_op_move *move, const uint8_t *at)
+{
+    if (at >= move->recv && at < move->recv + move->recv_bytes)
+        return move->new_recv + (at - move->recv);
+    if (at >= move->send && at < move->send + move->send_bytes)
+        return move->new_send + (at - move->send);
+    return at;
+}
+
+void pccl_op_drop_buffers(pccl_op *op)
+{
+    PCCL_ASSERT(op->is_stopped);
+    pccl_op_restore(op);
+    op->request.send = NULL;
+    op->request.recv = NULL;
+}
+
 uint64_t pccl_op_tx_bytes_planned(const pccl_op *op)
 {
     uint64_t bytes = 0;

@@ -167,6 +167,24 @@ void pccl_op_stop(pccl_op *op);
 /* Puts back what was overwritten in place. */
 void pccl_op_restore(pccl_op *op);
 
+/* Where what lay in an op's buffers lies since it was moved. */
+typedef struct {
+    const uint8_t *send;
+    size_t send_bytes;
+    const uint8_t *recv;
+    size_t recv_bytes;
+    uint8_t *new_send;
+    uint8_t *new_recv;
+} pccl_op_move;
+
+/* Goes on in other buffers, and leaves its own as they were, but for a separate recv. Who holds pointers into them has to
+ * follow. */
+pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv);
+const uint8_t *pccl_op_moved(const pccl_op_move *move, const uint8_t *at);
+
+/* Puts back what was overwritten in place, and has no buffers any more. The op has been stopped, and no connection knows of it. */
+void pccl_op_drop_buffers(pccl_op *op);
+
 /* The op's source or target behind a link, or NULL. */
 pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id);
 pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
