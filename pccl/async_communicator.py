@@ -305,6 +305,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> ReduceInfo:
         spec = op_spec(
@@ -315,6 +316,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
             algorithm=algorithm,
+            step=step,
             func_name="all_reduce",
         )
         return info_of(await self._run(self.session("all_reduce"), spec, timeout, "all_reduce"), "all_reduce")
@@ -363,6 +365,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
     ) -> AsyncReduceHandle:
         """A plain function: launches the op and returns at once. Use `await handle.async_wait()`."""
         spec = op_spec(
@@ -373,6 +376,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
             algorithm=algorithm,
+            step=step,
             func_name="all_reduce_async",
         )
         return self.launch(spec, "all_reduce_async")

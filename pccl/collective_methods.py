@@ -26,37 +26,50 @@ class LaunchedCollectives(ABC):
         """Of the communicator."""
 
     def all_gather_async(
-        self, send: Any, recv: Any = None, *, tag: int = 0, algorithm: ReduceAlgorithm | None = None
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.all_gather(send, recv, tag, algorithm), "all_gather_async")
+        return self.launch_collective(collectives.all_gather(send, recv, tag, algorithm, step), "all_gather_async")
 
     def reduce_scatter_async(
-        self, send: Any, recv: Any = None, *, op: ReduceOp, tag: int = 0, algorithm: ReduceAlgorithm | None = None
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        call = collectives.reduce_scatter(send, recv, op, tag, algorithm)
+        call = collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
         return self.launch_collective(call, "reduce_scatter_async")
 
     def broadcast_async(
-        self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None
+        self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None, step: int | None = None
     ) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.broadcast(array, root, tag, algorithm), "broadcast_async")
+        return self.launch_collective(collectives.broadcast(array, root, tag, algorithm, step), "broadcast_async")
 
-    def send_async(self, array: Any, *, to: int, tag: int = 0) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.send(array, to, tag), "send_async")
+    def send_async(self, array: Any, *, to: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.send(array, to, tag, step), "send_async")
 
-    def recv_async(self, array: Any, *, from_: int, tag: int = 0) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.recv(array, from_, tag), "recv_async")
+    def recv_async(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.recv(array, from_, tag, step), "recv_async")
 
-    def barrier_async(self, *, tag: int = 0) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.barrier(tag), "barrier_async")
+    def barrier_async(self, *, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        return self.launch_collective(collectives.barrier(tag, step), "barrier_async")
 
 
 class Collectives(LaunchedCollectives, Generic[T]):
     """All of them keep what `all_reduce` promises: they succeed on all peers that stay, or on none; on failure what was
     given is as it was, and an array that was given for the result alone is undefined; ops of several peers meet by
-    `tag`, and their errors and timeouts are the same, with TOO_FEW_PEERS for who is alone in the group. Peers whose
-    calls with one tag differ all get INVALID_USAGE (what was called) or INVALID_ARGUMENT (with what), and the text
-    shows both.
+    `tag`, all with the same `step` or with none, and their errors and timeouts are the same, with TOO_FEW_PEERS for who
+    is alone in the group. Peers whose calls with one tag differ all get INVALID_USAGE (what was called) or
+    INVALID_ARGUMENT (with what), and the text shows both.
 
     Arrays are contiguous NumPy arrays or torch tensors; where nothing is reduced, of any dtype whose elements are
     plain memory, so also of bool, complex or structured ones, or bytes, a bytearray or a memoryview of bytes. Tensors
@@ -75,6 +88,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         *,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> T:
         """Gives every peer the `send` of all: row r of the result is that of rank r.
@@ -85,7 +99,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         the world in which the op starts fails it on all peers with INVALID_ARGUMENT. `send` may be the part of `recv`
         where it belongs, and costs no copy then.
         """
-        return self._collective(collectives.all_gather(send, recv, tag, algorithm), timeout, "all_gather")
+        return self._collective(collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
 
     def reduce_scatter(
         self,
@@ -95,6 +109,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         op: ReduceOp,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> T:
         """Reduces `send` over the peer group and leaves every peer with its rank's part of the result: the same bits
@@ -105,7 +120,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         elements, or, if that is left out, in a new flat array: the `array` of what is returned. Arrays are of the
         dtypes that all_reduce takes. `recv` must not overlap `send`.
         """
-        call = collectives.reduce_scatter(send, recv, op, tag, algorithm)
+        call = collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
         return self._collective(call, timeout, "reduce_scatter")
 
     def broadcast(
@@ -115,6 +130,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         root: int,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> T:
         """Gives every peer the contents of rank `root`'s array, in place.
@@ -125,9 +141,9 @@ class Collectives(LaunchedCollectives, Generic[T]):
         INVALID_ARGUMENT on all peers if there is no such rank. On failure the array is as it was, also where it had
         been overwritten in part.
         """
-        return self._collective(collectives.broadcast(array, root, tag, algorithm), timeout, "broadcast")
+        return self._collective(collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
 
-    def send(self, array: Any, *, to: int, tag: int = 0, timeout: Timeout = DEFAULT) -> T:
+    def send(self, array: Any, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
         """Sends `array` to rank `to`, and returns once that has received it.
 
         The two peers alone take part; the others of the group make no such call. So it can wait for ever where two
@@ -139,12 +155,12 @@ class Collectives(LaunchedCollectives, Generic[T]):
         was lost just as it was done, the send succeeds. INVALID_ARGUMENT on both where their arrays differ in dtype or
         number of elements.
         """
-        return self._collective(collectives.send(array, to, tag), timeout, "send")
+        return self._collective(collectives.send(array, to, tag, step), timeout, "send")
 
-    def recv(self, array: Any, *, from_: int, tag: int = 0, timeout: Timeout = DEFAULT) -> T:
+    def recv(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
         """Receives into `array` what rank `from_` sends; see `send`. On failure the array is undefined."""
-        return self._collective(collectives.recv(array, from_, tag), timeout, "recv")
+        return self._collective(collectives.recv(array, from_, tag, step), timeout, "recv")
 
-    def barrier(self, *, tag: int = 0, timeout: Timeout = DEFAULT) -> T:
+    def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
         """Returns once all peers of the group have called it."""
-        return self._collective(collectives.barrier(tag), timeout, "barrier")
+        return self._collective(collectives.barrier(tag, step), timeout, "barrier")

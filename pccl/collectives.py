@@ -24,7 +24,7 @@ from pccl.errors import PCCLError
 from pccl.operands import Operand, empty_like, require_alike, resolve, resolve_bytes
 from pccl.protocol.pairs import PAIR_TAG_MAX
 from pccl.protocol.peer import View
-from pccl.reduce import AsyncHandle, check_algorithm, check_tag, delivered
+from pccl.reduce import AsyncHandle, check_algorithm, check_step, check_tag, delivered
 from pccl.runtime.engine import Buffers, OpSpec, Pair, Placement, Root
 from pccl.runtime.pending import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
@@ -53,11 +53,11 @@ CallOf = Callable[[View, str], CollectiveCall]
 """Makes the call for the view that its caller sees; `func_name` is for errors. PCCLError INVALID_ARGUMENT."""
 
 
-def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
+def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve_bytes(send, "send", func_name)
         placement = _Gathered(source, _target(recv, func_name, source), recv)
-        spec = _spec(Collective.ALL_GATHER, source.dtype, placement, tag, algorithm, func_name)
+        spec = _spec(Collective.ALL_GATHER, source.dtype, placement, tag, algorithm, step, func_name)
         return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
 
     return call
@@ -116,14 +116,16 @@ class _Gathered(_Result):
         return self._cargo(self._count, self._count * self._send.dtype.itemsize)
 
 
-def reduce_scatter(send: Any, recv: Any, op: ReduceOp, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
+def reduce_scatter(
+    send: Any, recv: Any, op: ReduceOp, tag: int, algorithm: ReduceAlgorithm | None, step: int | None
+) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve(send, "send", func_name)
         target = _target(recv, func_name, source)
         if not isinstance(op, ReduceOp):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
         placement = _Scattered(source, target, recv)
-        spec = _spec(Collective.REDUCE_SCATTER, source.dtype, placement, tag, algorithm, func_name, reduce_op=op)
+        spec = _spec(Collective.REDUCE_SCATTER, source.dtype, placement, tag, algorithm, step, func_name, reduce_op=op)
         return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
 
     return call
@@ -149,7 +151,7 @@ class _Scattered(_Result):
         return self._cargo(self._send.count, self._count * self._send.dtype.itemsize)
 
 
-def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None) -> CallOf:
+def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         if isinstance(root, bool) or not isinstance(root, int):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"root must be a rank, not {root!r}")
@@ -159,28 +161,30 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
         is_root = named.peer == view.peer
         if not operand.is_writable and not is_root:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
-        spec = _spec(Collective.BROADCAST, operand.dtype, buffers, tag, algorithm, func_name, named)
+        spec = _spec(Collective.BROADCAST, operand.dtype, buffers, tag, algorithm, step, func_name, named)
         return CollectiveCall(_one_way(spec, operand, is_root), lambda: array)
 
     return call
 
 
-def send(array: Any, to: int, tag: int) -> CallOf:
+def send(array: Any, to: int, tag: int, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         operand = resolve_bytes(array, "array", func_name)
         buffers = Buffers(operand.address, 0, operand.count, operand.owner)
-        return CollectiveCall(_pair_spec(operand, buffers, view, to, "to", True, tag, func_name), lambda: array)
+        return CollectiveCall(_pair_spec(operand, buffers, view, to, "to", True, tag, step, func_name), lambda: array)
 
     return call
 
 
-def recv(array: Any, from_: int, tag: int) -> CallOf:
+def recv(array: Any, from_: int, tag: int, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         operand = resolve_bytes(array, "array", func_name)
         if not operand.is_writable:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
         buffers = Buffers(0, operand.address, operand.count, operand.owner)
-        return CollectiveCall(_pair_spec(operand, buffers, view, from_, "from_", False, tag, func_name), lambda: array)
+        return CollectiveCall(
+            _pair_spec(operand, buffers, view, from_, "from_", False, tag, step, func_name), lambda: array
+        )
 
     return call
 
@@ -193,6 +197,7 @@ def _pair_spec(
     role: str,
     is_sender: bool,
     tag: int,
+    step: int | None,
     func_name: str,
 ) -> OpSpec:
     def fail(message: str) -> PCCLError:
@@ -204,13 +209,13 @@ def _pair_spec(
         raise fail(f"{role} {rank} is this peer itself")
     if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= PAIR_TAG_MAX:
         raise fail(f"tag {tag!r} is not an integer in [0, 2**35)")
-    spec = _spec(Collective.SEND, operand.dtype, buffers, tag, None, func_name)
+    spec = _spec(Collective.SEND, operand.dtype, buffers, tag, None, step, func_name)
     return _one_way(replace(spec, pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
-def barrier(tag: int) -> CallOf:
+def barrier(tag: int, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
-        spec = _spec(Collective.BARRIER, DataType.UINT8, Buffers(0, 0, 0, None), tag, None, func_name)
+        spec = _spec(Collective.BARRIER, DataType.UINT8, Buffers(0, 0, 0, None), tag, None, step, func_name)
         return CollectiveCall(spec, lambda: None)
 
     return call
@@ -222,13 +227,15 @@ def _spec(
     buffers: Buffers | Placement,
     tag: int,
     algorithm: ReduceAlgorithm | None,
+    step: int | None,
     func_name: str,
     root: Root | None = None,
     reduce_op: ReduceOp = ReduceOp.SUM,
 ) -> OpSpec:
     check_tag(tag, func_name)
     check_algorithm(algorithm, func_name)
-    return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root)
+    check_step(step, func_name)
+    return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step)
 
 
 def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:

@@ -255,6 +255,7 @@ class Communicator(Collectives[CollectiveInfo]):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> ReduceInfo:
         """Reduces `send` over the peer group into `recv`, bit-identical on all peers; in place if `recv` is left out or
@@ -267,6 +268,11 @@ class Communicator(Collectives[CollectiveInfo]):
         thread's current CUDA stream.
         `algorithm` is chosen by size, world, quantization and, once optimize_topology has measured them, links where it
         is None; it must be the same on all peers.
+
+        `step`, any number in [0, 2**63), is what the caller counts its calls by, the same on all peers, each of which
+        gives one or none does. Ops of different steps do not go together, though their tags meet: both fail with
+        INVALID_ARGUMENT, and the text shows the steps. So a peer that does not know whether the others have an op that
+        failed here can call again: it cannot reduce its step with their next one.
 
         A peer that calls only after a loss has been settled reduces with whoever is left, so those who were told
         RANK_CONNECTION_LOST should call again: then all meet.
@@ -284,6 +290,7 @@ class Communicator(Collectives[CollectiveInfo]):
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
             algorithm=algorithm,
+            step=step,
             func_name="all_reduce",
         )
         return info_of(self._run(spec, timeout, "all_reduce"), "all_reduce")
@@ -330,6 +337,7 @@ class Communicator(Collectives[CollectiveInfo]):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
     ) -> AsyncReduceHandle:
         """Launches an all_reduce and returns at once. Leave the arrays alone until the handle's `wait` returns.
 
@@ -344,6 +352,7 @@ class Communicator(Collectives[CollectiveInfo]):
             operand_descriptor=operand_descriptor,
             quantization_options=quantization_options,
             algorithm=algorithm,
+            step=step,
             func_name="all_reduce_async",
         )
         return self._inner.launch(spec, "all_reduce_async")

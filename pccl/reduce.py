@@ -28,6 +28,7 @@ from pccl.types import (
 )
 
 TAG_MAX = 2**63 - 1
+STEP_MAX = 2**63 - 1
 
 Info = TypeVar("Info")
 
@@ -36,6 +37,14 @@ def check_tag(tag: int, func_name: str) -> None:
     """PCCLError INVALID_ARGUMENT."""
     if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= TAG_MAX:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"tag {tag!r} is not an integer in [0, 2**63)")
+
+
+def check_step(step: int | None, func_name: str) -> None:
+    """PCCLError INVALID_ARGUMENT."""
+    if step is None:
+        return
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_MAX:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"step {step!r} is not None or an integer in [0, 2**63)")
 
 
 def check_algorithm(algorithm: Any, func_name: str) -> None:
@@ -56,6 +65,7 @@ def op_spec(
     func_name: str,
     count: int | None = None,
     algorithm: ReduceAlgorithm | None = None,
+    step: int | None = None,
 ) -> OpSpec:
     """Checks the arguments of a reduce and turns them into what the engine needs. PCCLError INVALID_ARGUMENT."""
 
@@ -90,13 +100,15 @@ def op_spec(
         except ValueError as e:
             raise fail(str(e)) from None
     check_algorithm(algorithm, func_name)
+    check_step(step, func_name)
     if source.device is not None:
         cargo = divided(source.owner, target.owner, count, source.dtype.itemsize)
         new_feed = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)
-        return OpSpec(tag, source.dtype, op, quantization, Buffers(0, 0, count, None), algorithm, new_feed=new_feed)
+        nowhere = Buffers(0, 0, count, None)
+        return OpSpec(tag, source.dtype, op, quantization, nowhere, algorithm, new_feed=new_feed, step=step)
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
-    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm)
+    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step)
 
 
 class ReduceOpDescriptor:
@@ -116,6 +128,7 @@ class ReduceOpDescriptor:
             func_name=func_name,
             count=descriptor.count,
             algorithm=descriptor.algorithm,
+            step=descriptor.step,
         )
 
     @classmethod

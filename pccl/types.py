@@ -321,6 +321,8 @@ class ReduceDescriptor:
     )
     algorithm: ReduceAlgorithm | None = None
     """None: chosen by size, world, quantization and measured links."""
+    step: int | None = None
+    """A count of the caller's own, the same on all peers; see `Communicator.all_reduce`."""
 
 
 @dataclass(frozen=True, slots=True)

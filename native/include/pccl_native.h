@@ -144,9 +144,13 @@ typedef struct {
     uint8_t last_slice;
     uint8_t collective; /* enum pccl_collective */
     uint32_t root; /* whose elements all get: BROADCAST and SEND; else 0 */
+    uint64_t step; /* the caller's own count of what it does, plus 1, at most PCCL_STEP_MAX: 0: it gives none. Of no
+                    * meaning here, but that ops of different steps do not go together */
 } pccl_op_shape;
 
 enum { PCCL_SLICES_MAX = 16 };
+
+#define PCCL_STEP_MAX (UINT64_C(1) << 63)
 
 /* Names one op on the wire. `epoch` grows whenever the group's ring changes. */
 typedef struct {

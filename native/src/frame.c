@@ -27,10 +27,12 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
     pccl_put_u32(body + 12, pccl_op_shape_has_root(shape) ? shape->root : shape->quantization_block);
     pccl_put_u32(body + 16, shape->segment_bytes);
     pccl_put_u32(body + 20, shape->world_size | (uint32_t)(shape->algorithm | shape->collective << 4) << 24);
+    pccl_put_u64(body + 24, shape->step);
 }
 
 static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
 {
+    static const uint8_t zeros[8];
     pccl_op_shape *shape = &frame->shape;
     shape->count = pccl_get_u64(body);
     shape->dtype = body[8];
@@ -43,6 +45,7 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     shape->world_size = pccl_get_u32(body + 20) & 0xffffff;
     shape->algorithm = body[23] & 15;
     shape->collective = body[23] >> 4;
+    shape->step = pccl_get_u64(body + 24);
     *(pccl_op_shape_has_root(shape) ? &shape->root : &shape->quantization_block) = pccl_get_u32(body + 12);
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
         shape->quantization >= PCCL_QUANT_COUNT ||
@@ -52,6 +55,10 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
         return "unknown dtype, reduce op, quantization, algorithm or collective";
     if (shape->slice > shape->last_slice)
         return "no such slice";
+    if (shape->step > PCCL_STEP_MAX)
+        return "no such step";
+    if (memcmp(body + 32, zeros, sizeof zeros) != 0)
+        return "reserved bytes in use";
     if (frame->type == PCCL_FRAME_READY && frame->payload_bytes != 0)
         return "payload after a READY frame";
     if (frame->type == PCCL_FRAME_EAGER && frame->payload_bytes == 0)
@@ -61,7 +68,7 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
 
 static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
 {
-    static const uint8_t zeros[12];
+    static const uint8_t zeros[BODY_BYTES - 12];
     frame->chunk = pccl_get_u32(body);
     frame->segment = pccl_get_u32(body + 4);
     frame->hop = pccl_get_u32(body + 8);
@@ -86,19 +93,19 @@ static const char *reserved_check(const uint8_t *body, const pccl_frame *frame, 
 static const char *credit_decode(const uint8_t *body, pccl_frame *frame)
 {
     frame->eager_bytes = pccl_get_u64(body);
-    return reserved_check(body, frame, 16);
+    return reserved_check(body, frame, BODY_BYTES - 8);
 }
 
 static const char *hello_decode(const uint8_t *body, pccl_frame *frame)
 {
     frame->connection = pccl_get_u32(body);
-    return frame->connection == 0 ? "no connection number" : reserved_check(body, frame, 20);
+    return frame->connection == 0 ? "no connection number" : reserved_check(body, frame, BODY_BYTES - 4);
 }
 
 static const char *ack_decode(const uint8_t *body, pccl_frame *frame)
 {
     frame->received_bytes = pccl_get_u64(body);
-    return reserved_check(body, frame, 16);
+    return reserved_check(body, frame, BODY_BYTES - 8);
 }
 
 static const char *lost_decode(const uint8_t *body, pccl_frame *frame)
@@ -108,7 +115,7 @@ static const char *lost_decode(const uint8_t *body, pccl_frame *frame)
     frame->frames = pccl_get_u32(body + 8);
     if (frame->connection == 0 || frame->peer_connection == 0)
         return "no connection number";
-    return reserved_check(body, frame, 12);
+    return reserved_check(body, frame, BODY_BYTES - 12);
 }
 
 static const char *done_decode(const uint8_t *body, const pccl_frame *frame)
@@ -248,5 +255,5 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
            a->world_size == b->world_size && a->algorithm == b->algorithm &&
            a->slice == b->slice && a->last_slice == b->last_slice && a->collective == b->collective &&
-           a->root == b->root;
+           a->root == b->root && a->step == b->step;
 }

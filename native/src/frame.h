@@ -6,17 +6,17 @@
  *     0  magic u16   2 version u8   3 type u8   4 received_frames u32
  *     8  payload_bytes u32         12 payload_crc u32
  *    16  epoch u64   24 tag u64    32 sequence u64            40 group u32   44 header_crc u32
- *    48  24 bytes that depend on the type
+ *    48  40 bytes that depend on the type
  *          READY    count u64, dtype u8, reduce_op u4, slice u4, quantization u4, last_slice u4, quantized_dtype u8,
  *                   quantization_block or root u32, segment_bytes u32, world_size u24, algorithm u4,
- *                   collective u4
+ *                   collective u4, step u64, reserved 8 bytes
  *          EAGER    as READY
- *          SEGMENT  chunk u32, segment u32, hop u32, reserved 12 bytes
- *          CREDIT   eager_bytes u64, reserved 16 bytes
- *          HELLO    connection u32, reserved 20 bytes
- *          ACK      received_bytes u64, reserved 16 bytes
- *          LOST     connection u32, peer_connection u32, frames u32, reserved 12 bytes
- *          DONE     reserved 24 bytes
+ *          SEGMENT  chunk u32, segment u32, hop u32, reserved 28 bytes
+ *          CREDIT   eager_bytes u64, reserved 32 bytes
+ *          HELLO    connection u32, reserved 36 bytes
+ *          ACK      received_bytes u64, reserved 32 bytes
+ *          LOST     connection u32, peer_connection u32, frames u32, reserved 28 bytes
+ *          DONE     reserved 40 bytes
  *
  * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come.
  * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h); without payload it only says that
@@ -33,7 +33,7 @@
  * have come on this connection, in all frames but HELLO and ACK, modulo 2^32; received_bytes the same of payload.
  *
  * Both checksums are CRC32C (crc32c.h): that of the payload, 0 where there is none, and that of the header
- * without its own four bytes. What is reserved is 0 in version 2 and refused otherwise, so that a later
+ * without its own four bytes. What is reserved is 0 in this version and refused otherwise, so that a later
  * version can give it a meaning. */
 #ifndef PCCL_FRAME_H
 #define PCCL_FRAME_H
@@ -41,7 +41,7 @@
 #include "base.h"
 #include "pccl_native.h"
 
-enum { PCCL_FRAME_BYTES = 72, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 3 };
+enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 4 };
 
 enum {
     PCCL_KEY_BYTES = 28,

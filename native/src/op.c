@@ -92,7 +92,7 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (shape->algorithm >= PCCL_ALGORITHM_COUNT)
         return PCCL_E_INVALID;
-    if (shape->slice > shape->last_slice || shape->last_slice >= PCCL_SLICES_MAX)
+    if (shape->slice > shape->last_slice || shape->last_slice >= PCCL_SLICES_MAX || shape->step > PCCL_STEP_MAX)
         return PCCL_E_INVALID;
     if (shape->world_size == 1 && shape->last_slice > 0)
         return PCCL_E_INVALID;

@@ -109,6 +109,8 @@ static pccl_op_request fuzzed_request(uint64_t op, const uint64_t *links, uint32
         shape->quantized_dtype = PCCL_UINT8;
         shape->quantization_block = 8;
     }
+    if (below(4) == 0)
+        shape->step = 1 + below(2);
     if (below(8) == 0) {
         shape->last_slice = (uint8_t)(1 + below(2));
         shape->slice = (uint8_t)below(shape->last_slice + 1u);
@@ -315,7 +317,7 @@ static void mutate(uint8_t *header, uint32_t payload_bytes)
 {
     static const uint8_t fields[][2] = {{2, 1}, {3, 1}, {4, 4}, {8, 4}, {12, 4}, {16, 8}, {24, 8}, {32, 8}, {40, 4},
         {48, 8}, {48, 4}, {52, 4}, {56, 4}, {56, 1}, {57, 1}, {58, 1}, {59, 1}, {60, 4}, {64, 4}, {68, 4}, {68, 1},
-        {71, 1}};
+        {71, 1}, {72, 8}, {79, 1}, {80, 8}};
     if (below(4) == 0) {
         header[below(PCCL_FRAME_BYTES + payload_bytes)] ^= (uint8_t)(1u << below(8));
         return;

@@ -32,6 +32,7 @@ static pccl_frame ready_frame(void)
     frame.shape.algorithm = PCCL_DIRECT;
     frame.shape.slice = 5;
     frame.shape.last_slice = 9;
+    frame.shape.step = UINT64_C(0x7182838485868788);
     return frame;
 }
 
@@ -158,11 +159,15 @@ static void the_layout_is_as_documented(void)
     uint8_t header[PCCL_FRAME_BYTES];
     pccl_frame frame = segment_frame();
     pccl_frame_encode(&frame, header);
-    CHECK(memcmp(header, "PC\x03\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
+    CHECK(memcmp(header, "PC\x04\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
     CHECK(memcmp(header + 16, "\x08\x07\x06\x05\x04\x03\x02\x01", 8) == 0);
     CHECK(memcmp(header + 40, "\x34\x33\x32\x31", 4) == 0);
-    CHECK(pccl_get_u32(header + 44) == pccl_crc32c(pccl_crc32c(0, header, 44), header + 48, 24));
+    CHECK(pccl_get_u32(header + 44) == pccl_crc32c(pccl_crc32c(0, header, 44), header + 48, 40));
     CHECK(memcmp(header + 48, "\x04\x03\x02\x01\x14\x13\x12\x11\x24\x23\x22\x21", 12) == 0);
+    pccl_frame ready = ready_frame();
+    uint8_t ready_header[PCCL_FRAME_BYTES];
+    pccl_frame_encode(&ready, ready_header);
+    CHECK(memcmp(ready_header + 72, "\x88\x87\x86\x85\x84\x83\x82\x71\0\0\0\0\0\0\0\0", 16) == 0);
     uint8_t key_bytes[PCCL_KEY_BYTES];
     pccl_op_key_encode(&frame.key, key_bytes);
     CHECK(memcmp(key_bytes, header + 16, sizeof key_bytes) == 0);
@@ -211,6 +216,11 @@ static void what_is_malformed_is_refused(void)
     pccl_frame_encode(&ready, header);
     CHECK(pccl_frame_decode(header, &out) != NULL);
     ready = ready_frame();
+    for (int at = 79; at < PCCL_FRAME_BYTES; at++) { /* the step's highest byte, and what is reserved */
+        pccl_frame_encode(&ready, header);
+        header[at] = 200;
+        CHECK(pccl_frame_decode(header, &out) != NULL);
+    }
     for (int at = 56; at < 60; at++) {
         pccl_frame_encode(&ready, header);
         header[at] = 200;

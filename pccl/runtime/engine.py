@@ -109,6 +109,8 @@ class OpSpec:
     """Makes a feed for each launch, in the thread that launches."""
     segment_bytes: int = 0
     """0: what suits the op."""
+    step: int | None = None
+    """The caller's own count, which all peers must have alike; None: it gives none."""
 
     def launched(self) -> OpSpec:
         return self if self.new_feed is None else replace(self, feed=self.new_feed(), new_feed=None)
@@ -162,6 +164,26 @@ class OpFrozen:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMismatch:
+    """An op is of a step, or of none, of which another peer's is not."""
+
+    verb: str
+    """What mine does to its step."""
+    mine: int | None
+    theirs: int | None
+
+    def text(self, me: str, them: str) -> str:
+        """For the callers of these peers."""
+        if self.mine is None or self.theirs is None:
+            mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
+            return f"{me} gives {mine} where {them} gives {theirs}; all have to give the same step, or none"
+        return (
+            f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
+            "one of them has missed or repeated a step"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class OpMismatch:
     op: int
     link: int
@@ -171,6 +193,8 @@ class OpMismatch:
     """Not the arguments differ, but what was called."""
     size_bytes: tuple[int, int] = (0, 0)
     """Of mine and theirs."""
+    steps: StepMismatch | None = None
+    """Where these differ."""
     their_piece_bytes: int = 0
     """Theirs is the guard of an op in pieces of this size; see `pieces`. 0: it is none."""
 
@@ -288,6 +312,7 @@ class OpRequest:
             shape.quantization_block = quantization.block_size
             request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
             request.rounding_seed = quantization.seed
+        shape.step = 0 if spec.step is None else spec.step + 1
         shape.segment_bytes = max(
             spec.dtype.itemsize,
             spec.segment_bytes
@@ -459,8 +484,10 @@ def _event(event: Any) -> EngineEvent:
         is_other_call = event.mine.collective != event.theirs.collective
         size_bytes = _size_bytes(event.mine), _size_bytes(event.theirs)
         theirs = _describe(event.theirs)
+        steps = _compare_steps(event.mine, event.theirs)
         piece_bytes = _guarded_bytes(event.theirs)
-        return OpMismatch(event.id, event.link, _describe(event.mine), theirs, is_other_call, size_bytes, piece_bytes)
+        mine = _describe(event.mine)
+        return OpMismatch(event.id, event.link, mine, theirs, is_other_call, size_bytes, steps, piece_bytes)
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
@@ -477,11 +504,12 @@ def _event(event: Any) -> EngineEvent:
     return LinkLost(event.id, reason)
 
 
-def guard_spec(tag: int, piece_bytes: int) -> OpSpec:
+def guard_spec(of: OpSpec, piece_bytes: int) -> OpSpec:
     """An op that is nothing but the description of another one, in pieces of this size."""
     nothing = Buffers(0, 0, 0, None)
     mark = guarded(piece_bytes) + 1  # odd, as segments are not
-    return OpSpec(tag, DataType.UINT8, ReduceOp.SUM, None, nothing, ReduceAlgorithm.RING, segment_bytes=mark)
+    kind = DataType.UINT8, ReduceOp.SUM, None
+    return OpSpec(of.tag, *kind, nothing, ReduceAlgorithm.RING, segment_bytes=mark, step=of.step)
 
 
 def guarded(piece_bytes: int) -> int:
@@ -500,6 +528,14 @@ def _size_bytes(shape: Any) -> int:
     """Of a shape that came over the network, too: 0 for a dtype that is none."""
     size_bytes: int = shape.count * lib.pccl_dtype_bytes(shape.dtype)
     return size_bytes
+
+
+def _compare_steps(mine: Any, theirs: Any) -> StepMismatch | None:
+    if mine.step == theirs.step:
+        return None
+    is_reduce = mine.collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+    steps = (shape.step - 1 if shape.step else None for shape in (mine, theirs))
+    return StepMismatch("reduces" if is_reduce else "is at", *steps)
 
 
 def _describe(shape: Any) -> str:

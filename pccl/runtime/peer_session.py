@@ -693,7 +693,8 @@ class PeerSession:
         machine = self._machine
         other = machine.peer_at(event.link)
         who = "another one" if other is None else f"peer {other}"
-        return f"peers called {what}: peer {machine.peer} has {event.mine}, {who} has {event.theirs}{hint(event)}"
+        lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
+        return f"{lead}peers called {what}: peer {machine.peer} has {event.mine}, {who} has {event.theirs}{hint(event)}"
 
     async def _watch_clock(self) -> None:
         while True:

@@ -209,7 +209,7 @@ class Pieces(Lanes):
         self._end_guards(launch.epoch - 1)
         if has_guard:
             guard = next(self._numbers)
-            super().submit(replace(launch, op=guard, agrees=False), guard_spec(launch.tag, PIECE_BYTES))
+            super().submit(replace(launch, op=guard, agrees=False), guard_spec(spec, PIECE_BYTES))
             self._guards[guard] = _Guard(op, launch.epoch)
         self._staged[op] = _Staged(launch, spec, spec.feed.piece_count, spec.feed.piece_count)
 
@@ -303,7 +303,7 @@ class Pieces(Lanes):
     def _join_whole(self, event: EngineEvent) -> EngineEvent | None:
         """What an event of an op that is none in pieces means, if anything."""
         if isinstance(event, OpMismatch) and event.op in self._divisible:
-            if event.their_piece_bytes == guarded(PIECE_BYTES):
+            if event.their_piece_bytes == guarded(PIECE_BYTES) and event.steps is None:
                 self._divide(event.op)
                 return None
             del self._divisible[event.op]
