@@ -18,8 +18,11 @@ WIRE = {
     "TensorOffer": "name dtype shape loose",
     "SyncOffer": "strategy revision root tensors",
     "LinkFigure": "peer is_inbound bytes_per_s round_trip_us",
-    "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found=",
-    "Resume": "protocol run term peer auth= masters= is_accepted=",
+    "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found= session=",
+    "Resume": "protocol run term peer auth= masters= is_accepted= session=",
+    "Reattach": "protocol session received auth=",
+    "Reattached": "received",
+    "Ack": "received",
     "Aborted": "tag sequence code reason",
     "Met": "kind meeting code reason value",
     "InstalledView": "view rings is_meshed",
@@ -77,7 +80,7 @@ WIRE = {
 CHANNELS: list[Any] = [
     *(m.FromPeer, m.FromMaster, m.BeatAnswer, m.Credential),
     *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
-    *(m.Opening, m.ToWatcher),
+    *(m.Opening, m.ToWatcher, m.ReattachAnswer, m.Ack | m.Reattach),
 ]
 
 

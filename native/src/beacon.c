@@ -8,7 +8,8 @@
  * All of it happens in one thread that runs none of its user's code: a process that computes for a minute without
  * letting anybody else in (Python's global lock) goes on beating, as does one whose other connections are full.
  *
- * The thread wakes four times per beat. At each turn it reads what has come on every connection, sends a beat if one
+ * The thread wakes four times per beat, and at once when a connection is closed: a process that dies is to be found by
+ * this connection as soon as by its others. At each turn it reads what has come on every connection, sends a beat if one
  * is due, and then looks who has not been heard for the timeout. What has come counts as heard now, however long it
  * lay there, so a thread that is late by a little blames nobody. One that is late by a lot (the process was stopped,
  * the machine suspended) cannot know what the others did meanwhile, and starts their time anew.
@@ -41,6 +42,9 @@
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0 /* SO_NOSIGPIPE does it */
 #endif
+#ifndef POLLRDHUP
+#define POLLRDHUP 0 /* POLLHUP does it, or the next turn */
+#endif
 
 enum {
     BEAT = 'b',
@@ -67,6 +71,9 @@ struct pccl_beacon {
     int64_t interval_ms;
     int64_t turned_ms;
     int64_t beat_due_ms;
+    struct pollfd *watched; /* `stop`, then the connections of the last turn in their order */
+    uint64_t *watched_names; /* their numbers */
+    size_t room; /* of both arrays */
 
     pthread_mutex_t mutex; /* for what follows; nobody waits while holding it */
     pccl_list connections;
@@ -147,17 +154,75 @@ static void beacon_turn(pccl_beacon *beacon, int64_t now_ms)
     }
 }
 
+/* 0 if there is no memory. */
+static int beacon_make_room(pccl_beacon *beacon, size_t count)
+{
+    if (count <= beacon->room)
+        return 1;
+    size_t room = 2 * count;
+    struct pollfd *watched = realloc(beacon->watched, room * sizeof *watched);
+    if (watched != NULL)
+        beacon->watched = watched;
+    uint64_t *names = realloc(beacon->watched_names, room * sizeof *names);
+    if (names != NULL)
+        beacon->watched_names = names;
+    if (watched == NULL || names == NULL)
+        return 0;
+    beacon->room = room;
+    return 1;
+}
+
+/* What to poll until the next turn; connections that there is no memory for are only looked at in turns. */
+static nfds_t beacon_watch(pccl_beacon *beacon)
+{
+    nfds_t count = 1;
+    for (pccl_list *node = beacon->connections.next; node != &beacon->connections; node = node->next) {
+        if (!beacon_make_room(beacon, (size_t)count + 1))
+            break;
+        const beat_connection *each = connection_of(node);
+        beacon->watched[count] = (struct pollfd){.fd = each->fd, .events = POLLRDHUP, .revents = 0};
+        beacon->watched_names[count++] = each->event.connection;
+    }
+    return count;
+}
+
+/* Reads from those that `poll` has found closed. Of the `count` watched ones some may have been removed since. */
+static void beacon_hear_closed(pccl_beacon *beacon, nfds_t count)
+{
+    nfds_t at = 1;
+    pccl_list *next;
+    for (pccl_list *node = beacon->connections.next; node != &beacon->connections && at < count; node = next) {
+        next = node->next;
+        beat_connection *each = connection_of(node);
+        while (at < count && beacon->watched_names[at] != each->event.connection)
+            at++;
+        if (at < count && beacon->watched[at].revents != 0)
+            (void)beacon_hear(beacon, each);
+    }
+}
+
 static void *beacon_main(void *argument)
 {
     pccl_beacon *beacon = argument;
-    int turn_ms = (int)(beacon->interval_ms / TURNS_PER_BEAT);
-    struct pollfd stop = {.fd = beacon->stop.read_fd, .events = POLLIN, .revents = 0};
-    while (poll(&stop, 1, turn_ms > 0 ? turn_ms : 1) <= 0) {
+    int64_t turn_ms = beacon->interval_ms / TURNS_PER_BEAT;
+    int64_t turn_due_ms = beacon->turned_ms + (turn_ms > 0 ? turn_ms : 1);
+    nfds_t count = 1;
+    for (;;) {
+        int64_t left_ms = turn_due_ms - pccl_now_ms();
+        int found = poll(beacon->watched, count, left_ms > 0 ? (int)left_ms : 0);
+        if (found > 0 && beacon->watched[0].revents != 0)
+            return NULL;
+        int64_t now_ms = pccl_now_ms();
         pthread_mutex_lock(&beacon->mutex);
-        beacon_turn(beacon, pccl_now_ms());
+        if (found > 0)
+            beacon_hear_closed(beacon, count);
+        if (now_ms >= turn_due_ms) {
+            beacon_turn(beacon, now_ms);
+            turn_due_ms = now_ms + (turn_ms > 0 ? turn_ms : 1);
+        }
+        count = beacon_watch(beacon);
         pthread_mutex_unlock(&beacon->mutex);
     }
-    return NULL;
 }
 
 /* The callers */
@@ -181,6 +246,8 @@ static void beacon_free(pccl_beacon *beacon)
     pccl_wake_close(&beacon->news);
     pccl_fd_registry_destroy(beacon->fds);
     pthread_mutex_destroy(&beacon->mutex);
+    free(beacon->watched);
+    free(beacon->watched_names);
     free(beacon);
 }
 
@@ -216,8 +283,11 @@ pccl_beacon *pccl_beacon_create(uint32_t timeout_ms, char *error, size_t error_b
     beacon->fds = pccl_fd_registry_create();
     if (beacon->fds == NULL)
         return beacon_create_failed(beacon, "beacon", ENOMEM, error, error_bytes);
+    if (!beacon_make_room(beacon, 1))
+        return beacon_create_failed(beacon, "beacon", ENOMEM, error, error_bytes);
     if (pccl_wake_open(&beacon->stop) != 0 || pccl_wake_open(&beacon->news) != 0)
         return beacon_create_failed(beacon, "eventfd or pipe", errno, error, error_bytes);
+    beacon->watched[0] = (struct pollfd){.fd = beacon->stop.read_fd, .events = POLLIN, .revents = 0};
     rc = pccl_thread_start(&beacon->thread, "pccl-beacon", beacon_main, beacon);
     if (rc != 0)
         return beacon_create_failed(beacon, "pthread_create", rc, error, error_bytes);

@@ -33,6 +33,23 @@ there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is
 has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
 is not admitted before it has one, so that whoever may hold up the others can be missed.
 
+Absence. A peer whose control connection breaks dials again and goes on in its session (`control_session`): the runtime
+says `detached`, then `reattached`, and until then the peer is absent: it is told nothing, and what is said to it waits.
+A peer that has died must not be waited for, so:
+
+    1  An absent peer whose signs of life stand lives. It is kept for `peer_timeout_s`, and lost after that.
+    2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
+       lost at once when all its witnesses, and at least one, have lost their links with it. Its witnesses are the peers
+       of its ring that have a link with it and are not absent.
+    3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
+       gone at once, the network is more likely to have failed here than all of them there.
+    4  A pending peer has no witness and loses nothing by starting over: it is lost as soon as both have ended. An
+       absent one is not admitted.
+    5  Who dies without a word, with its machine, is silent.
+
+A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
+session: an eviction. The links that witnesses have lost are forgotten when a view is installed that has made them anew.
+
 Ops. Peers start ops without asking. In a group that is a mesh they end them without asking, too (`agreement`): the
 master hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of others
 it hears every end, see `ledger`. A verdict of the master is made once and sent to each peer of the ring before anything
@@ -215,6 +232,8 @@ class _Member:
     beats: int | None = None
     """The connection that carries its signs of life."""
     has_beaten: bool = False
+    absence: str = ""
+    """How its control connection was lost; empty: it stands."""
 
     @property
     def about(self) -> dict[str, int]:
@@ -347,6 +366,12 @@ class Master:
         """Since when an answer to Flush or Prepare is due, longest first."""
         self._beats_due_at: dict[int, float] = {}
         """Those without a connection for signs of life, and when there must be one."""
+        self._absent_until: dict[int, float] = {}
+        """Peers without a control connection, longest first, and when they are lost."""
+        self._cut: set[tuple[int, int]] = set()
+        """Who has lost its link with whom since it was made."""
+        self._suspects: set[int] = set()
+        """Of whom there is new evidence that they might have died."""
         self._unlogged: dict[int, float] = {}
         """Who waits in a joint call, and since when, longest first; without those whose wait was logged."""
         self._told: set[int] = set()
@@ -423,6 +448,33 @@ class Master:
             member.beats = None
             self._beats_due_at[member.peer] = now + self.options.peer_timeout_s
             self._log("info", f"{member}: its signs of life broke off: {reason}", member.about)
+            self._suspects.add(member.peer)
+            self._advance()
+        return self._drain()
+
+    def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
+        """The connection is gone, and its session may go on over another one, unless the effects have a Close of it."""
+        self._now = now
+        if connection not in self._peer_of:
+            self._effects.append(Close(connection))
+            return self.disconnected(connection, reason, now)
+        member = self._members[self._peer_of[connection]]
+        member.absence = reason
+        self._absent_until[member.peer] = now + self.options.peer_timeout_s
+        self._suspects.add(member.peer)
+        self._suspect_cut()
+        self._log("info", f"{member} has lost its control connection: {reason}", member.about)
+        self._advance()
+        return self._drain()
+
+    def reattached(self, connection: int, now: float) -> list[Effect]:
+        """The session goes on."""
+        self._now = now
+        member = self._members[self._peer_of[connection]]
+        member.absence = ""
+        self._absent_until.pop(member.peer, None)
+        self._log("info", f"{member} has another control connection", member.about)
+        self._advance()
         return self._drain()
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
@@ -462,6 +514,9 @@ class Master:
                 has_beaten = self._members[peer].has_beaten
                 allowed_s = self.options.peer_timeout_s if has_beaten else self.options.hello_timeout_s
                 self._evict(peer, f"silent for {allowed_s:.1f} s")
+        for peer, until in list(self._absent_until.items()):
+            if now >= until and peer in self._absent_until:
+                self._lose(peer, f"not back within {self.options.peer_timeout_s:g} s")
         if self._optimization is not None:
             self._log_unmeasured(self._optimization.expire(now))
         self._log_long_waits()
@@ -474,6 +529,7 @@ class Master:
         times += [asked_at + self.options.answer_timeout_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
         times += self._beats_due_at.values()
+        times += islice(self._absent_until.values(), 1)
         if self._optimization is not None and (ends_at := self._optimization.deadline()) is not None:
             times.append(ends_at)
         return min(times, default=None)
@@ -490,8 +546,9 @@ class Master:
 
     @property
     def admissible(self) -> list[int]:
-        """Those pending who show signs of life, if all of their site do."""
-        alive = [member for member in self._members.values() if not member.accepted and member.has_beaten]
+        """Those pending who show signs of life and are not absent, if so are all of their site."""
+        pending = [member for member in self._members.values() if not member.accepted]
+        alive = [member for member in pending if member.has_beaten and not member.absence]
         found = Counter(member.hello.site for member in alive)
         return [each.peer for each in alive if not each.hello.site or found[each.hello.site] == each.hello.site_size]
 
@@ -505,6 +562,10 @@ class Master:
 
     def is_accepted(self, peer: int) -> bool:
         return peer in self._members and self._members[peer].accepted
+
+    def is_member(self, connection: int) -> bool:
+        """It is a peer's control connection."""
+        return connection in self._peer_of
 
     def connection_of(self, peer: int) -> int | None:
         return self._members[peer].connection if peer in self._members else None
@@ -639,11 +700,49 @@ class Master:
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")
 
+    def _lose(self, peer: int, reason: str = "") -> None:
+        """One that is absent."""
+        member = self._members[peer]
+        self._effects.append(Close(member.connection))
+        self._remove(peer, "; ".join(filter(None, [member.absence, reason])))
+
+    def _lose_dead(self) -> bool:
+        """Those of the suspects that have died, by all evidence."""
+        lost = False
+        while self._suspects:
+            peer = self._suspects.pop()
+            if peer in self._absent_until and self._is_dead(self._members[peer]):
+                self._lose(peer)
+                lost = True
+        return lost
+
+    def _suspect_cut(self) -> None:
+        """A witness is gone: the word of the others may suffice now."""
+        self._suspects.update(other for _, other in self._cut if other in self._absent_until)
+
+    def _is_dead(self, member: _Member) -> bool:
+        if not member.absence or member.beats is not None:
+            return False
+        if not member.accepted:
+            return True
+        witnesses = self._witnesses(member)
+        return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
+
+    def _witnesses(self, member: _Member) -> list[int]:
+        group = self._groups[member.hello.group]
+        linked = [peer for peer in topology.linked_peers(group.ring, member.peer) if self.is_accepted(peer)]
+        linkless = group.missing | group.unreliable
+        return [
+            peer
+            for peer in linked
+            if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
+        ]
+
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
-        for by_peer in (self._asked_at, self._beats_due_at, self._unlogged, self._unheard):
+        for by_peer in (self._asked_at, self._beats_due_at, self._absent_until, self._unlogged, self._unheard):
             by_peer.pop(peer, None)
         self.traffic.forget(peer)
         if member.hello.site and not is_leaving:
@@ -653,6 +752,8 @@ class Master:
         self._awaiting_ready.discard(peer)
         self._unaware.discard(peer)
         self._relink = {pair for pair in self._relink if peer not in pair}
+        self._cut = {pair for pair in self._cut if peer not in pair}
+        self._suspect_cut()
         self._failed_pairs = {pair: why for pair, why in self._failed_pairs.items() if peer not in pair}
         for history in (self._made_in, self._relinks):
             for pair in [pair for pair in history if peer in pair]:
@@ -718,7 +819,13 @@ class Master:
         progress = True
         while progress and not self.deposed:
             self._dissolve_sites()
-            progress = self._settle_flushes() or self._admit_first() or self._step_view() or self._step_joint()
+            progress = (
+                self._lose_dead()
+                or self._settle_flushes()
+                or self._admit_first()
+                or self._step_view()
+                or self._step_joint()
+            )
         if not self.deposed:
             self._fail_hopeless_waits()
 
@@ -836,7 +943,7 @@ class Master:
         )
 
     def _resolve_failed_pairs(self) -> None:
-        newcomers = {peer for peer, member in self._members.items() if not member.accepted}
+        newcomers = {peer for peer, member in self._members.items() if not member.accepted or member.absence}
         reasons = dict(self._failed_pairs)
         for peer in sorted(topology.fewest_evictions(reasons, newcomers)):
             pair, why = next((pair, why) for pair, why in reasons.items() if peer in pair)
@@ -851,6 +958,7 @@ class Master:
         for group in self._groups.values():
             if not group.running:
                 group.running = True
+                self._forget_cuts(group)
                 group.direct_limit = direct_limit(group.ring, self.figures)
                 group.is_local = self.figures.are_on_one_host(group.ring)
                 group.commits = []
@@ -874,6 +982,11 @@ class Master:
         if self._updating:
             self._updating = False
             self._finish_all(Kind.UPDATE_TOPOLOGY)
+
+    def _forget_cuts(self, group: _Group) -> None:
+        """Its links stand again, but for those that it goes without."""
+        linkless = group.missing | group.unreliable
+        self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
     # Messages of accepted or pending peers.
 
@@ -913,6 +1026,9 @@ class Master:
         needed, all_pairs = topology.ring_pairs(group.ring), topology.linked_pairs(group.ring)
         for other, reason in [*message.failed, *message.missing]:
             pair = topology.pair(member.peer, other)
+            if other in group.ring:
+                self._cut.add((member.peer, other))
+                self._suspects.add(other)
             if pair in needed:
                 self._failed_pairs.setdefault(pair, reason)
             elif pair in all_pairs and pair not in group.missing:
@@ -928,10 +1044,14 @@ class Master:
         if other is None or other.hello.group != member.hello.group or other is member:
             return
         pair = topology.pair(member.peer, message.peer)
-        if pair in self._relink or message.made_in < self._made_in.get(pair, 0):
-            return
         group = self._groups.get(member.hello.group)
-        if group is None or pair not in topology.linked_pairs(group.ring):
+        if message.made_in < self._made_in.get(pair, 0) or group is None:
+            return
+        if pair not in topology.linked_pairs(group.ring):
+            return
+        self._cut.add((member.peer, message.peer))
+        self._suspects.add(message.peer)
+        if pair in self._relink or self._is_dead(other):
             return
         is_needed = pair in topology.ring_pairs(group.ring)
         if not is_needed and pair in group.missing | group.unreliable:

@@ -155,6 +155,8 @@ class Hello(Message, frozen=True):
     """How many addresses of masters it knows."""
     may_found: bool = True
     """It may be the first of a new run. Who knows several masters asks all of them for a run first."""
+    session: Secret = b""
+    """The key of the session that begins here (`control_session`); empty: it ends with the connection."""
 
 
 class BeatHello(Message, frozen=True):
@@ -182,6 +184,19 @@ class Resume(Message, frozen=True):
     """As of Hello."""
     is_accepted: bool = True
     """False: a newcomer, which may have been accepted and not heard of it."""
+    session: Secret = b""
+    """As of Hello."""
+
+
+class Reattach(Message, frozen=True):
+    """The first message on a control connection that shall go on where one of this session broke off. The answer is
+    Reattached, or Rejected by a master that does not know the session."""
+
+    protocol: int
+    session: Secret
+    received: Count
+    """Messages of the master, over all connections of the session."""
+    auth: bytes = b""
 
 
 class Aborted(Record, frozen=True):
@@ -430,6 +445,13 @@ class Welcome(Message, frozen=True):
     """The run's. A master that has it knows the run."""
 
 
+class Reattached(Message, frozen=True):
+    """The session goes on. Both sides now resend what the other has not received."""
+
+    received: Count
+    """Messages of the peer, over all connections of the session."""
+
+
 class Gather(Message, frozen=True):
     """This master leads no run, and might lead yours once a majority of its last view has come. The answer is Stand."""
 
@@ -627,6 +649,15 @@ FromMaster = (
 )
 
 
+# On control connections, either way.
+
+
+class Ack(Message, frozen=True):
+    """The sender has received so many messages in this session. Not counted itself."""
+
+    received: Count
+
+
 # On every connection between its opening and the answer to that, if both sides have a token: see `auth`.
 
 
@@ -723,7 +754,8 @@ BeatAnswer = Accepted | Goodbye | Elsewhere
 Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
 """Accepted and Status, or Goodbye."""
-Opening = Hello | BeatHello | Resume | StatusRequest | PeerOpening
+ReattachAnswer = Reattached | Rejected | Goodbye
+Opening = Hello | BeatHello | Resume | Reattach | StatusRequest | PeerOpening
 """All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

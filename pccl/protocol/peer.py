@@ -643,13 +643,20 @@ class Peer:
         """There is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
-    def resume(self, masters: int, now: float) -> m.Resume | None:
-        """The first message to the next master; None: Hello. `masters` is how many may be asked."""
+    def resume(self, masters: int, now: float, session: bytes = b"") -> m.Resume | None:
+        """The first message to the next master; None: Hello. `masters` is how many may be asked, `session` the key of
+        the session that begins."""
         if not self.peer:
             return None
         self._resumed_at = now
         return m.Resume(
-            m.PROTOCOL_VERSION, self.run, self.term, self.peer, masters=masters, is_accepted=self.view is not None
+            m.PROTOCOL_VERSION,
+            self.run,
+            self.term,
+            self.peer,
+            masters=masters,
+            is_accepted=self.view is not None,
+            session=session,
         )
 
     def _end_admission(self) -> None:

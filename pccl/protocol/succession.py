@@ -150,6 +150,21 @@ class Succession:
             self._check_deposition()
         return self._drain()
 
+    def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
+        self._begin(now)
+        if self._release(connection):
+            self._effects.append(Close(connection))
+        else:
+            self._effects += self.master.detached(connection, reason, now)
+            self._check_deposition()
+        return self._drain()
+
+    def reattached(self, connection: int, now: float) -> list[Effect]:
+        self._begin(now)
+        self._effects += self.master.reattached(connection, now)
+        self._check_deposition()
+        return self._drain()
+
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         self._begin(now)
         self._effects += self.master.silent(connection, silent_s, now)

@@ -1,5 +1,8 @@
 """Runs a `Master` over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
+A peer's control connection may break and another one carry its session on (`control_session`): the machine knows
+both by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
+
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
 A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
 else keeps this process busy; one task hears of those that fall silent.
@@ -19,6 +22,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
+from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, Send, TakeBeats
 from pccl.protocol.succession import Succession
 from pccl.runtime import addresses, handshake
@@ -46,12 +50,17 @@ WATCH_SHARE = 0.5
 """Of the peer timeout: how often a standby looks for the others."""
 SECRET_BYTES = 16
 """Of a run's secret."""
+_Opening = m.FromPeer | m.StatusRequest | m.Reattach
 STATUS_READERS_MAX = 16
 """Who is being told how the run stands, at a time. What they have not read yet lies in this process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Client:
+    """A control connection."""
+
+    number: int
+    """By which the machine knows it; that of the session that it carries on."""
     connection: ControlConnection[m.FromPeer]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_for_beats: bool = False
@@ -86,7 +95,9 @@ class MasterServer:
         self._lived_at = 0.0
         """When this process last did something."""
         self._clients: dict[int, _Client] = {}
-        """Those that the machine knows."""
+        """Those that the machine knows. One whose connection is gone stays while its session may go on."""
+        self._sessions: dict[bytes, int] = {}
+        """Numbers of clients by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
         self._strangers = Strangers()
@@ -153,7 +164,7 @@ class MasterServer:
         except OSError:
             sock.close()
             return
-        client = self._clients[number] = _Client(connection)
+        client = self._clients[number] = _Client(number, connection)
         host = addresses.plain_host(sockaddr)
         try:
             async with trio.open_nursery() as nursery:
@@ -161,20 +172,36 @@ class MasterServer:
                 self._carry_out(self._machine.connected(number, host, self._alive_now()))
                 reason: str | None = "closed by the master"
                 with client.reading:
-                    reason = await self._read(number, client, host, sockaddr[1])
+                    reason = await self._read(client, host, sockaddr[1])
                 if reason is None:
-                    del self._clients[number]
+                    self._forget(client)
                     nursery.cancel_scope.cancel()
-                elif self._clients.pop(number, None) is not None:
+                elif self._clients.get(client.number) is client:
                     logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
-                    self._carry_out(self._machine.disconnected(number, reason, self._alive_now()))
+                    self._lost(client, reason)
                 connection.finish()
                 nursery.cancel_scope.deadline = trio.current_time() + FAREWELL_S
         finally:
-            self._clients.pop(number, None)
+            if connection.session is None:
+                self._forget(client)
             connection.close()
 
-    async def _read(self, number: int, client: _Client, host: str, port: int) -> str | None:
+    def _lost(self, client: _Client, reason: str) -> None:
+        """Its connection has ended."""
+        if client.connection.session is not None:
+            self._carry_out(self._machine.detached(client.number, reason, self._alive_now()))
+        else:
+            self._forget(client)
+            self._carry_out(self._machine.disconnected(client.number, reason, self._alive_now()))
+
+    def _forget(self, client: _Client) -> None:
+        """The machine knows it no more, or never has."""
+        if self._clients.get(client.number) is client:
+            del self._clients[client.number]
+            if client.connection.session is not None:
+                self._sessions.pop(client.connection.session.key, None)
+
+    async def _read(self, client: _Client, host: str, port: int) -> str | None:
         """Feeds the machine until the connection ends; returns how it did, None if the beacon has it."""
         connection = client.connection
         messages: list[m.FromPeer] | None = None
@@ -184,7 +211,15 @@ class MasterServer:
                     opening = await self._hear(connection, host)
                     if isinstance(opening, m.StatusRequest):
                         return await self._tell_status(connection, opening)
-                    messages = [opening]
+                    if isinstance(opening, m.Reattach):
+                        refusal = self._reattach(client, opening)
+                        if refusal is not None:
+                            connection.send([m.Rejected(refusal)])
+                            return refusal
+                        messages = []
+                    else:
+                        self._begin_session(client, opening)
+                        messages = [opening]
                 else:
                     messages = await connection.receive()
             except ConnectionLost as error:
@@ -198,16 +233,55 @@ class MasterServer:
                 return str(error)
             except ProtocolError as error:
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error))])
+                self._end_session(connection)
                 return str(error)
             for message in messages:
-                self._carry_out(self._machine.received(number, message, self._alive_now()))
+                self._carry_out(self._machine.received(client.number, message, self._alive_now()))
             if client.is_for_beats:
                 try:
-                    self._beacon.add(number, connection.detach())
+                    self._beacon.add(client.number, connection.detach())
                 except (ConnectionLost, OSError) as error:
                     return str(error)
-                self._beating.add(number)
+                self._beating.add(client.number)
                 return None
+
+    def _begin_session(self, client: _Client, opening: m.FromPeer) -> None:
+        if isinstance(opening, m.Hello | m.Resume) and opening.session:
+            if len(opening.session) != KEY_BYTES or opening.session in self._sessions:
+                raise ProtocolError("the key of its session is none, or is in use")
+            client.connection.session = ControlSession(opening.session)
+            self._sessions[opening.session] = client.number
+
+    def _end_session(self, connection: ControlConnection[m.FromPeer]) -> None:
+        """It goes on over no other connection."""
+        if connection.session is not None:
+            self._sessions.pop(connection.session.key, None)
+            connection.session = None
+
+    def _reattach(self, client: _Client, opening: m.Reattach) -> str | None:
+        """Has the session go on over the connection of this client. A refusal if it does not."""
+        if opening.protocol != m.PROTOCOL_VERSION:
+            return f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {opening.protocol}"
+        number = self._sessions.get(opening.session)
+        if number is None:
+            return "this master does not know the session"
+        old = self._clients[number]
+        session = old.connection.session
+        assert session is not None
+        session.acknowledge(opening.received)
+        now = self._alive_now()
+        self._carry_out(self._machine.disconnected(client.number, "it carries on a session", now))
+        self._forget(client)
+        if self._clients.get(number) is not old:
+            return "the session has just ended"
+        old.connection.is_taken_over()
+        old.reading.cancel()
+        client.number = number
+        self._clients[number] = client
+        client.connection.send([m.Reattached(session.received)])
+        client.connection.carry_on(session, opening.received)
+        self._carry_out(self._machine.reattached(number, now))
+        return None
 
     async def _tell_status(self, connection: ControlConnection[m.FromPeer], request: m.StatusRequest) -> str:
         """Returns how it ended."""
@@ -228,15 +302,15 @@ class MasterServer:
             self._status_readers -= 1
         return "was told the status"
 
-    async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> m.FromPeer | m.StatusRequest:
+    async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> _Opening:
         """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
         with trio.CancelScope() as scope:
             stranger = self._strangers.enter(host, scope.cancel)
             try:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
-                opening: m.FromPeer | m.StatusRequest = decode_body(body, m.FromPeer | m.StatusRequest)
-                if isinstance(opening, m.Hello | m.Resume | m.BeatHello | m.StatusRequest):
+                opening: _Opening = decode_body(body, _Opening)
+                if isinstance(opening, m.Hello | m.Resume | m.Reattach | m.BeatHello | m.StatusRequest):
                     self._check_tls(opening, is_private)
                     await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
                     connection.trust()
@@ -254,7 +328,7 @@ class MasterServer:
         await connection.start_tls(TlsEnd(self._ssl_context))
         return True
 
-    def _check_tls(self, opening: m.Hello | m.Resume | m.BeatHello | m.StatusRequest, is_private: bool) -> None:
+    def _check_tls(self, opening: _Opening, is_private: bool) -> None:
         if not isinstance(opening, m.BeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.BeatHello) and is_private:
@@ -279,20 +353,28 @@ class MasterServer:
                 else:
                     about = {"run": self._machine.run, **effect.about}
                     logger.log(LEVELS[effect.level], "%s", text, extra=about)
+        flooded: list[_Client] = []
         for number, frames in outgoing.items():
             client = self._clients.get(number)
             if client is not None:
                 client.connection.send_frames(frames)
                 if client.connection.is_flooded:
-                    # It has not read for long; the reading task finds the connection closed and reports the loss.
-                    client.connection.shutdown()
+                    flooded.append(client)
         for effect in effects:
             if isinstance(effect, Close) and effect.connection in self._clients:
-                self._clients.pop(effect.connection).reading.cancel()
+                client = self._clients[effect.connection]
+                client.reading.cancel()
+                self._forget(client)
             elif isinstance(effect, Close) and effect.connection in self._beating:
                 self._beating.discard(effect.connection)
                 self._beacon.remove(effect.connection)
         self._timer_changed.set()
+        for client in flooded:
+            if self._clients.get(client.number) is client:
+                # It has not read for long, or is away.
+                client.connection.shutdown()
+                self._end_session(client.connection)
+                self._lost(client, "it does not read what it is sent")
 
     async def _find_rings(self, effect: FindRings) -> None:
         def search() -> dict[int, list[int]]:

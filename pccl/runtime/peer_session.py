@@ -23,6 +23,11 @@ Use counts are right, that is, ops with one tag reach the machine in the order i
 With cancels it is the same: they are noted before the launches, so an op whose cancel is taken is in the machine, or
 among the events heard, or was submitted by nobody and never will be.
 
+A control connection that breaks is made anew, to the same master, and carries the session on (`control_session`); the
+machine does not hear of it. The master is lost when it does not know the session, when no connection has come about for
+a peer timeout, or half of `master_timeout_s` if that is less, and at once where there are other masters to ask, nothing
+listens at its port any more and its signs of life have ended as well.
+
 A master that is lost is looked for, at all its addresses in turn (`candidates`), while the engine goes on; who finds
 none for `master_timeout_s` gives up.
 
@@ -40,6 +45,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import secrets
 import socket
 import ssl
 from collections import deque
@@ -55,6 +61,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
+from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
@@ -91,6 +98,11 @@ REDIAL_S_MAX = 30.0
 WITHDRAW_S = 5.0
 """How long a cancelled joint call waits for the master to say whether it has taken effect."""
 WELCOME_TIMEOUT_S = 10.0
+REATTACH_SHARE = 0.5
+"""Of the master timeout: how long a broken control connection may take to be made anew, at most."""
+REATTACH_PAUSE_S_MIN = 0.02
+REATTACH_PAUSE_S_MAX = 0.5
+"""Between two attempts at that."""
 MASTER_TIMEOUT_S = 60.0
 
 
@@ -229,6 +241,11 @@ class PeerSession:
         self._patience: trio.CancelScope | None = None
         """Ends when a master takes this peer in; its deadline is when the search ends."""
         self._beating = trio.CancelScope()
+        self._is_beating = False
+        """A connection for signs of life stands."""
+        self._attached = trio.Event()
+        """The control connection stands, as far as is known."""
+        self._attached.set()
         self._beacon: Beacon | None = None
         self._heard_master = trio.Event()
         self._timer_changed = trio.Event()
@@ -416,6 +433,8 @@ class PeerSession:
                 if not self._is_broken:
                     with trio.move_on_after(ENGINE_DRAIN_S):
                         await self._drained.wait()
+                    with trio.move_on_after(FAREWELL_S):
+                        await self._attached.wait()
                 nursery.cancel_scope.cancel()
             with trio.move_on_after(FAREWELL_S):
                 await self._connection.flush()
@@ -490,8 +509,7 @@ class PeerSession:
     async def _follow_masters(self) -> None:
         while True:
             self._attending = trio.CancelScope()
-            assert self._senders is not None
-            start_task(self._senders, self._contained, self._connection.run_sender)
+            self._start_sender()
             with self._attending:
                 await self._read_master()
             if self._machine.is_over:
@@ -501,11 +519,17 @@ class PeerSession:
             self._connection.close()
             await self._find_master()
 
+    def _start_sender(self) -> None:
+        assert self._senders is not None
+        start_task(self._senders, self._contained, self._connection.run_sender)
+
     async def _read_master(self) -> None:
         """Until the connection ends, or the machine has done with it."""
         machine = self._machine
         self._take_over()
-        opening = machine.resume(len(self._candidates.masters), trio.current_time()) or self._hello()
+        session = ControlSession(secrets.token_bytes(KEY_BYTES))
+        resume = machine.resume(len(self._candidates.masters), trio.current_time(), session.key)
+        opening = resume or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
         while not machine.is_over and not self._attending.cancel_called:
@@ -513,7 +537,7 @@ class PeerSession:
             try:
                 with trio.move_on_after(patience_s) as scope:
                     if messages is None:
-                        messages = [await self._open_control(opening)]
+                        messages = [await self._open_control(opening, session)]
                     else:
                         messages = await self._connection.receive()
                 if scope.cancelled_caught:
@@ -532,6 +556,12 @@ class PeerSession:
                         break
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"
+                if machine.is_led and machine.run:
+                    failure = await self._reattach(session, str(error))
+                    if not failure:
+                        messages = []
+                        continue
+                    reason = f"{reason}; {failure}"
             except TlsError as error:
                 reason = f"no TLS with the master: {error}"
             except AuthError as error:
@@ -555,7 +585,7 @@ class PeerSession:
             self._heard_master = trio.Event()
             self._pump()
 
-    def _hello(self) -> m.Hello:
+    def _hello(self, session: bytes) -> m.Hello:
         options = self._options
         return m.Hello(
             m.PROTOCOL_VERSION,
@@ -569,20 +599,74 @@ class PeerSession:
             site_size=options.site_size,
             masters=len(self._candidates.masters),
             may_found=self._candidates.are_all_asked,
+            session=session,
         )
 
-    async def _open_control(self, opening: m.Hello | m.Resume) -> m.FromMaster:
+    async def _open_control(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
         """The answer to the first message. A peer of a run lets itself be sent away by nobody who has not shown that it
         knows the token."""
         options = self._options
         if options.ssl_context is not None:
             await self._connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
+        self._connection.session = session
         dialled = await handshake.dial_keyed(self._connection, options.token, None, opening, m.FromMaster)
         answer: m.FromMaster = dialled.answer
         if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and not dialled.is_proven:
             raise AuthError(answer.reason)
         self._connection.trust()
+        self._connection.count()
         return answer
+
+    async def _reattach(self, session: ControlSession, reason: str) -> str:
+        """Has the session go on over another connection to the same master; "" once it does, else why not."""
+        self._logger.info("the control connection was lost: %s; making it anew", reason)
+        self._attached = trio.Event()
+        self._connection.shutdown()
+        self._connection.close()
+        limit_s = min(self._machine.peer_timeout_s, REATTACH_SHARE * self._options.master_timeout_s)
+        pause_s = REATTACH_PAUSE_S_MIN
+        failure = f"no other connection within {limit_s:g} s"
+        try:
+            with trio.move_on_after(limit_s):
+                while True:
+                    try:
+                        self._connection = await self._dial_again(session)
+                        self._start_sender()
+                        self._logger.info("the control connection stands again")
+                        return ""
+                    except ConnectionLost as error:
+                        failure = f"no other connection within {limit_s:g} s: {error}"
+                        if error.is_refused and not self._is_beating and len(self._candidates.masters) > 1:
+                            return str(error)
+                    except trio.TooSlowError:
+                        failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, REATTACH_PAUSE_S_MAX)
+        except (TlsError, AuthError, ProtocolError) as error:
+            failure = f"it does not go on with this peer: {error}"
+        finally:
+            self._attached.set()
+        return failure
+
+    async def _dial_again(self, session: ControlSession) -> ControlConnection[m.FromMaster]:
+        """A connection that carries the session on. ConnectionLost, or another error from one who does not know it."""
+        options = self._options
+        with trio.fail_after(DIAL_S):
+            connection = await dial_control(self._master_host, self._master_port, m.FromMaster)
+        try:
+            connection.bound_silence(self._machine.peer_timeout_s)
+            if options.ssl_context is not None:
+                await connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
+            opening = m.Reattach(m.PROTOCOL_VERSION, session.key, session.received)
+            answer = await handshake.dial(connection, options.token, self._machine.run, opening, m.ReattachAnswer)
+            if not isinstance(answer, m.Reattached):
+                raise ProtocolError(answer.reason)
+            connection.trust()
+            connection.carry_on(session, answer.received)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _seek_master(self, effect: ps.SeekMaster) -> None:
         self._attending.cancel()
@@ -873,9 +957,12 @@ class PeerSession:
         token = self._options.token
 
         async def connect() -> socket.socket:
+            self._is_beating = False
             if self._ended.is_set():
                 await trio.sleep_forever()  # the master has let us go
-            return await dial_beats(master, hello, token)
+            sock = await dial_beats(master, hello, token)
+            self._is_beating = True
+            return sock
 
         beacon: Beacon | None = None
         with scope:

@@ -3,10 +3,14 @@
 `ControlConnection` is a long-lived one: sends never wait (they go out at once if the socket takes them, else from a
 backlog), receives are batches of whatever has arrived. `send_message` and `receive_message` read and write exactly
 one message, so that what follows it on the socket is left for somebody else.
+
+A control connection may carry a session (`protocol.control_session`), which keeps what is sent and counts what is
+received. The session goes on without the connection: what is sent meanwhile is kept, and goes out over the next one.
 """
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -14,8 +18,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
-from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, decode_body, encode, frame_length
-from pccl.protocol.messages import Message
+from pccl.protocol.codec import (
+    LENGTH_BYTES,
+    OPENING_BYTES_MAX,
+    Decoder,
+    ProtocolError,
+    decode_body,
+    encode,
+    frame_length,
+)
+from pccl.protocol.control_session import ControlSession
+from pccl.protocol.messages import Ack, Message
 from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.tls import TlsEnd, TlsError, begins_tls
 
@@ -28,7 +41,11 @@ M = TypeVar("M")
 
 
 class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
-    """The other side is gone; the text says how."""
+    """The other side is gone; the text says how. `is_refused`: nobody listens there."""
+
+    def __init__(self, text: str, is_refused: bool = False) -> None:
+        super().__init__(text)
+        self.is_refused = is_refused
 
 
 class ByteStream(Protocol):
@@ -49,11 +66,14 @@ class ControlConnection(Generic[M]):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._sock = sock
-        self._decoder: Decoder[M] = Decoder(expected, opening_bytes_max)
+        self._decoder: Decoder[M | Ack] = Decoder(expected | Ack, opening_bytes_max)
+        self.session: ControlSession | None = None
+        """What it carries once the opening is said. Replaced when another connection carries it on."""
         self._backlog = bytearray()
         self._wake = trio.Event()
         self._sender_ended = trio.Event()
         self._closing = False
+        self._is_taken_over = False
         self._tls: TlsEnd | None = None
 
     def bound_silence(self, timeout_s: float) -> None:
@@ -71,7 +91,23 @@ class ControlConnection(Generic[M]):
 
     def send_frames(self, frames: list[bytes]) -> None:
         """Messages that are encoded already. As `send`."""
+        if self.session is not None:
+            for frame in frames:
+                self.session.keep(frame)
         self._send(b"".join(frames))
+
+    def carry_on(self, session: ControlSession, received: int) -> None:
+        """Takes a session over, of which the other side has received so many messages. ProtocolError if that cannot
+        be."""
+        frames = session.reattach(received)
+        self.session = session
+        self._send(b"".join(frames))
+
+    def is_taken_over(self) -> None:
+        """Another connection carries the session: nothing more is read here."""
+        self.session = None
+        self._is_taken_over = True
+        self.shutdown()
 
     def _send(self, data: bytes) -> None:
         if not self._closing:
@@ -92,7 +128,7 @@ class ControlConnection(Generic[M]):
     @property
     def is_flooded(self) -> bool:
         """The other side has stopped reading."""
-        return len(self._backlog) > BACKLOG_BYTES_MAX
+        return len(self._backlog) > BACKLOG_BYTES_MAX or (self.session is not None and self.session.is_flooded)
 
     async def run_sender(self) -> None:
         """Sends the backlog whenever there is one; ends after `finish` once it is empty, or when the other side is
@@ -126,9 +162,27 @@ class ControlConnection(Generic[M]):
     async def receive(self) -> list[M]:
         """The next messages, at least one. ConnectionLost or ProtocolError end the connection."""
         data = b""
-        while not (messages := list(self._decoder.feed(data))):
+        while True:
+            messages = [message for message in self._decoder.feed(data) if not self._heard_ack(message)]
+            for _ in messages:
+                self.count()
+            if messages:
+                return messages  # type: ignore[return-value]  # no Ack is left
             data = await self._receive_some()
-        return messages
+
+    def _heard_ack(self, message: M | Ack) -> bool:
+        if not isinstance(message, Ack):
+            return False
+        if self.session is None:
+            raise ProtocolError("an acknowledgement without a session")
+        self.session.acknowledge(message.received)
+        return True
+
+    def count(self) -> None:
+        """Notes that the machine gets a message of the session."""
+        ack = self.session.receive() if self.session is not None else None
+        if ack is not None:
+            self._send(encode(ack))
 
     async def _receive_some(self) -> bytes:
         data = b""
@@ -157,6 +211,8 @@ class ControlConnection(Generic[M]):
         """What has come, b"" at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
+            if self._is_taken_over:
+                raise ConnectionLost("another connection carries its session")
             try:
                 return self._sock.recv(RECEIVE_BYTES, flags)
             except BlockingIOError:
@@ -235,7 +291,8 @@ async def dial_control(host: str, port: int, expected: Any) -> ControlConnection
     except OSError as error:
         if sock is not None:
             sock.close()  # whoever listened has died since
-        raise ConnectionLost(error.strerror or str(error)) from None
+        is_refused = error.errno == errno.ECONNREFUSED
+        raise ConnectionLost(error.strerror or str(error), is_refused) from None
 
 
 class SocketChannel:
