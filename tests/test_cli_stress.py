@@ -56,6 +56,12 @@ def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
     assert report["disturbances"]["masters_killed"] >= 2
 
 
+def test_threads_take_turns_on_a_tag_and_give_ops_up(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--threads", "2", "--timeouts")
+    assert report["plan"]["threads"] == 2
+    assert report["counts"]["results_checked"] > 0
+
+
 def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
     """A bound that no run can meet: the report says who waits in what."""
     done = subprocess.run(
@@ -106,7 +112,9 @@ def _children(pid: int) -> list[int]:
     return children if len(children) >= 3 else []
 
 
-@pytest.mark.parametrize("arguments", [("--kill-every", "3..1"), ("--kill-every", "often"), ("--freeze-for", "x")])
+@pytest.mark.parametrize(
+    "arguments", [("--kill-every", "3..1"), ("--kill-every", "often"), ("--freeze-for", "x"), ("--interrupts", "0")]
+)
 def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
     done = command("stress", *arguments)
     assert done.returncode == 2
@@ -114,7 +122,8 @@ def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "limits"), [("--peers-max", "99", "from 2 to 12"), ("--standbys", "4", "from 0 to 3")]
+    ("option", "value", "limits"),
+    [("--peers-max", "99", "from 2 to 12"), ("--standbys", "4", "from 0 to 3"), ("--threads", "17", "from 0 to 16")],
 )
 def test_a_plan_that_cannot_be_run(option: str, value: str, limits: str, command: Command) -> None:
     done = command("stress", option, value)

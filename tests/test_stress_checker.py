@@ -76,22 +76,22 @@ def test_reports_of_different_peers_may_come_in_any_order() -> None:
     assert not judge(log).problems
 
 
-def altered(outcomes: list[Outcome], tag: int, **changes: object) -> list[Outcome]:
-    return [msgspec.structs.replace(each, **changes) if each.tag == tag else each for each in outcomes]
+def altered(outcomes: list[Outcome], number: int, **changes: object) -> list[Outcome]:
+    return [msgspec.structs.replace(each, **changes) if each.number == number else each for each in outcomes]
 
 
-def outcome_change(tag: int, **changes: object) -> Callable[[Message], Message]:
+def outcome_change(number: int, **changes: object) -> Callable[[Message], Message]:
     def change(message: Message) -> Message:
         assert isinstance(message, Stepped)
-        return msgspec.structs.replace(message, outcomes=altered(message.outcomes, tag, **changes))
+        return msgspec.structs.replace(message, outcomes=altered(message.outcomes, number, **changes))
 
     return change
 
 
-def without_tag(tag: int, is_whole: bool) -> Callable[[Message], Message]:
+def without_op(number: int, is_whole: bool) -> Callable[[Message], Message]:
     def change(message: Message) -> Message:
         assert isinstance(message, Stepped)
-        outcomes = [each for each in message.outcomes if each.tag != tag]
+        outcomes = [each for each in message.outcomes if each.number != number]
         return msgspec.structs.replace(message, outcomes=outcomes, is_whole=is_whole)
 
     return change
@@ -104,13 +104,13 @@ def sync_change(**changes: object) -> Callable[[Message], Message]:
 @pytest.mark.parametrize(
     ("kind", "change", "found"),
     [
-        (Stepped, outcome_change(3, digest="other bytes"), r"revision 2, tag 3: committed with different results"),
-        (Stepped, outcome_change(0, participants=[0, 4, 9], world_size=3), r"tag 0: committed with different results"),
-        (Stepped, outcome_change(0, participants=[0], world_size=1), r"tag 0: .*"),
-        (Stepped, outcome_change(5, world_size=3), r"tag 5: peer 1 was told of 3 peers, but slots \[0, 4\]"),
+        (Stepped, outcome_change(3, digest="other bytes"), r"revision 2, op 3: committed with different results"),
+        (Stepped, outcome_change(0, participants=[0, 4, 9], world_size=3), r"op 0: committed with different results"),
+        (Stepped, outcome_change(0, participants=[0], world_size=1), r"op 0: .*"),
+        (Stepped, outcome_change(5, world_size=3), r"op 5: peer 1 was told of 3 peers, but slots \[0, 4\]"),
         (Stepped, outcome_change(9, participants=[0, 4, 5], world_size=3), r"slot 5 is in the result, but nobody"),
-        (Stepped, without_tag(7, is_whole=False), r"tag 7: peer 1 is in the result, but was told .* aborted"),
-        (Stepped, without_tag(7, is_whole=True), r"peer 1 \(slot 4, group 0\): a whole step without all ops"),
+        (Stepped, without_op(7, is_whole=False), r"op 7: peer 1 is in the result, but was told .* aborted"),
+        (Stepped, without_op(7, is_whole=True), r"peer 1 \(slot 4, group 0\): a whole step without all ops"),
         (Synced, sync_change(digest="drifted"), r"revision 2: the state differs after the sync"),
         (Synced, sync_change(rx_bytes=1 << 20), r"peer 1 .* had to be brought from revision 2 to 2 with 1048576 bytes"),
         (Synced, sync_change(offered_revision=1), r"peer 1 .* had to be brought from revision 1 to 2"),
@@ -153,6 +153,22 @@ def test_an_eviction_needs_a_reason() -> None:
     log.entries += [(2, SessionOver("evicted: no beat")), (2, Joined(2, 2))]
     assert not judge(log, frozen=(2,)).problems
     assert any("without having been frozen" in problem for problem in judge(log).problems)
+
+
+def test_who_cannot_know_how_an_op_ended_may_leave_and_others_may_have_its_part_or_not() -> None:
+    for slots in ([0, 4], [0, 4, 9]):
+        log = Log([(peer, Joined(1, 3)) for peer in SLOT])
+        log.step(0, [1, 2, 3])
+        log.entries.append((3, Synced(100, 1, "state 1", 100, 1, 0)))
+        log.step(1, [1, 2])
+        for peer in (1, 2):
+            outcomes = [Outcome(number, slots, len(slots), "r", 0) for number in range(TAGS)]
+            log.change(peer, Stepped, lambda _, outcomes=outcomes: Stepped(100, 1, outcomes, True, False, 0, 0.1))  # type: ignore[misc]
+        log.entries += [(3, SessionOver("interrupted in all_reduce", is_own=True)), (3, Joined(2, 3))]
+        log.step(2, [1, 2, 3])
+        checker = judge(log)
+        assert not checker.problems
+        assert (checker.counts.evictions, checker.counts.sessions_left) == (0, 1)
 
 
 def test_an_incumbent_is_not_spoiled() -> None:

@@ -10,7 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 from pccl import ReduceOp
-from pccl.stress.values import COUNT_MAX, SLOTS, TAGS, Op, WrongResultError, ops_of_step
+from pccl.stress.values import (
+    CHAINS,
+    COUNT_MAX,
+    SLOTS,
+    TAGS,
+    Op,
+    WrongResultError,
+    chains_of_step,
+    op_count,
+    ops_of_step,
+)
 
 BYTES_MAX = 1 << 12
 
@@ -56,6 +66,16 @@ def test_all_peers_agree_on_a_step_and_steps_differ() -> None:
     assert step != ops_of_step(1, 2, 4, 1 << 20)
     assert step != ops_of_step(1, 1, 3, 1 << 20)
     assert all(op.count <= COUNT_MAX for revision in range(50) for op in ops_of_step(1, 0, revision, 1 << 26))
+
+
+def test_chains_reuse_a_tag_and_number_their_ops_on() -> None:
+    chains = chains_of_step(1, 2, 3)
+    assert chains == chains_of_step(1, 2, 3)
+    assert chains != chains_of_step(1, 2, 4)
+    ops = ops_of_step(1, 2, 3, 1 << 20) + [op for chain in chains for op in chain]
+    assert [op.number for op in ops] == list(range(op_count(threads=1)))
+    assert [{op.tag for op in chain} for chain in chains] == [{TAGS + chain} for chain in range(CHAINS)]
+    assert op_count(threads=0) == TAGS
 
 
 def test_wrong_results_are_found() -> None:

@@ -80,6 +80,21 @@ def add_parser(subparsers: Subparsers) -> None:
         "standby, or as a master that knows nothing of the run (default: %(default)s)",
     )
     option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
+    option(
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads of each peer that take turns on a few tags, with all_reduce and all_reduce_async mixed (default: "
+        "none)",
+    )
+    option(
+        "--interrupts",
+        type=_interval,
+        metavar="A..B",
+        help="every so many seconds send a peer SIGINT in the middle of what it does; its buffers must be as they were "
+        "then, and it goes on (default: do not)",
+    )
     option("--token", action=switch, default=False, help="everybody must know a token (default: no)")
     option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
     option(
@@ -126,6 +141,8 @@ def run(arguments: argparse.Namespace) -> int:
         kill_master=arguments.kill_master_every,
         standbys=arguments.standbys,
         timeouts=arguments.timeouts,
+        threads=arguments.threads,
+        interrupts=arguments.interrupts,
         token=arguments.token,
         encrypt=arguments.encrypt,
         hang_s=arguments.hang,

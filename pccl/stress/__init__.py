@@ -25,6 +25,7 @@ library's promises:
     master      a master, which can be made deaf
     checker     the promises: no I/O, time is an argument
     masters     when to kill one, what comes back, and what may be expected of the run then: no I/O either
+    interrupts  whom to send SIGINT when: no I/O either
     churn       whom to disturb when: no I/O, time and randomness are arguments
     splits      whom to cut off from whom when, and who may lose its place by it: no I/O either
     supervisor  the processes themselves

@@ -5,7 +5,9 @@ a step, named by (group, lineage, revision), is judged only once everybody who s
 or has ended, and nothing more was heard of it for SETTLE_S. What one peer's reports show by themselves is judged at
 once.
 
-A *member* is one session of one peer: between connect() and an eviction, or the end.
+A *member* is one session of one peer: between connect() and an eviction, or the end. A peer that cannot know how an op
+of its own has ended leaves its session in the middle of a step, so that both are allowed: the others may have its part
+in their results, or not.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ class Counts:
     sessions: int = 0
     cuts: int = 0
     evictions: int = 0
+    sessions_left: int = 0
+    """By peers that could not know how a call of theirs had ended."""
     longest_step_s: float = 0.0
     participants_max: int = 0
 
@@ -85,7 +89,9 @@ class _Step:
 class Checker:
     """`problems` are sentences for people; empty as long as every promise was kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: int = TAGS) -> None:
+        """`ops` of a step."""
+        self._ops = ops
         self.problems: list[str] = []
         self.counts = Counts()
         self._peers: dict[int, _Peer] = {}
@@ -192,8 +198,8 @@ class Checker:
         step.heard_at = now
         step.open.discard(member)
         if not message.is_idle:
-            step.outcomes[member] = {outcome.tag: outcome for outcome in message.outcomes}
-        if message.is_whole and sorted(step.outcomes[member]) != list(range(TAGS)):
+            step.outcomes[member] = {outcome.number: outcome for outcome in message.outcomes}
+        if message.is_whole and sorted(step.outcomes[member]) != list(range(self._ops)):
             self._problem(peer, f"a whole step without all ops: {message}")
         if message.outcomes and not known.is_split and now - message.seconds > known.excused_at + EXCUSED_S:
             known.is_excused = False
@@ -206,8 +212,9 @@ class Checker:
 
     def _session_over(self, peer: int, message: SessionOver, now: float) -> None:
         known = self._peers[peer]
-        self.counts.evictions += 1
-        if not known.is_excused:
+        self.counts.evictions += not message.is_own
+        self.counts.sessions_left += message.is_own
+        if not known.is_excused and not message.is_own:
             self._problem(peer, f"lost its place without having been frozen or cut off: {message.reason}")
         self._close(peer, now)
         known.is_excused = known.is_split
@@ -228,13 +235,13 @@ class Checker:
         if len(digests) > 1:
             found = {member: synced.digest for member, synced in step.synced.items()}
             self._problem(None, f"{_step(name)}: the state differs after the sync: {found}")
-        for tag in range(TAGS):
-            outcomes = {member: each[tag] for member, each in step.outcomes.items() if tag in each}
+        for number in range(self._ops):
+            outcomes = {member: each[number] for member, each in step.outcomes.items() if number in each}
             if not outcomes:
                 continue
             self.counts.ops_committed += 1
             for problem in self._judge_op(step, outcomes):
-                self._problem(None, f"{_step(name)}, tag {tag}: {problem}")
+                self._problem(None, f"{_step(name)}, op {number}: {problem}")
 
     def _judge_op(self, step: _Step, outcomes: dict[Member, Outcome]) -> Iterator[str]:
         slot_of = {member: slot for slot, members in step.slots.items() for member in members}

@@ -29,7 +29,19 @@ class Display:
 
     def __enter__(self) -> Display:
         plan = self._plan
-        names = ("kill", "join", "leave", "freeze", "cut", "partition", "timeouts", "token", "encrypt")
+        names = (
+            "kill",
+            "join",
+            "leave",
+            "freeze",
+            "cut",
+            "partition",
+            "timeouts",
+            "threads",
+            "interrupts",
+            "token",
+            "encrypt",
+        )
         kinds = [name for name in names if getattr(plan, name)]
         if plan.kill_master is not None:
             kinds.append(f"kill masters ({plan.standbys} standbys)")

@@ -83,7 +83,8 @@ class SyncFailed(msgspec.Struct, tag=True, frozen=True):
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """A committed op."""
 
-    tag: int
+    number: int
+    """Of the op in its step."""
     participants: list[int]
     """Slots, as read off the result."""
     world_size: int
@@ -116,6 +117,8 @@ class SessionOver(msgspec.Struct, tag=True, frozen=True):
     """A call failed because the peer was evicted, or could not connect. It connects again."""
 
     reason: str
+    is_own: bool = False
+    """The peer has left by itself: it cannot know how a call of its own has ended, being interrupted or told so."""
 
 
 class Trouble(msgspec.Struct, tag=True, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 from pccl.stress.values import SLOTS
 
 STANDBYS_MAX = 3
+THREADS_MAX = 16
 PEERS_MAX = SLOTS - 4
 """Some slots stay free, so that one is not used again while reports of its last user are on their way."""
 
@@ -58,6 +59,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Masters beside the first, at addresses that all peers know, too."""
     timeouts: bool = False
     """Some ops are given up after a few milliseconds, on all peers."""
+    threads: int = 0
+    """Of each peer, which take turns on tags of their own, with calls that wait and calls that do not. 0: none."""
+    interrupts: Interval | None = None
+    """How often a peer is sent SIGINT. None: never."""
     hang_s: float = 30.0
     """No call may last longer."""
     token: bool = False
@@ -84,6 +89,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError(f"--groups {self.groups}: must be from 1 to 4")
         if not 0 <= self.standbys <= STANDBYS_MAX:
             raise PlanError(f"--standbys {self.standbys}: must be from 0 to {STANDBYS_MAX}")
+        if not 0 <= self.threads <= THREADS_MAX:
+            raise PlanError(f"--threads {self.threads}: must be from 0 to {THREADS_MAX}")
         if self.seed < 0:
             raise PlanError(f"--seed {self.seed}: must not be negative")
         if self.hang_s <= 0:

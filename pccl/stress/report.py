@@ -27,6 +27,8 @@ class Disturbances(msgspec.Struct):
     succession_s: float = 0.0
     """The longest time from a successor that listened to the end of the first step after it, if nothing else happened
     in between."""
+    interrupted: int = 0
+    """Signals sent."""
     peers_most: int = 0
     """Processes at once."""
 
@@ -64,6 +66,7 @@ def table(report: Report) -> Table:
         ("left of their own accord", str(done.dismissed)),
         ("connections cut", str(counts.cuts)),
         ("partitions", str(done.split)),
+        ("interrupts", f"{done.interrupted}, after {counts.sessions_left} of them or of timeouts a peer began anew"),
         ("joins and reconnections accepted", str(counts.sessions)),
         ("evictions seen by the evicted", str(counts.evictions)),
         ("steps of a peer, all ops committed", str(counts.steps)),

@@ -36,6 +36,7 @@ from pccl.stress.checker import Checker
 from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
 from pccl.stress.deafness import HeldPort, Place, place
 from pccl.stress.display import Display
+from pccl.stress.interrupts import Interrupts
 from pccl.stress.masters import PEER_TIMEOUT_S, PROGRESS_S, Masters
 from pccl.stress.messages import (
     At,
@@ -52,7 +53,7 @@ from pccl.stress.messages import (
 from pccl.stress.plan import Plan
 from pccl.stress.report import Disturbances, Report
 from pccl.stress.splits import MASTER, Splits, may_be_lost
-from pccl.stress.values import SLOTS
+from pccl.stress.values import SLOTS, op_count
 
 LEADING = "leading"
 MASTER_READY = b"pccl master listening on "
@@ -62,6 +63,8 @@ STARTS_WITHIN = 3
 LOGS_KEPT = 40
 """Of processes that have ended as they should: what led to a failure may be in them."""
 STATUS_S = 2.0
+KILL_S = 2.0
+"""A newcomer may be refused so long after a kill, for want of a link to the one that was killed."""
 LOOK_S = 1.0
 """Between two looks at who leads whom, until all are together."""
 STACKS_S = 3.0
@@ -154,14 +157,17 @@ class Supervisor:
         self._peers: dict[Child, _Peer] = {}
         self._ended: deque[Child] = deque()
         self._next_peer = 1
+        self._killed_at = float("-inf")
+        """When the last peer was."""
         self._free_slots = deque(range(SLOTS))
-        self._checker = Checker()
+        self._checker = Checker(op_count(plan.threads))
         self._done = Disturbances()
         self._problems = self._checker.problems
         self._start_s = time.monotonic()
         self._churn = Churn(plan, Random(f"{plan.seed} churn"), self._start_s)
         self._masters = Masters(plan, Random(f"{plan.seed} masters"), self._start_s)
         self._splits = Splits(plan, Random(f"{plan.seed} splits"), self._start_s)
+        self._interrupts = Interrupts(plan, Random(f"{plan.seed} interrupts"), self._start_s)
         self._ports = [HeldPort() for _ in range(SLOTS if plan.partition is not None else 0)]
         self._deaf_to: dict[Child, list[int]] = {}
         """As each process was told last."""
@@ -221,9 +227,12 @@ class Supervisor:
                     self._act(action)
             if now >= self._splits.next_at:
                 self._split(now)
+            if now >= self._interrupts.next_at:
+                self._interrupt(now)
             if now >= self._masters.next_at:
                 self._replace_master()
-            self._wait(min(end_s, self._churn.next_at, self._splits.next_at, self._masters.next_at))
+            due = (self._churn.next_at, self._splits.next_at, self._interrupts.next_at, self._masters.next_at)
+            self._wait(min(end_s, *due))
 
     def _come_together(self) -> None:
         """Everybody who is left must take part in an op with everybody else of the group."""
@@ -327,12 +336,24 @@ class Supervisor:
         peer.hit_at = None
         if hit.freeze_s is None:
             self._done.killed += 1
+            self._killed_at = time.monotonic()
             peer.process.popen.kill()
         else:
             self._done.frozen += 1
             peer.process.popen.send_signal(signal.SIGSTOP)
             peer.thaw_at = time.monotonic() + hit.freeze_s
             self._doubt(peer)
+
+    def _interrupt(self, now: float) -> None:
+        """Not those that do not heed it yet."""
+        targets = [peer for peer in self._peers.values() if peer.at.doing != "starting" and peer.thaw_at is None]
+        number = self._interrupts.target(now, [peer.number for peer in targets])
+        if number is not None:
+            peer = self._peer(number)
+            self._note(f"interrupt {peer}, {peer.at.doing} at revision {peer.at.revision}")
+            self._masters.disturbed()
+            self._done.interrupted += 1
+            peer.process.popen.send_signal(signal.SIGINT)
 
     def _thaw(self, peer: _Peer) -> None:
         self._note(f"thaw {peer}")
@@ -531,10 +552,15 @@ class Supervisor:
                 peer.is_joined = True
                 peer.stepped = None
             case SessionOver():
-                if not peer.is_joined and self._masters.is_starting(peer.heard_at):
+                is_link_lost = peer.heard_at < self._killed_at + KILL_S
+                if not peer.is_joined and (is_link_lost or self._masters.is_starting(peer.heard_at)):
                     self._checker.excuse(peer.number, peer.heard_at)
+                if message.is_own:
+                    self._masters.disturbed()
+                    self._masters.lost(peer.heard_at, peer.group)
                 peer.is_joined = False
-                self._note(f"{peer} lost its session: {message.reason}")
+                peer.stepped = None
+                self._note(f"{peer} {'left' if message.is_own else 'lost'} its session: {message.reason}")
             case Stepped():
                 peer.stepped = message
                 if message.outcomes:

@@ -25,7 +25,12 @@ from pccl import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlg
 
 SLOTS = 16
 TAGS = 10
-"""Ops of a step."""
+"""Ops of a step with tags of their own."""
+CHAINS = 2
+"""Further tags, each of which is used again and again in a step, where threads take turns on them."""
+CHAIN_OPS = 12
+"""On each of them."""
+CHAIN_BYTES_MAX = 1 << 12
 RUNS = 1 << 16
 """Runs of SLOTS different keys each that are drawn once."""
 COUNT_MAX = 2 * RUNS * SLOTS
@@ -48,6 +53,8 @@ class WrongResultError(Exception):
 class Op:
     """One op of a step; the same on all peers."""
 
+    number: int
+    """In its step."""
     tag: int
     dtype: str
     count: int
@@ -124,14 +131,31 @@ class Op:
         return f"tag {self.tag} ({self.op.name} of {self.count} {self.dtype}{how}{where})"
 
 
+def op_count(threads: int) -> int:
+    """Of a step."""
+    return TAGS + (CHAINS * CHAIN_OPS if threads else 0)
+
+
+def chains_of_step(seed: int, group: int, revision: int) -> list[list[Op]]:
+    """What is reduced one after the other, each chain on one tag."""
+    random = Random(f"{seed} {group} {revision} chains")
+    return [
+        [
+            _op(random, TAGS + chain * CHAIN_OPS + number, TAGS + chain, CHAIN_BYTES_MAX, False)
+            for number in range(CHAIN_OPS)
+        ]
+        for chain in range(CHAINS)
+    ]
+
+
 def ops_of_step(seed: int, group: int, revision: int, bytes_max: int) -> list[Op]:
     """The TAGS ops of a step, at most `bytes_max` each. Mostly small ones; in some steps one is large."""
     random = Random(f"{seed} {group} {revision}")
     large = random.randrange(TAGS) if random.random() < 0.15 else None
-    return [_op(random, tag, bytes_max, tag == large) for tag in range(TAGS)]
+    return [_op(random, tag, tag, bytes_max, tag == large) for tag in range(TAGS)]
 
 
-def _op(random: Random, tag: int, bytes_max: int, is_large: bool) -> Op:
+def _op(random: Random, number: int, tag: int, bytes_max: int, is_large: bool) -> Op:
     op = random.choices(
         [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.PROD], weights=[12, 2, 1, 1, 1]
     )[0]
@@ -154,7 +178,7 @@ def _op(random: Random, tag: int, bytes_max: int, is_large: bool) -> Op:
     if quantization is not None and quantization.bits == 4 and op is ReduceOp.AVG:
         op = ReduceOp.SUM
     algorithm = ReduceAlgorithm.RING if random.random() < 0.15 else None
-    return Op(tag, dtype, min(count, COUNT_MAX), op, lanes, random.randrange(RUNS), quantization, algorithm)
+    return Op(number, tag, dtype, min(count, COUNT_MAX), op, lanes, random.randrange(RUNS), quantization, algorithm)
 
 
 def _quantization(random: Random) -> QuantizationOptions:

@@ -4,13 +4,23 @@ Theory of operation. A step is
 
     admit    are_peers_pending and, if so, update_topology; or update_topology in every step (`Plan.asks`)
     sync     sync_shared_state, in every step
-    reduce   the ops of `values.ops_of_step`, which follow from the revision
+    reduce   the ops of `values.ops_of_step`, which follow from the revision, and where there are threads for them
+             (`Plan.threads`) the chains of `values.chains_of_step` at the same time
     apply    the state becomes a function of itself and of the results' digests; revision += 1
 
 *Retrying*, in one of three ways that mix freely: all_reduce_multiple_with_retry; by hand over handles, waited for in
 the order of tags and launched again as soon as one was aborted; or several threads with blocking calls. What makes
 them mix is that each peer has the lowest tag that is not committed in flight. An op that one peer gave up because of a
-timeout (`Plan.timeouts`) is aborted on all, and is retried in the same way.
+timeout (`Plan.timeouts`) is aborted on all, and is retried in the same way. In a chain the threads of a peer take turns
+on one tag, one op after the other, and each op is either waited for in its call or launched and then waited for.
+
+*Errors.* Whatever error a call raises, what it was given must be as it was and is never touched again. So the arrays
+are looked at, filled with a mark that is looked for much later, and others are made for the next attempt.
+
+*Not knowing.* A signal (`Plan.interrupts`) raises KeyboardInterrupt where the main thread is in a call. Where a handle
+was waited for, it is waited for again. A result that is there is taken. Otherwise the op may have been committed by the
+others, as when the library itself says that its outcome is unknown: the peer leaves its session and comes back as a
+newcomer. So it does when another call was interrupted.
 
 *Lineage.* Revisions start again at 0 when all who held a state are gone, so a state also carries whose initial state it
 grew from, and reports name it by (lineage, revision). Whoever comes back from an eviction, or holds a state that a
@@ -29,7 +39,13 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from random import Random
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 import blake3
 import msgspec
@@ -69,7 +85,9 @@ from pccl.stress.messages import (
     Trouble,
     WorkerOptions,
 )
-from pccl.stress.values import TAGS, Op, WrongResultError, ops_of_step
+from pccl.stress.values import TAGS, Array, Op, WrongResultError, chains_of_step, ops_of_step
+
+T = TypeVar("T")
 
 LANES = 3
 """Threads that reduce at once."""
@@ -87,23 +105,75 @@ IMPATIENT_S_MAX = 0.005
 """An op with so short a timeout is often given up, which aborts it on all peers."""
 LEFT_OUT = (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED)
 """The peer was evicted, refused, or has lost the master. It connects again."""
+UNKNOWN = "OUTCOME_UNKNOWN"
 RETRIED = (Result.RANK_CONNECTION_LOST, Result.TIMEOUT)
 LINEAGES_PER_PEER = 1 << 20
+MARK = 0xA5
+MARKED_KEPT = 200
+"""Arrays that are looked at again later, so many at most."""
+BLOCKS_CHANCE = 0.5
 
 
 class BrokenPromiseError(Exception):
     """The library did what it must not do."""
 
 
+class LeftSessionError(Exception):
+    """This peer cannot know how a call of its own has ended, and has closed its communicator."""
+
+    def __init__(self, why: str, is_state_spoiled: bool = False) -> None:
+        super().__init__(why)
+        self.is_state_spoiled = is_state_spoiled
+
+
+class Marked:
+    """Arrays that the library has given back with an error, and must not touch any more."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[str, Array]] = deque()
+
+    def add(self, what: str, *arrays: Array) -> None:
+        for array in arrays:
+            array.view(np.uint8)[:] = MARK
+            self._kept.append((what, array))
+        while len(self._kept) > MARKED_KEPT:
+            self._check(*self._kept.popleft())
+
+    def check(self) -> None:
+        for what, array in list(self._kept):
+            self._check(what, array)
+
+    @staticmethod
+    def _check(what: str, array: Array) -> None:
+        touched = np.flatnonzero(array.view(np.uint8) != MARK)
+        if len(touched):
+            raise BrokenPromiseError(
+                f"{what} had failed, and later {len(touched)} bytes of its arrays were written, the first is number "
+                f"{touched[0]}"
+            )
+
+
 class Buffers:
     """What one op sends and receives."""
 
-    def __init__(self, op: Op, slot: int, in_place: bool) -> None:
+    def __init__(self, op: Op, slot: int, in_place: bool, marked: Marked) -> None:
         self.op = op
-        self.send = op.contribution(slot)
-        self.recv = self.send if in_place else np.empty_like(self.send)
         self.aborts = 0
+        self._slot = slot
+        self._in_place = in_place
+        self._marked = marked
         self._original = op.contribution(slot)
+        self._make()
+
+    def _make(self) -> None:
+        self.send = self._original.copy()
+        self.recv = self.send if self._in_place else np.empty_like(self.send)
+
+    def take_back(self) -> None:
+        """After an error: checks that all is as it was, and goes on with other arrays."""
+        self.check_untouched()
+        self._marked.add(str(self.op), self.send, *(() if self._in_place else (self.recv,)))
+        self._make()
 
     def descriptor(self) -> ReduceOpDescriptor:
         op = self.op
@@ -112,17 +182,17 @@ class Buffers:
         return ReduceOpDescriptor.from_numpy(self.send, self.recv, descriptor)
 
     def check_untouched(self) -> None:
-        """After an abort."""
+        """After an error."""
         if self.send.tobytes() != self._original.tobytes():
             wrong = np.flatnonzero(self.send != self._original)
             raise BrokenPromiseError(
-                f"{self.op} was aborted and its input was not restored: {len(wrong)} elements differ, the first is "
+                f"{self.op} failed and its input was not restored: {len(wrong)} elements differ, the first is "
                 f"number {wrong[:1].tolist()}"
             )
 
     @property
     def is_committed(self) -> bool:
-        """Of an op in place whose end was not told: a result is no input."""
+        """Of an op whose end was not told: a result is no input. Never if it is not in place."""
         return self.send.tobytes() != self._original.tobytes()
 
     def outcome(self, slot: int, world_size: int) -> Outcome:
@@ -136,7 +206,7 @@ class Buffers:
         if slot not in participants:
             raise BrokenPromiseError(f"{self.op} was committed without this peer's own part, over slots {participants}")
         digest = blake3.blake3(self.recv.tobytes()).hexdigest(8)
-        return Outcome(self.op.tag, participants, world_size, digest, self.aborts)
+        return Outcome(self.op.number, participants, world_size, digest, self.aborts)
 
 
 class State:
@@ -178,10 +248,65 @@ class State:
 
     def advance(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            self._digests[outcome.tag] ^= np.uint64(int(outcome.digest, 16))
-            start = int(self._digests[outcome.tag] % np.uint64(len(self._weights)))
+            place = outcome.number % TAGS
+            self._digests[place] ^= np.uint64(int(outcome.digest, 16))
+            start = int(self._digests[place] % np.uint64(len(self._weights)))
             self._weights[start : start + 1000] += np.float32(len(outcome.participants))
         self.shared.revision += 1
+
+
+class Chain:
+    """Ops on one tag, one after the other, each by the next of some threads."""
+
+    def __init__(self, buffers: list[Buffers], threads: int, attempt: Callable[[Buffers], Outcome | None]) -> None:
+        self.buffers = buffers
+        self._attempt = attempt
+        self._turns = [threading.Semaphore(int(which == 0)) for which in range(threads)]
+        self._is_over = False
+        self._outcomes: list[Outcome] = []
+        self._errors: list[Exception] = []
+        self._threads = [threading.Thread(target=self._run, args=(which,), daemon=True) for which in range(threads)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, which: int) -> None:
+        try:
+            for number in range(which, len(self.buffers), len(self._turns)):
+                self._turns[which].acquire()
+                if self._is_over:
+                    return
+                outcome = self._attempt(self.buffers[number])
+                if outcome is None:
+                    break
+                self._outcomes.append(outcome)
+                self._turns[(which + 1) % len(self._turns)].release()
+            else:
+                return
+        except Exception as error:
+            self._errors.append(error)
+        self._is_over = True
+        for turn in self._turns:
+            turn.release()
+
+    def errors(self) -> list[Exception]:
+        """Waits for the threads, whose calls end by themselves."""
+        for thread in self._threads:
+            thread.join()
+        return self._errors
+
+    def outcomes(self) -> list[Outcome]:
+        """Of all ops, or of those before this peer was left alone."""
+        if errors := self.errors():
+            raise worst(errors)
+        return self._outcomes
+
+
+def worst(errors: list[Exception]) -> Exception:
+    """A broken promise before an error that is one's own choice before one of the library's."""
+    kinds = (LeftSessionError, PCCLError)
+    return min(errors, key=lambda error: sum(isinstance(error, kind) * (at + 1) for at, kind in enumerate(kinds)))
 
 
 class Worker:
@@ -195,6 +320,11 @@ class Worker:
         self._session = 0
         self._is_newcomer = True
         self._say_lock = threading.Lock()
+        self._marked = Marked()
+        self._may_be_interrupted = False
+        """The main thread is in a call of the library."""
+        self._has_left = False
+        """The session, because nobody can know how a call has ended."""
         self._retry_by = self._random.choice((self._by_library, self._by_hand, self._by_threads))
         self._comm = self._communicator()
         threading.Thread(target=self._hear, name="commands", daemon=True).start()
@@ -203,8 +333,13 @@ class Worker:
         while not self._leave.is_set():
             self._session += 1
             self._is_newcomer = True
+            self._has_left = False
             try:
                 self._run_session()
+            except LeftSessionError as error:
+                self._say(SessionOver(str(error), is_own=True))
+                self._state.begin_lineage(error.is_state_spoiled)
+                self._comm = self._communicator()
             except PCCLError as error:
                 if error.result not in LEFT_OUT:
                     raise
@@ -215,6 +350,7 @@ class Worker:
                     self._comm = self._communicator()
         self._at("leaving")
         self._comm.close()
+        self._marked.check()
         self._say(Left(self._state.shared.revision))
 
     # Words.
@@ -239,6 +375,40 @@ class Worker:
         """Something that must not be."""
         self._say(Trouble(what))
 
+    # Interrupts.
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGINT."""
+        if self._may_be_interrupted:
+            self._may_be_interrupted = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Around calls of the library."""
+        if self._plan.interrupts is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        try:
+            self._may_be_interrupted = True
+            yield
+        finally:
+            self._may_be_interrupted = False
+
+    def _leave_session(self, why: str, is_state_spoiled: bool = False) -> NoReturn:
+        """From any thread; calls in others fail then."""
+        self._has_left = True
+        self._comm.close()
+        raise LeftSessionError(why, is_state_spoiled)
+
+    def _joint(self, call: Callable[[], T], name: str, spoils: bool = False) -> T:
+        """A call other than a reduce. `spoils`: the state, if it is interrupted."""
+        try:
+            with self._interruptible():
+                return call()
+        except KeyboardInterrupt:
+            self._leave_session(f"interrupted in {name}", is_state_spoiled=spoils)
+
     # A session.
 
     def _communicator(self) -> Communicator:
@@ -254,7 +424,7 @@ class Worker:
 
     def _run_session(self) -> None:
         self._at("connecting")
-        self._comm.connect()
+        self._joint(self._comm.connect, "connect")
         self._say(Joined(self._session, self._comm.world_size))
         # A newcomer may go on where the others come out of update_topology, or enter the loop at its top.
         enters_at_sync = not self._plan.asks or self._random.random() < 0.5
@@ -267,20 +437,21 @@ class Worker:
     def _admit(self) -> None:
         if self._plan.asks:
             self._at("asking")
-            if not self._comm.are_peers_pending():
+            if not self._joint(self._comm.are_peers_pending, "are_peers_pending"):
                 return
         self._at("updating")
-        self._comm.update_topology()
+        self._joint(self._comm.update_topology, "update_topology")
 
     def _step(self) -> None:
         start_s = time.monotonic()
+        self._marked.check()
         self._sync()
         state = self._state
         lineage, revision = state.lineage, state.shared.revision
         self._rest()
         if self._plan.groups == 1 and revision % OPTIMIZE_EVERY == OPTIMIZE_EVERY - 1:
             self._at("optimizing")
-            self._comm.optimize_topology()
+            self._joint(self._comm.optimize_topology, "optimize_topology")
         if self._comm.world_size < 2:
             self._at("resting")
             time.sleep(ALONE_S)
@@ -288,20 +459,53 @@ class Worker:
             return
         ops = ops_of_step(self._plan.seed, self._options.group, revision, self._plan.reduce_bytes_max)
         by_library = self._retry_by == self._by_library
-        buffers = [Buffers(op, self._options.slot, by_library or self._random.random() < 0.5) for op in ops]
+        buffers = [self._buffers(op, by_library or self._random.random() < 0.5) for op in ops]
         self._at("reducing")
         if self._leave.is_set() and self._random.random() < 0.5:
             self._leave_reducing(buffers)
             return
         if self._plan.cut and self._random.random() < CUT_CHANCE:
             threading.Timer(self._random.random() * CUT_S_MAX, self._cut).start()
-        outcomes = sorted(self._retry_by(buffers), key=lambda outcome: outcome.tag)
+        chains = self._chains(revision)
+        buffers += [each for chain in chains for each in chain.buffers]
+        outcomes = self._reduce(buffers[: len(ops)], chains)
+        outcomes.sort(key=lambda outcome: outcome.number)
         state.advance(outcomes)
-        is_whole = len(outcomes) == len(ops)
+        is_whole = len(outcomes) == len(buffers)
         if not is_whole and self._comm.world_size > 1:
             raise BrokenPromiseError(f"TOO_FEW_PEERS in a world of {self._comm.world_size}")
         retries = sum(each.aborts for each in buffers)
         self._say(Stepped(lineage, revision, outcomes, is_whole, False, retries, time.monotonic() - start_s))
+
+    def _buffers(self, op: Op, in_place: bool) -> Buffers:
+        return Buffers(op, self._options.slot, in_place, self._marked)
+
+    def _chains(self, revision: int) -> list[Chain]:
+        if not self._plan.threads:
+            return []
+        ops = chains_of_step(self._plan.seed, self._options.group, revision)
+
+        def attempt(buffers: Buffers) -> Outcome | None:
+            return self._until_committed(buffers, blocks=self._random.random() < BLOCKS_CHANCE)
+
+        return [
+            Chain([self._buffers(op, self._random.random() < 0.5) for op in chain], self._plan.threads, attempt)
+            for chain in ops
+        ]
+
+    def _reduce(self, todo: list[Buffers], chains: list[Chain]) -> list[Outcome]:
+        """The outcomes of those that were committed: of all, unless this peer is left alone."""
+        for chain in chains:
+            chain.start()
+        try:
+            outcomes = self._retry_by(todo)
+            for chain in chains:
+                outcomes += chain.outcomes()
+            return outcomes
+        except (LeftSessionError, PCCLError) as error:
+            if isinstance(error, PCCLError) and error.result not in LEFT_OUT:
+                raise
+            raise worst([error, *(each for chain in chains for each in chain.errors())]) from None
 
     def _cut(self) -> None:
         if cut_one(self._random, self._options.masters):
@@ -322,7 +526,9 @@ class Worker:
             self._at("syncing")
             offered = state.lineage, shared.revision
             try:
-                info = self._comm.sync_shared_state(shared, strategy)
+                info = self._joint(
+                    partial(self._comm.sync_shared_state, shared, strategy), "sync_shared_state", spoils=True
+                )
             except PCCLError as error:
                 if error.result is not Result.NO_SHARED_STATE_AVAILABLE:
                     raise
@@ -354,23 +560,52 @@ class Worker:
         launched = {each.op.tag: each for each in todo}
         order = list(todo)
         self._random.shuffle(order)
-        handles = {each.op.tag: self._launch(each) for each in order}
+        handles = {each.op.tag: self._launched(each) for each in order}
         outcomes = []
         for tag in sorted(launched):
-            buffers = launched[tag]
-            while True:
-                _, status, info = handles[tag].wait()
-                if info is not None:
-                    outcomes.append(buffers.outcome(self._options.slot, info.world_size))
-                    break
-                buffers.check_untouched()
-                if status is Result.TOO_FEW_PEERS:
-                    break
-                if status not in RETRIED:
-                    handles[tag].result()  # raises, with the reason
-                buffers.aborts += 1
-                handles[tag] = self._launch(buffers)
+            outcome = self._follow(launched[tag], handles[tag])
+            if outcome is not None:
+                outcomes.append(outcome)
         return outcomes
+
+    def _launched(self, buffers: Buffers) -> AsyncReduceHandle:
+        try:
+            with self._interruptible():
+                return self._launch(buffers)
+        except KeyboardInterrupt:
+            self._leave_session("interrupted in all_reduce_async")
+        except PCCLError as error:
+            self._goes_on_after(error, buffers)
+            raise
+
+    def _follow(self, buffers: Buffers, handle: AsyncReduceHandle) -> Outcome | None:
+        """Waits for an op, and launches it again where it was aborted. None if this peer is left alone."""
+        while True:
+            try:
+                with self._interruptible():
+                    info = handle.result()
+            except KeyboardInterrupt:
+                continue
+            except PCCLError as error:
+                if not self._goes_on_after(error, buffers):
+                    return None
+                handle = self._launched(buffers)
+            else:
+                return buffers.outcome(self._options.slot, info.world_size)
+
+    def _goes_on_after(self, error: PCCLError, buffers: Buffers) -> bool:
+        """What to do after an op has failed: try it again, or, False, nothing, for this peer is alone. Else raises."""
+        buffers.take_back()
+        if error.result is Result.TOO_FEW_PEERS:
+            return False
+        if self._has_left:
+            raise LeftSessionError("another thread has left the session") from None
+        if error.result.name == UNKNOWN:
+            self._leave_session(str(error))
+        if error.result not in RETRIED:
+            raise error
+        buffers.aborts += 1
+        return True
 
     def _by_threads(self, todo: list[Buffers]) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -379,44 +614,49 @@ class Worker:
         def lane(mine: list[Buffers]) -> None:
             try:
                 for buffers in mine:
-                    outcome = self._until_committed(buffers)
+                    outcome = self._until_committed(buffers, blocks=True)
                     if outcome is not None:
                         outcomes.append(outcome)
             except Exception as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=lane, args=(todo[index::LANES],)) for index in range(LANES)]
+        threads = [threading.Thread(target=lane, args=(todo[index::LANES],)) for index in range(1, LANES)]
         for thread in threads:
             thread.start()
+        lane(todo[::LANES])  # the main thread's, which can be interrupted
         for thread in threads:
             thread.join()
         if errors:
-            raise next((error for error in errors if not isinstance(error, PCCLError)), errors[0])
+            raise worst(errors)
         return outcomes
 
-    def _until_committed(self, buffers: Buffers) -> Outcome | None:
+    def _until_committed(self, buffers: Buffers, blocks: bool) -> Outcome | None:
         """None if this peer is left alone."""
+        if not blocks:
+            return self._follow(buffers, self._launched(buffers))
         op = buffers.op
         while True:
             is_impatient = self._plan.timeouts and self._random.random() < IMPATIENT_CHANCE
             timeout_s = self._random.uniform(0, IMPATIENT_S_MAX) if is_impatient else None
             try:
-                info = self._comm.all_reduce(
-                    buffers.send,
-                    buffers.recv,
-                    op=op.op,
-                    tag=op.tag,
-                    quantization_options=op.quantization,
-                    algorithm=op.algorithm,
-                    timeout=timeout_s,
-                )
+                with self._interruptible():
+                    info = self._comm.all_reduce(
+                        buffers.send,
+                        buffers.recv,
+                        op=op.op,
+                        tag=op.tag,
+                        quantization_options=op.quantization,
+                        algorithm=op.algorithm,
+                        timeout=timeout_s,
+                    )
+            except KeyboardInterrupt:
+                if buffers.is_committed:
+                    return buffers.outcome(self._options.slot, 0)
+                buffers.take_back()
+                self._leave_session("interrupted in all_reduce")
             except PCCLError as error:
-                buffers.check_untouched()
-                if error.result is Result.TOO_FEW_PEERS:
+                if not self._goes_on_after(error, buffers):
                     return None
-                if error.result not in RETRIED:
-                    raise
-                buffers.aborts += 1
             else:
                 return buffers.outcome(self._options.slot, info.world_size)
 
@@ -426,25 +666,39 @@ class Worker:
             descriptors = [each.descriptor() for each in todo]
             self._random.shuffle(descriptors)
             world_size = 0
+            why_left, is_over = "", False
+            is_impatient = self._plan.timeouts and self._random.random() < IMPATIENT_CHANCE
             try:
-                info = self._comm.all_reduce_multiple_with_retry(
-                    descriptors, max_in_flight=self._random.choice((1, 4, len(todo)))
-                )
+                with self._interruptible():
+                    info = self._comm.all_reduce_multiple_with_retry(
+                        descriptors,
+                        max_in_flight=self._random.choice((1, 4, len(todo))),
+                        timeout=self._random.uniform(0, IMPATIENT_S_MAX) if is_impatient else None,
+                    )
                 committed, left, world_size = todo, [], info.world_size
-            except PCCLError as error:
-                if error.result not in (Result.TOO_FEW_PEERS, Result.TIMEOUT):
+            except (PCCLError, KeyboardInterrupt) as error:
+                if isinstance(error, KeyboardInterrupt):
+                    why_left = "interrupted in all_reduce_multiple_with_retry"
+                elif error.result.name == UNKNOWN or self._has_left:
+                    why_left = str(error)
+                elif error.result is Result.TOO_FEW_PEERS:
+                    is_over = True
+                elif error.result is not Result.TIMEOUT:
                     raise
                 # Those that were committed before stay so.
                 committed = [each for each in todo if each.is_committed]
-                left = [each for each in todo if each not in committed] if error.result is Result.TIMEOUT else []
+                left = [each for each in todo if each not in committed]
             for each in left:
-                each.aborts += 1
+                each.aborts += not is_over
+                each.take_back()
             found = [each.outcome(self._options.slot, 0) for each in committed]
             smallest = min((len(outcome.participants) for outcome in found), default=0)
             if world_size not in (0, smallest):
                 raise BrokenPromiseError(f"a smallest world of {world_size}, but {smallest} took part: {found}")
             outcomes += found
-            todo = left
+            if why_left and left:
+                self._leave_session(why_left)
+            todo = [] if is_over else left
         return outcomes
 
     def _leave_reducing(self, todo: list[Buffers]) -> None:
@@ -457,8 +711,8 @@ class Worker:
             if info is not None:
                 buffers.outcome(self._options.slot, info.world_size)
                 continue
-            buffers.check_untouched()
-            if status not in (Result.NOT_INITIALIZED, Result.TOO_FEW_PEERS, *RETRIED):
+            buffers.take_back()
+            if status not in (Result.NOT_INITIALIZED, Result.TOO_FEW_PEERS, *RETRIED) and status.name != UNKNOWN:
                 handle.result()
 
 
@@ -467,6 +721,7 @@ def main() -> None:
     # A Ctrl-C at the terminal is for the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = Worker(msgspec.json.decode(sys.argv[1], type=WorkerOptions))
+    signal.signal(signal.SIGINT, worker.interrupt)
     try:
         worker.run()
     except BrokenPromiseError as error:
