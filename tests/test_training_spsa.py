@@ -375,7 +375,7 @@ def test_who_came_in_by_another_way_is_told_of(master: MasterNode) -> None:
     until(peer.communicator.are_peers_pending, "somebody waits")
     peer.communicator.update_topology()
     thread.result()
-    exchange = partial(other.communicator.all_gather, np.zeros(1, np.uint8))
+    exchange = partial(other.communicator.all_gather, np.zeros(1, np.uint8), step=0)
     thread = Background(exchange)
     with pytest.raises(PCCLError, match="somebody without a seat"):
         peer.step()

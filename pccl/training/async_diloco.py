@@ -171,10 +171,11 @@ class AsyncDiLoCo(OuterLoop):
         return super().reconnect(communicator, peers_min)
 
     def _launch(self, fragment: Fragment, gradient: Vector) -> None:
-        """The average of `gradient`, which is in `_gradient`."""
+        """The average of `gradient`, which is in `_gradient`. With none in flight all peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
-        self._flight = Flight(fragment, gradient, Average(self._communicator, gradient, self._tag, self._quantization))
+        average = Average(self._communicator, gradient, self._tag, self.revision, self._quantization)
+        self._flight = Flight(fragment, gradient, average)
 
     def _land(self) -> Averaged:
         """Waits for the average in flight and applies it."""

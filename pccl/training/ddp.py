@@ -230,7 +230,8 @@ class DDP:
 
     def _launch(self, number: int) -> None:
         bucket = self._buckets[number]
-        bucket.average = Average(self._communicator, bucket.flat, self._tag + 1 + number, self._quantization)
+        tag = self._tag + 1 + number
+        bucket.average = Average(self._communicator, bucket.flat, tag, self.revision, self._quantization)
 
     def _land(self, bucket: _Bucket) -> Averaged:
         assert bucket.average is not None

@@ -40,7 +40,7 @@ class DiLoCo(OuterLoop):
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)
             started_s = time.monotonic()
-            averaged = Average(self._communicator, gradient, self._tag, self._quantization).wait()
+            averaged = Average(self._communicator, gradient, self._tag, self.revision, self._quantization).wait()
             waited_s = time.monotonic() - started_s
             self._update(gradient)
             started_s = time.monotonic()

@@ -10,7 +10,8 @@ answers the same on all; if somebody waits, all call `update_topology`. Whoever 
 where the others come out of `update_topology`, and from there all do the same:
 
 *The roll call* is an all-reduce of two small integers: whether anybody is under way, and how many peers to start with.
-If somebody is under way, or enough are there, all synchronize the state and train. Else they wait for more. Such
+If somebody is under way, or enough are there, all synchronize the state and train. (It carries no step: revisions are
+alike only after that.) Else they wait for more. Such
 decisions must not be taken on `world_size`: peers may notice a loss one call apart, and a joint call must be made by
 all. Of a committed op all peers know the same world. Nothing is synchronized before the start, because a group sticks
 to the revision it has once agreed on, and the peer with the newest checkpoint may be the last to arrive.
@@ -78,16 +79,23 @@ NO_UPDATE = Averaged(0, 0, 0, 0)
 class Average:
     """An average over the peer group on its way, in place: `vector` must be left alone until `wait` has returned.
 
-    All peers of the group launch it, with the same tag; that is all that is asked of them, so a peer may learn of a
-    loss only when it comes to wait.
+    All peers of the group launch it, with the same tag and step; that is all that is asked of them, so a peer may learn
+    of a loss only when it comes to wait. `step` is the revision that the average leads on from: a peer that launches it
+    again, not knowing what has become of it, cannot meet the others' next one.
     """
 
     def __init__(
-        self, communicator: Communicator, vector: Any, tag: int, quantization: QuantizationOptions | None = None
+        self,
+        communicator: Communicator,
+        vector: Any,
+        tag: int,
+        step: int,
+        quantization: QuantizationOptions | None = None,
     ) -> None:
         self._communicator = communicator
         self._vector = vector
         self._tag = tag
+        self._step = step
         self._quantization = quantization
         self._handle = self._launch()
 
@@ -95,7 +103,11 @@ class Average:
         if self._communicator.world_size < 2:
             return None
         return self._communicator.all_reduce_async(
-            self._vector, op=ReduceOp.AVG, tag=self._tag, quantization_options=self._quantization
+            self._vector,
+            op=ReduceOp.AVG,
+            tag=self._tag,
+            quantization_options=self._quantization,
+            step=self._step,
         )
 
     def done(self) -> bool:

@@ -70,18 +70,20 @@ class Seats:
         """By the peers' numbers."""
         self.own = 0
 
-    def take(self) -> None:
-        """After peers were let in."""
-        info, _ = until_committed(self._communicator, lambda: self._communicator.barrier_async(tag=self._tag).result())
+    def take(self, step: int) -> None:
+        """After peers were let in. `step`, here and in `exchange`, is a count that all peers have alike."""
+        info, _ = until_committed(
+            self._communicator, lambda: self._communicator.barrier_async(tag=self._tag, step=step).result()
+        )
         membership = info.membership if info is not None else None
         self.own = membership.rank if membership is not None else 0
         self._seats = {peer: rank for rank, peer in enumerate(membership.peers if membership is not None else ())}
 
-    def exchange(self, item: bytes) -> Exchanged:
+    def exchange(self, item: bytes, step: int) -> Exchanged:
         """Everybody's bytes, as many from each. PCCLError INVALID_USAGE where others were let in since `take`."""
         send = np.frombuffer(item, np.uint8)
         info, aborted = until_committed(
-            self._communicator, lambda: self._communicator.all_gather_async(send, tag=self._tag).result()
+            self._communicator, lambda: self._communicator.all_gather_async(send, tag=self._tag, step=step).result()
         )
         if info is None:
             return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0))

@@ -206,7 +206,7 @@ class SPSA:
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
             self._recent.clear()  # not by these steps did it get here
         self._grid.adopt()
-        self._seats.take()
+        self._seats.take(self.revision)
         self._mark()
 
     def _hand_on_the_log(self) -> None:
@@ -272,7 +272,7 @@ class SPSA:
             codes, loss_mean = self._evaluate(loss)
             with self._membership.step("SPSA.step"):
                 started_s = time.monotonic()
-                exchanged = self._seats.exchange(codes)
+                exchanged = self._seats.exchange(codes, self.revision)
                 waited_s = time.monotonic() - started_s
                 self._move(Step(self.revision, exchanged.seats, exchanged.items))
                 started_s = time.monotonic()
