@@ -9,9 +9,11 @@ ends. It is
 Gathering. A peer that has lost its master says Resume, and where it stands when it is asked (Gather, Stand). As soon as
 a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
 higher than any that has been heard of (Lead), and answer with their testimony (Follow); from then on they follow no
-lower term. When a majority does, and all of the view or `peer_timeout_s` has passed since it was complete, the run is
-rebuilt (`testimony`, `successor`) and led: one who has waited here for longer, because it alone was cut off from the
-last master, hurries nobody. Until then nobody is evicted: there is nobody to do it.
+lower term. When a majority does, and all of the view or `peer_timeout_s` has passed since it was complete and since
+somebody came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`testimony`, `successor`)
+and led: one who has waited here for longer, because it alone was cut off from the last master, hurries nobody, and
+nobody is late because this master is busy with thousands of others. Until then nobody is evicted: there is nobody to do
+it. What one says costs the same however many are here (`tally`).
 
 So nobody is bound to a term that no majority has made: a few who are cut off from a master that leads gather elsewhere
 without leaving its term, and when they come back they have nothing that it would have to give way to.
@@ -44,6 +46,7 @@ from dataclasses import dataclass
 from pccl.protocol import messages as m
 from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
 from pccl.protocol.successor import Witness, successor
+from pccl.protocol.tally import Stance, Tally, Views
 from pccl.protocol.testimony import Standing, is_sound, rebuild, stand
 from pccl.types import Result
 
@@ -69,22 +72,79 @@ class _Claim:
     masters: int
     is_accepted: bool
     since: float
-    stance: m.Stand | m.Testimony | None = None
-    """What it has said last of what it knows."""
     asked: int = 0
     """The term that it was asked to follow in."""
-    follows: int = 0
-    """The term in which it has given its testimony here."""
 
 
-@dataclass
 class _Gathering:
-    """Of the peers of a run."""
+    """Of the peers of a run. What it has to do when one of them says something does not depend on how many are here."""
 
-    term: int
-    """In which this master would lead it."""
-    majority_at: float | None = None
-    """Since when a majority of its last view is here, without a break."""
+    def __init__(self, term: int) -> None:
+        views = Views()
+        self.term = term
+        """In which this master would lead it."""
+        self.majority_at: float | None = None
+        """Since when a majority of its last view is here, without a break."""
+        self.heard_at = 0.0
+        """When somebody came or followed last."""
+        self.claims: dict[int, _Claim] = {}
+        """By peer, who has waited longest first."""
+        self.here: Tally[Stance] = Tally(views)
+        """What those who have come have said, whether they follow or not."""
+        self.following: Tally[m.Testimony] = Tally(views)
+        """Of those who follow in `term`."""
+        self._to_ask: dict[int, _Claim] = {}
+        """Who has come and was not asked to follow in `term`."""
+        self._with_rivals = 0
+
+    def enter(self, claim: _Claim) -> None:
+        self.claims[claim.peer] = claim
+        self._with_rivals += claim.masters > 1
+
+    def leave(self, claim: _Claim) -> None:
+        del self.claims[claim.peer]
+        self._with_rivals -= claim.masters > 1
+        self.here.discard(claim.peer)
+        self.following.discard(claim.peer)
+        self._to_ask.pop(claim.peer, None)
+
+    def said(self, claim: _Claim, stance: Stance, is_following: bool, now: float) -> None:
+        if claim.peer not in (self.following if is_following else self.here).heard:
+            self.heard_at = now
+        self.here.add(claim.peer, stance)
+        if is_following and isinstance(stance, m.Testimony):
+            self.following.add(claim.peer, stance)
+        else:
+            self.following.discard(claim.peer)
+        if claim.asked < self.term:
+            self._to_ask[claim.peer] = claim
+
+    def raise_term(self, term: int) -> None:
+        self.term = term
+        self.following = Tally(self.here.views)
+        self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
+
+    def to_ask(self) -> list[_Claim]:
+        """Who is to be asked to follow now, and was not asked before."""
+        claims, self._to_ask = list(self._to_ask.values()), {}
+        return claims
+
+    @property
+    def has_rivals(self) -> bool:
+        """Its peers know of other masters."""
+        return self._with_rivals > 0
+
+    @property
+    def since(self) -> float:
+        return next(iter(self.claims.values())).since
+
+    def standing(self) -> Standing:
+        """How many have come, whether they follow or not."""
+        return stand(self.here, self.has_rivals)
+
+    def standing_following(self) -> Standing:
+        """How many of them follow."""
+        return stand(self.following, self.has_rivals)
 
 
 class Succession:
@@ -200,13 +260,12 @@ class Succession:
         if self._held:
             _, _, since = next(iter(self._held.values()))
             times.append(since + HOLD_S)
-        for run, gathering in self._gatherings.items():
-            here = self._standing(run)
-            if here.heard and not here.peers:
-                times.append(self._since(run) + self.options.peer_timeout_s)
-            elif gathering.majority_at is not None and self._following(run).has_majority:
-                times.append(gathering.majority_at + self.options.peer_timeout_s)
-        times += [self._stays_until(claim) for claim in self._claims.values()]
+        for gathering in self._gatherings.values():
+            times.append(self._stays_until(gathering, gathering.since))
+            if gathering.here.heard and not gathering.standing().peers:
+                times.append(gathering.since + self.options.peer_timeout_s)
+            elif gathering.majority_at is not None and gathering.standing_following().has_majority:
+                times.append(self._waits_until(gathering, gathering.majority_at))
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
 
@@ -255,17 +314,20 @@ class Succession:
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._put_out(connection, text)
             return
-        for claim in [each for each in self._claims.values() if (each.run, each.peer) == (message.run, message.peer)]:
-            self._release(claim.connection)
-            self._dismiss(claim.connection, m.Elsewhere("this peer has come again"))
+        before = self._gatherings.get(message.run)
+        if before is not None and message.peer in before.claims:
+            former = before.claims[message.peer].connection
+            self._release(former)
+            self._dismiss(former, m.Elsewhere("this peer has come again"))
         self._log("info", f"{who} ({host}) has lost its master")
-        self._claims[connection] = _Claim(
+        claim = self._claims[connection] = _Claim(
             connection, host, message.peer, message.run, message.masters, message.is_accepted, self._now
         )
         self._say(connection, m.Gather())
         gathering = self._gatherings.setdefault(message.run, _Gathering(message.term + 1))
+        gathering.enter(claim)
         if gathering.term <= message.term:
-            gathering.term = message.term + 1
+            gathering.raise_term(message.term + 1)
             self._ask(message.run)
 
     def _claimant_said(self, claim: _Claim, message: m.FromPeer) -> None:
@@ -276,46 +338,20 @@ class Succession:
             stance = message.testimony if isinstance(message, m.Follow) else message
             if isinstance(message, m.Follow) and message.term != claim.asked:
                 return  # it has been asked for a higher one since
-            if not is_sound(claim.peer, stance):
+            gathering = self._gatherings[claim.run]
+            stance = gathering.here.views.shared(stance)
+            if not is_sound(claim.peer, stance, gathering.here.views):
                 self._release(claim.connection)
                 text = f"peer {claim.peer} testifies what cannot be"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
-            claim.stance = stance
+            is_following = isinstance(message, m.Follow) and message.term == gathering.term
+            gathering.said(claim, stance, is_following, self._now)
             if isinstance(message, m.Follow):
-                claim.follows = message.term
                 self._consider(claim.run)
             else:
                 self._ask(claim.run)
         # else: said before it heard that its master was lost
-
-    def _of(self, run: str) -> list[_Claim]:
-        return [claim for claim in self._claims.values() if claim.run == run]
-
-    def _testimonies(self, run: str) -> dict[int, m.Testimony]:
-        """Of those who follow in the term in which this master would lead."""
-        term = self._gatherings[run].term
-        return {
-            claim.peer: claim.stance
-            for claim in self._of(run)
-            if isinstance(claim.stance, m.Testimony) and claim.follows == term
-        }
-
-    def _standing(self, run: str) -> Standing:
-        """How many have come, whether they follow or not."""
-        stances = {claim.peer: claim.stance for claim in self._of(run) if claim.stance is not None}
-        return stand(stances, self._has_rivals(run))
-
-    def _following(self, run: str) -> Standing:
-        """How many of them follow."""
-        return stand(self._testimonies(run), self._has_rivals(run))
-
-    def _has_rivals(self, run: str) -> bool:
-        """Its peers know of other masters."""
-        return any(claim.masters > 1 for claim in self._of(run))
-
-    def _since(self, run: str) -> float:
-        return min(claim.since for claim in self._of(run))
 
     def _consider_all(self) -> None:
         for run in list(self._gatherings):
@@ -330,40 +366,46 @@ class Succession:
 
     def _ask(self, run: str) -> None:
         """Asks those who have come to follow, if they are a majority."""
-        here = self._standing(run)
-        if not here.peers and self._is_over(self._since(run)):
+        gathering = self._gatherings[run]
+        here = gathering.standing()
+        if not here.peers and self._is_over(gathering.since):
             # Nobody here was ever accepted, so there is nothing to go on with.
-            for claim in self._of(run):
-                if claim.stance is not None:
+            for claim in list(gathering.claims.values()):
+                if claim.peer in gathering.here.heard:
                     self._release(claim.connection)
                     self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
         if here.has_majority:
-            gathering = self._gatherings[run]
             gathering.majority_at = self._now if gathering.majority_at is None else gathering.majority_at
-            for claim in self._of(run):
-                if claim.stance is not None and claim.asked < gathering.term:
-                    claim.asked = gathering.term
-                    self._say(claim.connection, m.Lead(claim.asked))
+            for claim in gathering.to_ask():
+                claim.asked = gathering.term
+                self._say(claim.connection, m.Lead(claim.asked))
 
     def _consider(self, run: str) -> None:
         """Leads the run if it may."""
-        majority_at = self._gatherings[run].majority_at
-        following = self._following(run)
-        is_late = majority_at is not None and self._is_over(majority_at)
+        gathering = self._gatherings[run]
+        following = gathering.standing_following()
+        majority_at = gathering.majority_at
+        is_late = majority_at is not None and self._now >= self._waits_until(gathering, majority_at)
         if following.is_complete or (following.has_majority and is_late):
             self._lead(run)
 
+    def _waits_until(self, gathering: _Gathering, majority_at: float) -> float:
+        """For the rest of the view: as long as they go on coming, they are not late, but this master busy."""
+        timeout_s = self.options.peer_timeout_s
+        heard_at = max(majority_at, gathering.heard_at)
+        return min(heard_at + timeout_s, majority_at + GATHER_TIMEOUTS * timeout_s)
+
     def _lead(self, run: str) -> None:
-        claims = {claim.peer: claim for claim in self._of(run)}
-        recovered = rebuild(self._testimonies(run), self._has_rivals(run))
+        gathering = self._gatherings[run]
+        recovered = rebuild(gathering.following, gathering.has_rivals)
         witnesses = {
             peer: Witness(claim.connection, claim.host, claim.masters, claim.since)
-            for peer, claim in claims.items()
+            for peer, claim in gathering.claims.items()
             if peer in recovered.members
         }
         strangers = self.master.strangers
         name = f"{self._names}-{self._depositions}"
-        self.master = successor(run, self._gatherings[run].term, self.options, recovered, witnesses, self._now, name)
+        self.master = successor(run, gathering.term, self.options, recovered, witnesses, self._now, name)
         self._gatherings.clear()
         for claim in list(self._claims.values()):
             self._release(claim.connection)
@@ -396,15 +438,19 @@ class Succession:
         for connection, host in old.strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
 
-    def _stays_until(self, claim: _Claim) -> float:
+    def _stays_until(self, gathering: _Gathering, since: float) -> float:
         """Longer while a majority is here, which may lead on without the rest before that."""
-        majority_at = self._gatherings[claim.run].majority_at
-        times = [claim.since] if majority_at is None else [claim.since, majority_at]
-        return max(times) + GATHER_TIMEOUTS * self.options.peer_timeout_s
+        majority_at = since if gathering.majority_at is None else gathering.majority_at
+        return max(since, majority_at) + GATHER_TIMEOUTS * self.options.peer_timeout_s
 
     def _send_away(self) -> bool:
         """Who waits for long comes again if it lives: nothing else would tell. Whether there was one."""
-        late = [claim for claim in self._claims.values() if self._now >= self._stays_until(claim)]
+        late: list[_Claim] = []
+        for gathering in self._gatherings.values():
+            for claim in gathering.claims.values():
+                if self._now < self._stays_until(gathering, claim.since):
+                    break
+                late.append(claim)
         for claim in late:
             self._release(claim.connection)
             self._dismiss(claim.connection, m.Elsewhere(f"of run {claim.run!r} too few peers have come to this master"))
@@ -438,7 +484,7 @@ class Succession:
         for connection, (_, _, since) in list(self._held.items()):
             if self._now >= since + HOLD_S:
                 del self._held[connection]
-                runs = ", ".join(f"{run!r} ({self._standing(run)})" for run in self._gatherings)
+                runs = ", ".join(f"{run!r} ({each.standing()})" for run, each in self._gatherings.items())
                 whom = f"the peers of run {runs}" if runs else "peers of a run, which may come"
                 self._dismiss(connection, m.Elsewhere(f"it waits for {whom}"))
 
@@ -459,10 +505,13 @@ class Succession:
         claim = self._claims.pop(connection, None)
         if claim is None:
             return False
-        if not self._of(claim.run):
-            self._gatherings.pop(claim.run, None)
-        elif claim.run in self._gatherings and not self._standing(claim.run).has_majority:
-            self._gatherings[claim.run].majority_at = None
+        gathering = self._gatherings.get(claim.run)
+        if gathering is not None:
+            gathering.leave(claim)
+            if not gathering.claims:
+                del self._gatherings[claim.run]
+            elif not gathering.standing().has_majority:
+                gathering.majority_at = None
         if not self._claims:
             # They may be back in a moment.
             self.birth_at = max(self.birth_at, self._now + self.options.peer_timeout_s)

@@ -77,9 +77,9 @@ def successor(
         master._renewing = True
     gone = "did not come back after the loss of the master"
     master._lost = [(peer, gone) for peer in recovered.missing]
+    group_of = {peer: group.number for group in recovered.groups for peer in group.former}
     for peer in recovered.missing:
-        number = next((group.number for group in recovered.groups if peer in group.former), 0)
-        master.history.lost(now, peer, "", number, gone)
+        master.history.lost(now, peer, "", group_of.get(peer, 0), gone)
     if recovered.missing:
         _break_sites(master)
     for peer, testimony in recovered.members.items():

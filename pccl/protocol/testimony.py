@@ -38,16 +38,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pccl.protocol import messages as m
 from pccl.protocol.master import majority
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.tally import Stance, Tally, Views
 from pccl.types import Result
-
-Testimonies = Mapping[int, m.Testimony]
-"""By peer."""
-Stances = Mapping[int, m.Stand | m.Testimony]
-"""The same, or as much of it as says where they stand."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,14 @@ class Standing:
     """The peers of each view that counts as the last one."""
     expected: frozenset[int]
     """Who can go on."""
-    heard: frozenset[int]
     has_majority: bool
-
-    @property
-    def is_complete(self) -> bool:
-        return self.has_majority and self.expected <= self.heard
+    is_complete: bool
+    """They are a majority, and none is missing."""
+    here: int
+    """How many of `peers` have come."""
 
     def __str__(self) -> str:
-        return f"{len(self.peers & self.heard)} of the {len(self.peers)} peers of view {self.view} have come"
+        return f"{self.here} of the {len(self.peers)} peers of view {self.view} have come"
 
 
 @dataclass
@@ -125,84 +121,62 @@ class Recovered:
     meeting: int
 
 
-def is_sound(peer: int, stance: m.Stand | m.Testimony) -> bool:
+def is_sound(peer: int, stance: Stance, views: Views | None = None) -> bool:
     """This peer may say so: it does not contradict itself in what others rely on."""
     installed = stance.installed
-    rings = [ring for ring in installed.rings if peer in ring.peers] if installed is not None else []
+    rings = (views or Views()).of(installed) if installed is not None else None
+    groups = rings.groups_of.get(peer, []) if rings is not None else []
     if isinstance(stance, m.Testimony):
-        groups = [stance.me.group] if installed is not None else []
-        if stance.me.peer != peer or [ring.group for ring in rings] != groups:
+        own = [stance.me.group] if installed is not None else []
+        if stance.me.peer != peer or groups != own:
             return False
-    if installed is None:
+    if rings is None:
         return not (stance.is_settled or (isinstance(stance, m.Testimony) and stance.is_running))
-    return len(rings) == 1 and all(other > 0 for ring in installed.rings for other in ring.peers)
+    return len(groups) == 1 and rings.are_peers
 
 
-def _last_installed(stances: Stances) -> m.InstalledView | None:
-    views = [each.installed for each in stances.values() if each.installed is not None]
-    return max(views, key=lambda view: view.view, default=None)
+def _may_be_in_force(view: int, peers: frozenset[int], tally: Tally[Any]) -> bool:
+    return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
 
 
-def _prepared(stances: Stances, after: int) -> list[m.PreparedView]:
-    """Those newer than `after`, each as one witness tells of it."""
-    views = [view for each in stances.values() for view in (each.prepared, *each.answered) if view is not None]
-    return list({view.view: view for view in views if view.view > after}.values())
-
-
-def _may_be_in_force(view: m.PreparedView, stances: Stances) -> bool:
-    listed = _peers(view.rings)
-    has_been_answered = all(view.view in _answered(each) for peer, each in stances.items() if peer in listed)
-    return has_been_answered and not listed <= stances.keys()
-
-
-def _answered(stance: m.Stand | m.Testimony) -> set[int]:
-    """The views after its installed one that it has answered, and that no later word of their master rules out."""
-    views = [*stance.answered, *([stance.prepared] if stance.prepared is not None else [])]
-    return {view.view for view in views if view.answered}
-
-
-def _peers(rings: list[m.Ring]) -> frozenset[int]:
-    return frozenset(peer for ring in rings for peer in ring.peers)
-
-
-def stand(stances: Stances, has_rivals: bool = True) -> Standing:
-    """`has_rivals`: witnesses may follow other masters."""
-    heard = frozenset(stances)
-    installed = _last_installed(stances)
+def stand(stances: Tally[Any] | Mapping[int, Stance], has_rivals: bool = True) -> Standing:
+    """`has_rivals`: witnesses may follow other masters. Of a tally it takes the same time however many have come."""
+    tally = stances if isinstance(stances, Tally) else Tally.of(stances)
+    installed = tally.last_installed()
     if installed is None:
-        return Standing(0, frozenset(), {}, frozenset(), heard, False)
-    peers = expected = _peers(installed.rings)
-    in_force = [view for view in _prepared(stances, installed.view) if _may_be_in_force(view, stances)]
-    settled_by = [
-        each.prepared
-        for peer, each in stances.items()
-        if peer in peers and each.is_settled and each.prepared is not None and each.prepared.view > installed.view
-    ]
-    decisive = {installed.view: peers, **{view.view: _peers(view.rings) for view in in_force}}
-    for listed in decisive.values():
-        expected &= listed
-    if settled_by:
-        expected &= _peers(max(settled_by, key=lambda view: view.view).rings)
-    members = expected & heard
-    has_majority = bool(members) and all(
-        len(listed & heard) >= majority(len(listed))
-        and not (has_rivals and len(listed - members) >= majority(len(listed)))
+        return Standing(0, frozenset(), {}, frozenset(), has_majority=False, is_complete=False, here=0)
+    peers = tally.views.of(installed).peers
+    decisive = {installed.view: peers}
+    for view in tally.prepared(after=installed.view):
+        listed = tally.views.of(view).peers
+        if _may_be_in_force(view.view, listed, tally):
+            decisive[view.view] = listed
+    settled_by = tally.settled(after=installed.view, by=peers)
+    going_on = list(decisive.values()) + ([] if settled_by is None else [tally.views.of(settled_by).peers])
+    expected = tally.common(going_on)
+    members = tally.count(expected)  # they are in all that is decisive
+    has_majority = members > 0 and all(
+        tally.count(listed) >= majority(len(listed))
+        and not (has_rivals and len(listed) - members >= majority(len(listed)))
         for listed in decisive.values()
     )
-    return Standing(installed.view, peers, decisive, expected, heard, has_majority)
+    is_complete = has_majority and members == len(expected)
+    return Standing(installed.view, peers, decisive, expected, has_majority, is_complete, tally.count(peers))
 
 
-def rebuild(testimonies: Testimonies, has_rivals: bool = True) -> Recovered:
+def rebuild(stances: Tally[m.Testimony] | Mapping[int, m.Testimony], has_rivals: bool = True) -> Recovered:
     """The testimony must have a majority."""
-    standing = stand(testimonies, has_rivals)
-    installed = _last_installed(testimonies)
+    tally = stances if isinstance(stances, Tally) else Tally.of(stances)
+    testimonies = tally.stances
+    standing = stand(tally, has_rivals)
+    installed = tally.last_installed()
     assert installed is not None
     assert standing.has_majority
     seats = {(peer, ring.group) for ring in installed.rings for peer in ring.peers if peer in standing.expected}
     members = {peer: each for peer, each in testimonies.items() if (peer, each.me.group) in seats}
     others = {peer: each for peer, each in testimonies.items() if peer not in members}
     groups = [_group(ring, members) for ring in installed.rings]
-    newer = _prepared(testimonies, installed.view)
+    newer = tally.prepared(after=installed.view)
     is_unchanged = not newer and all(
         each.installed is not None and each.installed.view == installed.view for each in members.values()
     )

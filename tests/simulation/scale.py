@@ -1,10 +1,11 @@
-"""What one master costs with many peers in one group: messages, bytes and milliseconds of an op, a join and a loss.
+"""What one master costs with many peers in one group: messages, bytes and milliseconds of an op, a join, a loss and a
+failover, where all peers of a master that has died come to a fresh one.
 
     python -m tests.simulation.scale [PEERS ...]
 
 The real master, with its codec, and as many pretended peers that answer at once. Milliseconds are the master's process
 time alone: machine, encoding and decoding, without sockets. An op's cost has to grow with the number of peers and no
-faster.
+faster. What a loss, a join and a failover take besides is that every peer is told, or tells, of the whole ring.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import count
 from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol.codec import FrameCache, decode_body, encode
+from pccl.protocol.succession import Succession
 
 PEERS = (10, 100, 1000)
 OPS = 20
@@ -113,6 +115,80 @@ class Group:
                 self.say(send.connection, m.FlushReply(message.flush, []))
 
 
+@dataclass
+class Failover:
+    """The peers of a dead master come to a fresh one, and do at once what it asks of them."""
+
+    peers: int
+    step_s: float = 0.0001
+    """How long the master takes for a message."""
+    machine: Succession = field(default_factory=lambda: Succession("run-2", OPTIONS))
+    cost: Cost = field(default_factory=Cost)
+    led_s: float = 0.0
+    """What the last report took, with all that came of it."""
+    now: float = 0.0
+    _sends: list[ms.Send] = field(default_factory=list)
+    _cache: FrameCache = field(default_factory=FrameCache)
+
+    def testimony(self, peer: int) -> m.Testimony:
+        view = m.InstalledView(7, [m.Ring(0, 7, list(range(1, self.peers + 1)))], is_meshed=False)
+        me = m.Member(peer, 0, [f"10.0.{peer // 256}.{peer % 256}"], 1000, 1)
+        return m.Testimony(me, view, None, True, False, [], [], "", [], 1, None, [], OPTIONS.peer_timeout_s, 1)
+
+    def run(self) -> None:
+        """All come, then all say where they stand, then all follow."""
+        for peer in range(1, self.peers + 1):
+            self._count(self.machine.connected(peer, "10.0.0.1", self.now))
+            self.say(peer, m.Resume(m.PROTOCOL_VERSION, "run-1", 1, peer))
+        while self._sends:
+            sends, self._sends = self._sends, []
+            self._cache = FrameCache()
+            for send in sends:
+                self.answer(send)
+
+    def answer(self, send: ms.Send) -> None:
+        peer = send.connection
+        if isinstance(send.message, m.Gather):
+            testimony = self.testimony(peer)
+            self.say(peer, m.Stand(testimony.installed, None, False))
+        elif isinstance(send.message, m.Lead):
+            before_s = self.cost.seconds
+            self.say(peer, m.Follow(send.message.term, self.testimony(peer)))
+            self.led_s = self.cost.seconds - before_s
+
+    def say(self, connection: int, message: m.FromPeer) -> None:
+        frame = encode(message)
+        self.now += self.step_s
+        began = time.process_time()
+        heard = decode_body(frame[4:], m.FromPeer)
+        effects = self.machine.received(connection, heard, self.now)
+        deadline = self.machine.deadline()
+        if deadline is not None and deadline <= self.now:
+            effects += self.machine.tick(self.now)
+        self.cost.seconds += time.process_time() - began
+        self.cost.received += 1
+        self.cost.received_bytes += len(frame)
+        self._count(effects)
+
+    def _count(self, effects: list[ms.Effect]) -> None:
+        sends = [effect for effect in effects if isinstance(effect, ms.Send)]
+        began = time.process_time()
+        self.cost.sent_bytes += sum(len(self._cache.frame(send.message)) for send in sends)
+        self.cost.seconds += time.process_time() - began
+        self.cost.sent += len(sends)
+        self._sends += sends
+
+
+def fail_over(peers: int, step_s: float = 0.0001) -> Failover:
+    """AssertionError unless all go on, in the view that they had."""
+    failover = Failover(peers, step_s)
+    failover.run()
+    master = failover.machine.master
+    assert master.accepted == list(range(1, peers + 1))
+    assert master.installed_view == 7
+    return failover
+
+
 def measure(peers: int) -> dict[str, Cost]:
     group = Group()
     group.join(1)
@@ -129,16 +205,17 @@ def measure(peers: int) -> dict[str, Cost]:
     before = Cost(**vars(group.cost))
     group.join(1)
     costs["join"] = group.cost - before
+    costs["failover"] = fail_over(peers).cost
     return costs
 
 
 def main() -> None:
-    print(f"{'peers':>6}  {'':5} {'messages':>9} {'KiB in':>9} {'KiB out':>9} {'ms':>9} {'us/peer':>9}")
+    print(f"{'peers':>6}  {'':8} {'messages':>9} {'KiB in':>9} {'KiB out':>9} {'ms':>9} {'us/peer':>9}")
     for peers in [int(each) for each in sys.argv[1:]] or PEERS:
         for name, cost in measure(peers).items():
             messages = cost.received + cost.sent
             print(
-                f"{peers:6}  {name:5} {messages:9.0f} {cost.received_bytes / 1024:9.1f} {cost.sent_bytes / 1024:9.1f} "
+                f"{peers:6}  {name:8} {messages:9.0f} {cost.received_bytes / 1024:9.1f} {cost.sent_bytes / 1024:9.1f} "
                 f"{cost.seconds * 1e3:9.2f} {cost.seconds * 1e6 / peers:9.1f}"
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
-from tests.simulation.scale import Group, measure
+from tests.simulation.scale import OPTIONS, Failover, Group, fail_over, measure
 
 FEW, MANY = 20, 200
 SLACK = 1.3
@@ -68,3 +69,43 @@ def test_peers_are_told_only_of_peers_that_they_do_not_know() -> None:
     newcomer_bytes = 100 * MANY
     rings_bytes = 3 * MANY * MANY
     assert many.sent_bytes < rings_bytes + 2 * newcomer_bytes + 100 * MANY
+
+
+# Failover.
+
+
+def test_all_of_many_peers_go_on_with_the_next_master() -> None:
+    fail_over(500)
+
+
+def test_nobody_is_late_because_the_master_is_busy_with_the_others() -> None:
+    """All have come, but the second half of the reports is taken in later than a peer timeout after the first half."""
+    peers = 40
+    failover = fail_over(peers, step_s=2 * OPTIONS.peer_timeout_s / peers * 0.75)
+    assert failover.now > 2 * OPTIONS.peer_timeout_s
+
+
+@dataclass
+class Counted(Failover):
+    """Counts what each report costs the master."""
+
+    counts: dict[type, list[int]] = field(default_factory=dict)
+
+    def say(self, connection: int, message: m.FromPeer) -> None:
+        count = _bytecodes(partial(super().say, connection, message))
+        self.counts.setdefault(type(message), []).append(count)
+
+
+def test_what_a_report_costs_does_not_depend_on_the_number_of_peers() -> None:
+    """But the first of a kind, which tells of rings that are new, and the last, with which the run is led again."""
+    few, many = Counted(FEW), Counted(MANY)
+    for failover in (few, many):
+        failover.run()
+    for kind in (m.Resume, m.Stand, m.Follow):
+        assert max(many.counts[kind][MANY // 2 + 5 : -1]) < max(few.counts[kind][FEW // 2 + 5 : -1]) * SLACK
+        assert max(many.counts[kind][1 : MANY // 2 - 5]) < max(few.counts[kind][1 : FEW // 2 - 5]) * SLACK
+
+
+def test_cost_of_a_failover_grows_linearly() -> None:
+    few, many = (_bytecodes(partial(fail_over, peers)) for peers in (FEW, MANY))
+    assert many < few * MANY / FEW * SLACK

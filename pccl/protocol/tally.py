@@ -1,0 +1,205 @@
+"""Who has said what, counted as each stance comes, so that a judgement of all of them costs the same however many there
+are: it asks about few views, and thousands of peers tell of the same ones.
+
+Rings that several peers tell of are kept once. Of two views with one number the one that was told of first counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, KeysView, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from pccl.protocol import messages as m
+
+Stance = m.Stand | m.Testimony
+VIEWS_MAX = 64
+COUNTS_MAX = 64
+"""So much is remembered of views and of what is asked about them. More is only told of by who makes it up, and looked
+into anew."""
+
+S = TypeVar("S", bound=Stance)
+View = TypeVar("View", m.InstalledView, m.PreparedView)
+
+
+class Rings:
+    """The rings of a view, and what follows from them."""
+
+    def __init__(self, rings: list[m.Ring]) -> None:
+        self.rings = rings
+        self.groups_of: dict[int, list[int]] = {}
+        """By peer, of which groups it is in the ring."""
+        for ring in rings:
+            for peer in dict.fromkeys(ring.peers):
+                self.groups_of.setdefault(peer, []).append(ring.group)
+        self.peers = frozenset(self.groups_of)
+        self.are_peers = all(peer > 0 for peer in self.peers)
+
+
+class Views:
+    """Rings by the numbers of their views, the last VIEWS_MAX that were new."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Rings]] = {}
+        """More than one of a number only if somebody makes them up."""
+        self._order: deque[int] = deque()
+
+    def of(self, view: m.InstalledView | m.PreparedView) -> Rings:
+        known = self._known.setdefault(view.view, [])
+        for rings in known:
+            if rings.rings is view.rings:
+                return rings
+        for rings in known:
+            if rings.rings == view.rings:
+                return rings
+        found = Rings(view.rings)
+        known.append(found)
+        self._order.append(view.view)
+        if len(self._order) > VIEWS_MAX:
+            oldest = self._order.popleft()
+            del self._known[oldest][0]
+            if not self._known[oldest]:
+                del self._known[oldest]
+        return found
+
+    def shared(self, stance: S) -> S:
+        """The same, with rings of its own only where nobody else has told of them."""
+        installed, prepared = stance.installed, stance.prepared
+        return msgspec.structs.replace(
+            stance,
+            installed=None if installed is None else self._shared(installed),
+            prepared=None if prepared is None else self._shared(prepared),
+            answered=[self._shared(view) for view in stance.answered],
+        )
+
+    def _shared(self, view: View) -> View:
+        return msgspec.structs.replace(view, rings=self.of(view).rings)
+
+
+@dataclass
+class _Count:
+    here: int = 0
+    answered: int = 0
+
+
+@dataclass
+class Tally(Generic[S]):
+    """What peers have said last. `views` may be shared with other tallies."""
+
+    views: Views = field(default_factory=Views)
+    stances: dict[int, S] = field(default_factory=dict)
+    """By peer."""
+    _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
+    """By view and peer; so are the next two."""
+    _told: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
+    _settled: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
+    _counts: dict[tuple[int, frozenset[int]], _Count] = field(default_factory=dict)
+    _common: dict[tuple[frozenset[int], ...], frozenset[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stances: Mapping[int, S]) -> Tally[S]:
+        tally: Tally[S] = cls()
+        for peer, stance in stances.items():
+            tally.add(peer, stance)
+        return tally
+
+    def add(self, peer: int, stance: S) -> None:
+        """In the place of what the peer has said before."""
+        self.discard(peer)
+        self.stances[peer] = stance
+        if stance.installed is not None:
+            self._installed.setdefault(stance.installed.view, {})[peer] = stance.installed
+        for view in _told(stance):
+            self._told.setdefault(view.view, {})[peer] = view
+        if stance.is_settled and stance.prepared is not None:
+            self._settled.setdefault(stance.prepared.view, {})[peer] = stance.prepared
+        self._count(peer, stance, 1)
+
+    def discard(self, peer: int) -> None:
+        stance = self.stances.pop(peer, None)
+        if stance is None:
+            return
+        if stance.installed is not None:
+            _forget(self._installed, stance.installed.view, peer)
+        for view in _told(stance):
+            _forget(self._told, view.view, peer)
+        if stance.is_settled and stance.prepared is not None:
+            _forget(self._settled, stance.prepared.view, peer)
+        self._count(peer, stance, -1)
+
+    def _count(self, peer: int, stance: S, by: int) -> None:
+        answered = _answered(stance) if self._counts else ()
+        for (view, peers), count in self._counts.items():
+            if peer in peers:
+                count.here += by
+                count.answered += by if view in answered else 0
+
+    @property
+    def heard(self) -> KeysView[int]:
+        """Who has said something, as it changes."""
+        return self.stances.keys()
+
+    def last_installed(self) -> m.InstalledView | None:
+        return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
+
+    def prepared(self, after: int) -> list[m.PreparedView]:
+        """Those newer than view `after`, each as one peer tells of it."""
+        return [next(iter(told.values())) for view, told in self._told.items() if view > after]
+
+    def settled(self, after: int, by: frozenset[int]) -> m.PreparedView | None:
+        """The newest view, newer than `after`, by which one of these peers has settled its ops."""
+        for view in sorted((view for view in self._settled if view > after), reverse=True):
+            for peer, prepared in self._settled[view].items():
+                if peer in by:
+                    return prepared
+        return None
+
+    def count(self, peers: frozenset[int]) -> int:
+        """How many of them have said something."""
+        return self._counted(0, peers).here
+
+    def have_answered(self, view: int, peers: frozenset[int]) -> bool:
+        """All of these who have said anything have answered this view, and know of no word that rules it out."""
+        count = self._counted(view, peers)
+        return count.answered == count.here
+
+    def _counted(self, view: int, peers: frozenset[int]) -> _Count:
+        count = self._counts.get((view, peers))
+        if count is None:
+            if len(self._counts) >= COUNTS_MAX:
+                self._counts.clear()
+            here = [stance for peer, stance in self.stances.items() if peer in peers]
+            answered = sum(view in _answered(stance) for stance in here)
+            count = self._counts[view, peers] = _Count(len(here), answered)
+        return count
+
+    def common(self, sets: Iterable[frozenset[int]]) -> frozenset[int]:
+        """Whoever is in all of these sets."""
+        key = tuple(sets)
+        found = self._common.get(key)
+        if found is None:
+            if len(self._common) >= COUNTS_MAX:
+                self._common.clear()
+            found = frozenset.intersection(*key)
+            found = next((each for each in key if each == found), found)  # one set is compared faster than two alike
+            self._common[key] = found
+        return found
+
+
+def _told(stance: Stance) -> list[m.PreparedView]:
+    return stance.answered if stance.prepared is None else [stance.prepared, *stance.answered]
+
+
+def _answered(stance: Stance) -> set[int]:
+    """The views after its installed one that it has answered, and that no later word of their master rules out."""
+    return {view.view for view in _told(stance) if view.answered}
+
+
+def _forget(found: dict[int, dict[int, View]], view: int, peer: int) -> None:
+    told = found.get(view, {})
+    told.pop(peer, None)
+    if not told:
+        found.pop(view, None)
