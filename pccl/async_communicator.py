@@ -18,7 +18,7 @@ from pccl.collective_methods import Collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
 from pccl.protocol.messages import Kind
-from pccl.protocol.peer import View
+from pccl.protocol.peer import View, alone_in
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import addresses, portal
 from pccl.runtime.engine import OpSpec
@@ -413,6 +413,9 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
     def _launch(self, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp], T]) -> T:
         """From any thread. A signal handler that raises meanwhile leaves nothing in flight."""
         session = self.session(func_name)
+        view = self.view(func_name)
+        if view.world_size < 2:
+            raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group))
         op = session.new_op(spec)
         try:
             handle = handle_of(op)

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 class LaunchedCollectives(ABC):
     """Each launches a collective and returns at once, as `all_reduce_async` does: leave the arrays alone until the
-    handle's `wait` returns. Arguments and errors are those of the method without `_async`."""
+    handle's `wait` returns. Arguments and errors are those of the method without `_async`; who is alone in the group
+    gets TOO_FEW_PEERS at the call."""
 
     @abstractmethod
     def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:

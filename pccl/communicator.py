@@ -343,6 +343,9 @@ class Communicator(Collectives[CollectiveInfo]):
 
         They are kept until then, also if you let go of them; an op whose handle is dropped goes on. With the
         communicator closed or garbage-collected its ops in flight end with NOT_INITIALIZED.
+
+        Who is alone in the group gets TOO_FEW_PEERS here, and wrong arguments are refused here; the handle tells of all
+        else, also of TOO_FEW_PEERS where the others have left since.
         """
         spec = op_spec(
             send,

@@ -344,6 +344,39 @@ def test_alone_there_is_nobody_to_meet() -> None:
         assert crew[0].membership == Membership(0, (1,))
 
 
+def launches(peer: Communicator | AsyncCommunicator, x: Any) -> list[Callable[[], Any]]:
+    """That could meet others, if there were any."""
+    return [
+        lambda: peer.all_reduce_async(x, op=ReduceOp.SUM),
+        lambda: peer.all_gather_async(x),
+        lambda: peer.reduce_scatter_async(x, op=ReduceOp.SUM),
+        lambda: peer.broadcast_async(x, root=0),
+        lambda: peer.barrier_async(),
+    ]
+
+
+def test_alone_a_launch_is_refused_at_the_call() -> None:
+    with run_of(1) as crew:
+        for _ in range(2):  # nothing is left in flight
+            for launch in launches(crew[0], np.array([1])):
+                error = refusal(launch)
+                assert error.result is Result.TOO_FEW_PEERS
+                assert "alone in peer group 0; call update_topology() until others have joined" in str(error)
+        assert crew[0].stats["ops_open"] == 0
+
+        async def main() -> None:
+            async with AsyncCommunicator(crew.address, peer_group=3) as peer:
+                for launch in launches(peer, np.array([1])):
+                    error = refusal(launch)
+                    assert (error.result, "alone in peer group 3" in str(error)) == (Result.TOO_FEW_PEERS, True)
+
+        thread = Background(lambda: trio.run(main))
+        while not thread.is_over:
+            if crew[0].are_peers_pending():
+                crew[0].update_topology()
+        thread.result()
+
+
 def fails_for_all(crew: Crew, call: Callable[[Communicator, int], Any], result: Result, *says: str) -> None:
     found = crew.outcomes(call)
     assert results(found) == [result] * len(crew.peers)

@@ -118,6 +118,11 @@ class View:
         return sum(self.group_sizes.values())
 
 
+def alone_in(group: int) -> str:
+    """Why nothing can be reduced."""
+    return f"alone in peer group {group}; call update_topology() until others have joined"
+
+
 # Effects.
 
 
@@ -1235,7 +1240,7 @@ class Peer:
             self._finish_op(
                 op,
                 Result.TOO_FEW_PEERS,
-                f"alone in peer group {self.group}; call update_topology() until others have joined",
+                alone_in(self.group),
             )
             return
         refusal = self._pair_refusal(op.pair, view)

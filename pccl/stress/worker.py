@@ -568,19 +568,21 @@ class Worker:
                 outcomes.append(outcome)
         return outcomes
 
-    def _launched(self, buffers: Buffers) -> AsyncReduceHandle:
+    def _launched(self, buffers: Buffers) -> AsyncReduceHandle | None:
+        """None if this peer is left alone."""
         try:
             with self._interruptible():
                 return self._launch(buffers)
         except KeyboardInterrupt:
             self._leave_session("interrupted in all_reduce_async")
         except PCCLError as error:
-            self._goes_on_after(error, buffers)
+            if not self._goes_on_after(error, buffers):
+                return None
             raise
 
-    def _follow(self, buffers: Buffers, handle: AsyncReduceHandle) -> Outcome | None:
+    def _follow(self, buffers: Buffers, handle: AsyncReduceHandle | None) -> Outcome | None:
         """Waits for an op, and launches it again where it was aborted. None if this peer is left alone."""
-        while True:
+        while handle is not None:
             try:
                 with self._interruptible():
                     info = handle.result()
@@ -592,6 +594,7 @@ class Worker:
                 handle = self._launched(buffers)
             else:
                 return buffers.outcome(self._options.slot, info.world_size)
+        return None
 
     def _goes_on_after(self, error: PCCLError, buffers: Buffers) -> bool:
         """What to do after an op has failed: try it again, or, False, nothing, for this peer is alone. Else raises."""
@@ -703,7 +706,14 @@ class Worker:
 
     def _leave_reducing(self, todo: list[Buffers]) -> None:
         """Closes the communicator with some of the step's ops in flight."""
-        handles = [self._launch(each) for each in todo[: self._random.randint(1, len(todo))]]
+        handles = []
+        for each in todo[: self._random.randint(1, len(todo))]:
+            try:
+                handles.append(self._launch(each))
+            except PCCLError as error:
+                if error.result is not Result.TOO_FEW_PEERS:
+                    raise
+                break  # the others have left already
         self._at("leaving")
         self._comm.close()
         for handle, buffers in zip(handles, todo, strict=False):

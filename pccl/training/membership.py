@@ -100,15 +100,21 @@ class Average:
         self._handle = self._launch()
 
     def _launch(self) -> AsyncReduceHandle | None:
+        """None: alone."""
         if self._communicator.world_size < 2:
             return None
-        return self._communicator.all_reduce_async(
-            self._vector,
-            op=ReduceOp.AVG,
-            tag=self._tag,
-            quantization_options=self._quantization,
-            step=self._step,
-        )
+        try:
+            return self._communicator.all_reduce_async(
+                self._vector,
+                op=ReduceOp.AVG,
+                tag=self._tag,
+                quantization_options=self._quantization,
+                step=self._step,
+            )
+        except PCCLError as error:
+            if error.result is not Result.TOO_FEW_PEERS:
+                raise
+            return None  # the others have just been lost
 
     def done(self) -> bool:
         """Whether `wait` would probably return at once: without a loss, it would."""
