@@ -47,7 +47,9 @@ CONNECTIONS_DEFAULT = 2
 CONNECTIONS_MAX = 64
 ATTEMPT_INTERVAL_S = 1.0
 CANCEL_GRACE_S = 5.0
-"""How long a cancelled op may take to be aborted on all peers before its caller is let go."""
+"""How long an op whose timeout has passed may take to be aborted on all peers before its outcome is unknown."""
+INTERRUPT_GRACE_S = 0.5
+"""The same where its caller was interrupted or cancelled: only then its tag can be used again at once."""
 
 T = TypeVar("T")
 
@@ -70,7 +72,8 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
     the `async with` block, or with the run.
 
     Ctrl-C, where trio raises KeyboardInterrupt, comes to the program's own code or to where the main task waits. A call
-    of this class that waits there withdraws what it began; the communicator can still be used.
+    of this class that waits there withdraws what it began; the communicator can still be used. So does one that is
+    cancelled, unless its op has been committed by then: that is returned as if in time.
     """
 
     def __init__(
@@ -336,15 +339,17 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 with trio.move_on_after(CANCEL_GRACE_S):
                     await pending.async_wait()
+                await pending.async_reclaim()
         except PCCLError:
             raise
-        except BaseException:  # cancelled, or trio's KeyboardInterrupt
+        except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
             session.cancel(pending, Result.TIMEOUT, "its caller was cancelled")
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_GRACE_S):
+            await pending.async_reclaim()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + INTERRUPT_GRACE_S):
                 await pending.async_wait()
-            raise
-        if not pending.is_over:
-            raise PCCLError(Result.TIMEOUT, func_name, MASTER_SILENT)
+            if not isinstance(error, trio.Cancelled) or pending.is_detached or pending.has_failed:
+                raise
+        require_outcome(session, [pending], func_name)
         return pending
 
     async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
@@ -397,12 +402,25 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
                 with trio.move_on_after(max(0.0, end_s - time.monotonic())):
                     await PendingOp.async_wait_any(retry.in_flight)
                 retry.collect(session, limit_s)
-        finally:
-            if retry.abandon(session, limit_s):
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_GRACE_S):
-                    for op in retry.in_flight:
-                        await op.async_wait()
+        except PCCLError as error:
+            retry.abandon(session, limit_s)
+            await self._await_verdicts(retry, CANCEL_GRACE_S)
+            require_outcome(session, retry.in_flight, name, error)
+            raise
+        except BaseException:
+            retry.abandon(session, None)
+            for op in retry.in_flight:
+                await op.async_reclaim()
+            await self._await_verdicts(retry, INTERRUPT_GRACE_S)
+            raise
         return retry.info()
+
+    async def _await_verdicts(self, retry: Retry, grace_s: float) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + grace_s):
+            for op in retry.in_flight:
+                await op.async_wait()
+        for op in retry.in_flight:
+            await op.async_reclaim()
 
     # What the blocking face shares.
 
@@ -425,7 +443,10 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         except PCCLError:
             raise
         except BaseException:
-            session.cancel(op, Result.TIMEOUT, gave_up(session, None))
+            try:
+                session.cancel(op, Result.TIMEOUT, gave_up(session, None))
+            finally:
+                op.reclaim()
             raise
 
     def session(self, func_name: str) -> PeerSession:
@@ -490,7 +511,27 @@ async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
                     raise session.store_failed(str(error)) from error
 
 
-MASTER_SILENT = "the op could not be ended in time: the master does not answer"
+def require_outcome(
+    session: PeerSession, ops: Sequence[PendingOp], func_name: str, cause: PCCLError | None = None
+) -> None:
+    """For ops whose arrays are their caller's again. PCCLError OUTCOME_UNKNOWN where others may have committed one that
+    was given up here, for that `cause`."""
+    unknown = [op for op in ops if not op.is_over or (op.is_detached and not op.has_failed)]
+    if not unknown:
+        return
+    tags = sorted({op.tag for op in unknown})
+    view = session.view
+    others = sorted({peer for op in unknown for peer in op.ring if view is None or peer != view.peer})
+    what = f"the op with tag {tags[0]} was" if len(tags) == 1 else f"the ops with tags {tags[:10]} were"
+    silent = (
+        "not all of them have answered" if session.hears_master else "the master has been lost, and no other is found"
+    )
+    text = (
+        f"{what} given up here, and peers {others} may have committed what this one has not: {silent}. The arrays are "
+        f"as they were. Reducing again may meet the others' next step, unless steps are told apart (step=): bring all "
+        f"peers to one state first (sync_shared_state), or leave the run"
+    )
+    raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. It was: {cause}")
 
 
 def deadline(timeout_s: float | None) -> float:
@@ -580,11 +621,10 @@ class Retry:
         if self._failure is not None and not still:
             raise self._failure
 
-    def abandon(self, session: PeerSession, timeout_s: float | None) -> bool:
-        """Has whatever is still in flight aborted on all peers; True if there was any."""
+    def abandon(self, session: PeerSession, timeout_s: float | None) -> None:
+        """Has whatever is still in flight aborted on all peers."""
         for op in self.in_flight:
             session.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
-        return bool(self.in_flight)
 
     def info(self) -> ReduceInfo:
         """The sum over all ops; the world size is the smallest that any of them had."""

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from pccl import timeouts
 from pccl.async_communicator import (
     CANCEL_GRACE_S,
-    MASTER_SILENT,
+    INTERRUPT_GRACE_S,
     AsyncCommunicator,
     Retry,
     converting,
     deadline,
     gave_up,
+    require_outcome,
 )
 from pccl.collective_methods import Collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
@@ -25,6 +26,7 @@ from pccl.errors import PCCLError
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime import portal
 from pccl.runtime.engine import OpSpec
+from pccl.runtime.peer_session import PeerSession
 from pccl.runtime.pending import PendingOp
 from pccl.shared_state import SharedState
 from pccl.timeouts import DEFAULT, Timeout
@@ -46,8 +48,6 @@ T = TypeVar("T")
 
 SHORT_S = 0.1
 """A timeout that is longer need not be kept to the millisecond."""
-INTERRUPT_GRACE_S = 0.5
-"""How long Ctrl-C waits for an interrupted op to be aborted on all peers."""
 
 
 class Communicator(Collectives[CollectiveInfo]):
@@ -93,7 +93,8 @@ class Communicator(Collectives[CollectiveInfo]):
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
     NOT_INITIALIZED (not connected, closed, or forked), MASTER_CONNECTION_FAILED (the master is gone or has evicted this
-    peer: make a new communicator), or TIMEOUT. Ctrl-C ends any wait within a second.
+    peer: make a new communicator), or TIMEOUT. Ctrl-C ends any wait within a second. What is raised by an op, and if it
+    is KeyboardInterrupt, comes once its arrays are the caller's again, as they were before.
     """
 
     def __init__(
@@ -279,8 +280,13 @@ class Communicator(Collectives[CollectiveInfo]):
 
         RANK_CONNECTION_LOST: a peer was lost, try again; TOO_FEW_PEERS: alone in the group; INVALID_ARGUMENT: a wrong
         argument, or one that differs between peers; INVALID_USAGE: the tag is in flight already; INTERNAL_ERROR: a
-        device failed on some peer, or does not take the result here, which the others have. When `timeout`
-        passes the op is aborted on all peers.
+        device failed on some peer, or does not take the result here, which the others have, and this peer has left.
+
+        When `timeout` passes the op is aborted on all peers: TIMEOUT. If the master and the other peers leave it open
+        for another five seconds whether it is, OUTCOME_UNKNOWN: they may have committed it, or will. Then its tag is in
+        flight until they have said so (INVALID_USAGE), and reducing again could meet their next step: bring all to one
+        state first (`sync_shared_state`), or tell steps apart by `step`. Whatever is raised, Ctrl-C included, `send` is
+        as it was by then, and neither it nor `recv` is read or written any more.
         """
         spec = op_spec(
             send,
@@ -309,15 +315,15 @@ class Communicator(Collectives[CollectiveInfo]):
             if not pending.wait(timeout_s):
                 session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 pending.wait(CANCEL_GRACE_S)
+                pending.reclaim()
         except PCCLError:
             raise
         except BaseException:
-            session.cancel(pending, Result.TIMEOUT, gave_up(session, None))
-            pending.wait(INTERRUPT_GRACE_S)
-            session.let_go(pending)
+            _withdraw(session, [pending])
             raise
-        if not pending.is_over:
-            raise PCCLError(Result.TIMEOUT, func_name, MASTER_SILENT)
+        finally:  # where signals have ended even that
+            pending.reclaim()
+        require_outcome(session, [pending], func_name)
         return pending
 
     def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
@@ -366,8 +372,9 @@ class Communicator(Collectives[CollectiveInfo]):
         """Runs all ops, at most `max_in_flight` at once, and again those that a loss aborted, until all are committed.
         Tags must differ and be the same set on all peers.
 
-        Returns the summed byte counts and the smallest world size of any op. TOO_FEW_PEERS once this peer is alone; ops
-        that were committed before then stay so. Other errors as `all_reduce`.
+        Returns the summed byte counts and the smallest world size of any op. TOO_FEW_PEERS once this peer is alone.
+        Other errors as `all_reduce`, of whichever op. Ops that were committed before an error stay so, and their arrays
+        hold the results.
         """
         name = "all_reduce_multiple_with_retry"
         retry = Retry(descriptors, max_in_flight, name)
@@ -381,12 +388,40 @@ class Communicator(Collectives[CollectiveInfo]):
                 left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
                 PendingOp.wait_any(retry.in_flight, left_s)
                 retry.collect(session, limit_s)
+        except PCCLError as error:
+            retry.abandon(session, limit_s)
+            _await_verdicts(retry.in_flight, CANCEL_GRACE_S)
+            for op in retry.in_flight:
+                op.reclaim()
+            require_outcome(session, retry.in_flight, name, error)
+            raise
+        except BaseException:
+            _withdraw(session, retry.in_flight)
+            raise
         finally:
-            if retry.abandon(session, limit_s):
-                grace_end_s = deadline(INTERRUPT_GRACE_S)
-                for op in retry.in_flight:
-                    op.wait(max(0.0, grace_end_s - time.monotonic()))
+            for op in retry.in_flight:
+                op.reclaim()
         return retry.info()
+
+
+def _await_verdicts(ops: Sequence[PendingOp], grace_s: float) -> None:
+    end_s = deadline(grace_s)
+    for op in ops:
+        op.wait(max(0.0, end_s - time.monotonic()))
+
+
+def _withdraw(session: PeerSession, ops: Sequence[PendingOp]) -> None:
+    """For a caller that was interrupted: has ops aborted on all peers, and their arrays back, whatever signals come."""
+    try:
+        for op in ops:
+            session.cancel(op, Result.TIMEOUT, gave_up(session, None))
+        for op in ops:
+            op.reclaim()
+        _await_verdicts(ops, INTERRUPT_GRACE_S)
+    finally:
+        for op in ops:
+            op.reclaim()
+            session.let_go(op)
 
 
 def _close_forgotten(inner: AsyncCommunicator) -> None:

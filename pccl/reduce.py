@@ -144,18 +144,21 @@ class ReduceOpDescriptor:
 
 def delivered(op: PendingOp, func_name: str) -> OpResult:
     """How an op that is over succeeded, with its result where the caller wants it. PCCLError: why it failed, or
-    INTERNAL_ERROR: a device does not take the result, which the other peers have."""
+    INTERNAL_ERROR: a device does not take the result, which the other peers have, and this peer has left the run."""
     result = op.result
     assert result is not None
     if result.code is not Result.SUCCESS:
         raise PCCLError(result.code, func_name, result.reason)
-    if op.feed is not None:
-        try:
+    try:
+        if op.feed is not None:
             op.feed.deliver()
-        except Exception as error:  # whatever the device's library raises
-            what = f"{type(error).__name__}: {error}"
-            text = f"all peers have the result, but it could not be copied to the device here; leave the run: {what}"
-            raise PCCLError(Result.INTERNAL_ERROR, func_name, text) from error
+        elif op.copy is not None:
+            op.copy.deliver()
+    except Exception as error:  # whatever the device's library raises
+        what = f"{type(error).__name__}: {error}"
+        text = f"all peers have the result, but it could not be copied to the device here: {what}"
+        op.leave_run(text)
+        raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from error
     return result
 
 
@@ -166,7 +169,7 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
 
 
 class AsyncHandle(Generic[Info]):
-    """An op in flight. Its buffers belong to pccl until it has ended. Thread-safe.
+    """An op in flight. Its buffers belong to pccl until it has ended, or a wait for it has been given up. Thread-safe.
 
     The result for arrays on a device comes there in `wait`, `async_wait` or `result`; a handle that is dropped without
     leaves them as they were, with a ResourceWarning.
@@ -181,8 +184,7 @@ class AsyncHandle(Generic[Info]):
         op: PendingOp | None = getattr(self, "_op", None)
         if op is None:
             return  # an interrupt came before
-        has_failed = op.result is not None and op.result.code is not Result.SUCCESS
-        if op.feed is not None and not self._was_asked and not has_failed:
+        if op.feed is not None and not self._was_asked and not op.has_failed:
             text = f"nobody waited for the op with tag {op.tag}: its result has not come to the device"
             warn(text, ResourceWarning, source=self)
 
@@ -198,12 +200,24 @@ class AsyncHandle(Generic[Info]):
         """Blocks until the op has ended: `(is_success, status, info)`, `info` None on failure. May be called again.
         Arrays on a device have the result in the order of this thread's current stream.
 
-        `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on.
+        `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on. From then on, as after Ctrl-C,
+        the arrays are yours again, as they were before the op, which goes on with a copy of them: until you call this
+        again, and have the result put there. An op that has not begun and cannot be copied, since its arrays are on a
+        device or its size depends on who takes part, is taken back instead: its status is TIMEOUT. `done` does not
+        disturb an op.
         """
         name = f"{type(self).__name__}.wait"
         limit_s = timeouts.checked_s(timeout, name)
-        if not self._op.wait(limit_s):
-            raise PCCLError(Result.TIMEOUT, name, f"the op with tag {self.tag} has not ended in {limit_s:g} s")
+        try:
+            self._op.wait(limit_s)
+        finally:
+            try:
+                self._op.reclaim(goes_on=True)
+            finally:  # where a signal has ended even that
+                self._op.reclaim(goes_on=True)
+        if not self._op.is_over:
+            text = f"the op with tag {self.tag} has not ended in {limit_s:g} s; it goes on with a copy of its arrays"
+            raise PCCLError(Result.TIMEOUT, name, text)
         self._was_asked = True
         try:
             info = self._info_of(self._op, name)
@@ -219,12 +233,16 @@ class AsyncHandle(Generic[Info]):
     @trio.lowlevel.enable_ki_protection
     async def async_wait(self) -> tuple[bool, Result, Info | None]:
         """As `wait`, in the trio program that owns the AsyncCommunicator."""
-        await self._op.async_wait()
+        try:
+            await self._op.async_wait()
+        finally:
+            await self._op.async_reclaim(goes_on=True)
         return self.wait(0)
 
 
 class AsyncReduceHandle(AsyncHandle[ReduceInfo]):
-    """An all_reduce in flight. Its arrays belong to pccl until it has ended. Thread-safe."""
+    """An all_reduce in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up.
+    Thread-safe."""
 
     def __init__(self, op: PendingOp) -> None:
         super().__init__(op, info_of)

@@ -41,7 +41,9 @@ class Result(IntEnum):
     UPDATE_TOPOLOGY_FAILED = 11
     TOPOLOGY_OPTIMIZATION_FAILED = 12
     TIMEOUT = 13
-    """A `timeout=` given by the caller has passed."""
+    """A `timeout=` given by the caller has passed. An op is aborted on all peers, or was never begun by this one."""
+    OUTCOME_UNKNOWN = 14
+    """This peer has given an op up and does not know whether the others have committed it; `send` is as it was."""
 
 
 class Attribute(Enum):

@@ -27,7 +27,7 @@ PEER_TIMEOUT_S_MAX = 86400.0
 ENGINE_THREADS_MAX = 16
 """Bound of `Welcome.engine_threads`."""
 
-FAILURES = frozenset(Result) - {Result.SUCCESS}
+FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
 """The codes that may say why something failed."""
 
 

@@ -580,6 +580,15 @@ class Peer:
             else:
                 self._tell_failure(entry)
 
+    def hasten(self, op: int) -> bool:
+        """The caller does not wait for the next view to hear a verdict that is known; false if none is."""
+        entry = self._ops.get(op)
+        if entry is None or entry.verdict is None:
+            return False
+        entry.until_install = False
+        self._release(entry)
+        return True
+
     def joint(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
         """Enters a joint call, after those that this peer is in already. Its end is a CallResult."""
         if self.is_over or self.view is None:

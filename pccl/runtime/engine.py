@@ -48,6 +48,9 @@ class Feed(Protocol):
     def abandon(self) -> None:
         """No more pieces are wanted."""
 
+    def release(self, told: Callable[[], None]) -> None:
+        """`told` is called once, from any thread, when what has begun to read the caller's arrays has done so."""
+
     def deliver(self) -> None:
         """Puts the results of a committed op where the caller wants them, in the caller's thread."""
 
@@ -115,6 +118,11 @@ class OpSpec:
     def launched(self) -> OpSpec:
         return self if self.new_feed is None else replace(self, feed=self.new_feed(), new_feed=None)
 
+    def placed(self, rank: int, world_size: int) -> OpSpec:
+        """With buffers for whoever takes part. ValueError as `Placement.place`."""
+        buffers = self.buffers
+        return self if isinstance(buffers, Buffers) else replace(self, buffers=buffers.place(rank, world_size))
+
 
 class Verdict(IntEnum):
     """On an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's again at once."""
@@ -181,6 +189,14 @@ class StepMismatch:
             f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
             "one of them has missed or repeated a step"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OpDetached:
+    """Its caller's arrays are neither read nor written any more, and hold what they held when it was submitted. Also of
+    one that has ended by now."""
+
+    op: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +276,7 @@ EngineEvent = (
     | OpDone
     | OpAgreed
     | OpFrozen
+    | OpDetached
     | OpMismatch
     | OpEnded
     | OpRefused
@@ -419,6 +436,12 @@ class Engine:
         """Ends with an OpFrozen if there is such an op."""
         self._check(lib.pccl_engine_freeze_op(self._handle, op), "freeze_op")
 
+    def detach(self, op: int, private: Buffers | None) -> None:
+        """Takes the caller's arrays from an op, which goes on with this memory, or stops. Ends with an OpDetached."""
+        send, recv = (private.send, private.recv) if private is not None else (0, 0)
+        pointers = ffi.cast("void *", send), ffi.cast("void *", recv)
+        self._check(lib.pccl_engine_detach(self._handle, op, *pointers), "detach")
+
     def link_add(self, link: int, fd: int, keys: Keys | None = None) -> None:
         """Takes ownership of a connected socket. `keys`: all that travels on it is encrypted."""
         self._check(lib.pccl_engine_link_add(self._handle, link, fd, link_keys(keys)), "link_add")
@@ -478,6 +501,8 @@ def _event(event: Any) -> EngineEvent:
         return OpAgreed(event.id)
     if kind == lib.PCCL_EVENT_OP_FROZEN:
         return OpFrozen(event.id)
+    if kind == lib.PCCL_EVENT_OP_DETACHED:
+        return OpDetached(event.id)
     if kind == lib.PCCL_EVENT_OP_ENDED:
         return OpEnded(event.id, event.tx_bytes, event.rx_bytes)
     if kind == lib.PCCL_EVENT_OP_MISMATCH:

@@ -141,7 +141,8 @@ class Gate:
     def _suits(self, request: OpRequest, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
         """Whether it is a small op, in one lane, and none that others may have in pieces. Fills the request."""
         try:
-            request.fill(replace(start, op=op.op, tag=op.tag), spec)
+            placed = op.placed(spec, start.rank, start.world_size)
+            request.fill(replace(start, op=op.op, tag=op.tag), placed)
         except ValueError:
             return False  # as the session will say
         count: int = request.native.shape.count

@@ -13,10 +13,10 @@ The lanes share no state: not a lock is taken for a segment.
 
 An op that comes through a gate is whole in the lane whose gate it is, and must be one that has no slices.
 
-What lanes report is joined. An op is done, agreed on, frozen, or has ended, when all its slices are or have; a verdict
-goes to all of them, so that an abort restores what any of them has overwritten. A group is frozen when all lanes have
-frozen it: by then each has reported what is done. A link is lost when one lane has lost it; the session then closes it
-in all.
+What lanes report is joined. An op is done, agreed on, frozen, detached, or has ended, when all its slices are or have;
+a verdict goes to all of them, so that an abort restores what any of them has overwritten. A group is frozen when all
+lanes have frozen it: by then each has reported what is done. A link is lost when one lane has lost it; the session then
+closes it in all.
 
 A slice that an engine has no memory for, when others of its op run already, is the one irregular case: these are
 aborted, and when all have given the buffers back the op is reported as refused.
@@ -30,6 +30,7 @@ from typing import Any
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.engine import (
+    Buffers,
     ConnectionLost,
     Engine,
     EngineEvent,
@@ -37,6 +38,7 @@ from pccl.runtime.engine import (
     LinkCounted,
     LinkLimited,
     OpAgreed,
+    OpDetached,
     OpDone,
     OpEnded,
     OpFrozen,
@@ -102,6 +104,8 @@ class Lanes:
         """Empty with one lane."""
         self._freezing: dict[int, int] = {}
         """How many lanes have not frozen an epoch yet."""
+        self._detaching: dict[int, int] = {}
+        """How many lanes have not detached an op yet, which may have ended meanwhile."""
 
     def divide(self, lanes: int) -> None:
         """Makes it so many, before there are links and ops. OSError if the system denies the threads; then the one
@@ -199,6 +203,19 @@ class Lanes:
         for engine in self._ops[op].engines:
             engine.freeze_op(op)
 
+    def detach(self, op: int, private: Buffers | None) -> bool:
+        """As `Engine.detach`. False: there is no such op, and no event comes."""
+        if len(self._engines) == 1:
+            self._engines[0].detach(op, private)
+            return True
+        sliced = self._ops.get(op)
+        if sliced is None:
+            return False
+        self._detaching[op] = len(sliced.engines)
+        for engine in sliced.engines:
+            engine.detach(op, private)
+        return True
+
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         """Takes ownership of a connected socket, the link's connection of this index. `keys`: all that travels on it is
         encrypted."""
@@ -251,6 +268,12 @@ class Lanes:
                 return None
             frozen.unfrozen -= 1
             return event if frozen.unfrozen == 0 else None
+        if isinstance(event, OpDetached):
+            self._detaching[event.op] -= 1
+            if self._detaching[event.op]:
+                return None
+            del self._detaching[event.op]
+            return event
         if isinstance(event, OpEnded):
             sliced = self._ops[event.op]
             if not sliced.ended.add(event):

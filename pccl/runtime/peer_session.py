@@ -1,8 +1,9 @@
 """One connected peer: drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls.
 
-Everything here runs in the trio thread, except `launch`, `launch_waiting` and `cancel`, which any thread may call:
-launches go into a queue and wake the trio thread once for all that have gathered. They take no lock, for a signal
-handler that closes the communicator may run in the middle of one, and waits there for the trio thread.
+Everything here runs in the trio thread, except `launch`, `launch_waiting`, `cancel`, `ask_for_release` and what these
+say of themselves, which any thread may call: launches go into a queue and wake the trio thread once for all that have
+gathered. They take no lock, for a signal handler that closes the communicator may run in the middle of one, and waits
+there for the trio thread.
 
 Small ops of callers that wait need not come here: they go through the gate (`gate`) while it is open. Before the
 machine is told anything that bears on ops, be it a message, a call or a loss, `_take_over` closes it, and tells the
@@ -31,6 +32,9 @@ listens at its port any more and its signs of life have ended as well.
 A master that is lost is looked for, at all its addresses in turn (`candidates`), while the engine goes on; who finds
 none for `master_timeout_s` gives up.
 
+A caller that gives an op up gets its arrays back when the engine has let go of them (`ask_for_release`, and
+`pccl.runtime.detached`), whatever becomes of the op, whose tag stays in use until its verdict is known.
+
 The session ends when the machine says so (`Ended`). It then lets the engine give back the buffers of open ops, so that
 no caller regains a buffer that is still in use.
 
@@ -46,6 +50,7 @@ import itertools
 import logging
 import random
 import secrets
+import select
 import socket
 import ssl
 from collections import deque
@@ -66,9 +71,10 @@ from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
 from pccl.runtime.candidates import DIAL_S, Address, Candidates
+from pccl.runtime.detached import PrivateCopy
 from pccl.runtime.gate import Gate
 from pccl.runtime.inherited import close_in_child
-from pccl.runtime.lanes import Lanes
+from pccl.runtime.latch import Latch
 from pccl.runtime.pending import PendingOp
 from pccl.runtime.pieces import Pieces, hint
 from pccl.runtime.refusals import Refusals
@@ -85,10 +91,12 @@ from pccl.version import __version__
 
 logger = logging.getLogger("pccl.peer")
 
-NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded
+NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded | native.OpDetached
 """Events that tell of what the machine has decided, or will."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
+ENGINE_POLL_MS = 1000
+LEAVE_S = 5.0
 FAREWELL_S = 1.0
 STANDS_S = 1.0
 """A link that has lost a connection and stands so long after that has lost no more than that."""
@@ -198,7 +206,7 @@ class PeerSession:
         self,
         connection: ControlConnection[m.FromMaster],
         listener: socket.socket,
-        engine: Lanes,
+        engine: Pieces,
         options: SessionOptions,
         candidates: Candidates,
         address: Address,
@@ -225,6 +233,9 @@ class PeerSession:
         self._token = trio.lowlevel.current_trio_token()
         self._launches: deque[PendingOp] = deque()
         self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
+        self._reclaims: deque[tuple[PendingOp, bool]] = deque()
+        self._detaching: dict[int, PendingOp] = {}
+        """The engine has been told, and has not done so yet."""
         self._gate = Gate(self._machine, engine)
         self._tags: dict[tuple[int, native.Pair | None], PendingOp] = {}
         """In flight, or about to be."""
@@ -268,7 +279,7 @@ class PeerSession:
 
     def new_op(self, spec: native.OpSpec) -> PendingOp:
         """An op to `launch`. Who has it before that can cancel it, should a signal come in the middle of `launch`."""
-        return PendingOp(next(self._op_numbers), spec.launched())
+        return PendingOp(next(self._op_numbers), spec.launched(), self)
 
     def launch(self, op: PendingOp) -> None:
         """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
@@ -296,12 +307,27 @@ class PeerSession:
             del self._tags[op.name]
 
     def _claim_tag(self, op: PendingOp) -> None:
-        self._require_alive()
-        if self._tags.setdefault(op.name, op) is not op:
-            raise SessionError(
-                Result.INVALID_USAGE,
-                f"an op with tag {op.tag} is in flight already; wait for it or use another tag",
+        self._require_alive_for(op)
+        holder = self._tags.setdefault(op.name, op)
+        if holder is op:
+            return
+        text = f"an op with tag {op.tag} is in flight already; wait for it or use another tag"
+        if holder.is_detached:
+            text = (
+                f"an op with tag {op.tag} is in flight still: its caller has given it up, and the master or the other "
+                f"peers have yet to say what becomes of it; use another tag, or try again later"
             )
+        raise self._refused(op, SessionError(Result.INVALID_USAGE, text))
+
+    def _require_alive_for(self, op: PendingOp) -> None:
+        if self.failure is not None:
+            raise self._refused(op, SessionError(self.failure.result, self.failure.message))
+
+    @staticmethod
+    def _refused(op: PendingOp, error: SessionError) -> SessionError:
+        """It is over before it was launched."""
+        op.finish(ps.OpResult(op.op, error.result, error.message, 0))
+        return error
 
     def _enqueue(self, op: PendingOp) -> None:
         self._launches.append(op)
@@ -311,7 +337,7 @@ class PeerSession:
             # The session has ended with its trio run, since we looked.
             with suppress(ValueError):
                 self._launches.remove(op)
-            self._require_alive()
+            self._require_alive_for(op)
             raise
 
     def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
@@ -320,6 +346,44 @@ class PeerSession:
         self._cancels.append((op, code, reason))
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._take_launches, idempotent=True)
+
+    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
+        """Has the op let go of its caller's arrays, from any thread: `PendingOp.reclaim` calls it."""
+        self._reclaims.append((op, goes_on))
+        try:
+            self._token.run_sync_soon(self._take_launches, idempotent=True)
+        except trio.RunFinishedError:
+            # The engine was closed before the run ended, and has put everything back.
+            reason = self.failure or SessionError(Result.NOT_INITIALIZED, "the trio run has ended")
+            op.finish(ps.OpResult(op.op, reason.result, reason.message, 0))
+            op.release()
+
+    def wait_for_release(self, op: PendingOp) -> None:
+        if self._is_own_thread():
+            self._release_here(op)
+        else:
+            op.wait_released()
+
+    def _is_own_thread(self) -> bool:
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    def _release_here(self, op: PendingOp) -> None:
+        """For a caller in the trio thread that does not await: nobody else hears the engine meanwhile."""
+        self._take_launches()
+        poller = select.poll()
+        for event_fd in self._engine.event_fds:
+            poller.register(event_fd, select.POLLIN)
+        while not op.is_released:
+            poller.poll(ENGINE_POLL_MS)
+            with self._contain():
+                self._hear_engine()
+                self._pump()
+            if self._is_broken:
+                self._engine.close()
+                op.release()
 
     async def joint(self, kind: str, offer: m.SyncOffer | None = None) -> int:
         """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call and
@@ -396,6 +460,11 @@ class PeerSession:
         self._listener.close()
         for op in [*self._launches, *self._gate.running, *self._ops.values()]:
             op.forget_after_fork(ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
+
+    @property
+    def hears_master(self) -> bool:
+        """Any thread."""
+        return self._machine.is_led
 
     def stats(self) -> dict[str, int]:
         self._require_alive()
@@ -489,6 +558,8 @@ class PeerSession:
         assert self.failure is not None
         for op in [*self._ops.values(), *self._gate.running]:
             self._finish(op, ps.OpResult(op.op, self.failure.result, self.failure.message, 0))
+        for op in self._detaching.values():
+            op.release()
 
     def _fail(self, code: Result, reason: str) -> None:
         if self.failure is None:
@@ -755,6 +826,8 @@ class PeerSession:
                 self._machine.op_agreed(event.op)
             elif isinstance(event, native.OpEnded):
                 self._machine.op_ended(event.op, event.tx_bytes, event.rx_bytes)
+            elif isinstance(event, native.OpDetached):
+                self._detaching.pop(event.op).release()
             elif isinstance(event, native.OpFrozen):
                 self._machine.op_frozen(event.op)
             elif isinstance(event, native.OpMismatch):
@@ -813,13 +886,16 @@ class PeerSession:
     def _take_launches(self) -> None:
         """As trio calls it: what it raised would end everything in this thread."""
         with self._contain():
-            cancels, launches = len(self._cancels), len(self._launches)
+            reclaims, cancels, launches = len(self._reclaims), len(self._cancels), len(self._launches)
             if self.failure is None:
                 self._hear_engine()
             for _ in range(launches):
                 self._take_launch()
             for _ in range(cancels):
                 self._take_cancel(*self._cancels.popleft())
+            self._pump()
+            for _ in range(reclaims):
+                self._take_reclaim(*self._reclaims.popleft())
             self._pump()
 
     def _take_launch(self) -> None:
@@ -842,6 +918,73 @@ class PeerSession:
         elif not op.is_over and self._tags.get(op.name) is op:
             del self._tags[op.name]  # interrupted before it was in the queue, or in the gate
             self._gate.drop(op)
+
+    def leave_for(self, reason: str) -> None:
+        """Leaves the run, as `store_failed` does, from any thread, which then finds the session over."""
+        if self._is_own_thread():
+            self.store_failed(reason)
+            return
+        has_left = Latch()
+
+        def leave() -> None:
+            self.store_failed(reason)
+            has_left.set()
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(leave)
+            has_left.wait(LEAVE_S)
+
+    def _take_reclaim(self, op: PendingOp, goes_on: bool) -> None:
+        if op.is_released or op.is_detached:
+            return
+        if op.op not in self._ops:
+            # Interrupted before it was in the queue, or in the gate.
+            self._gate.drop(op)
+            self._finish(op, ps.OpResult(op.op, Result.TIMEOUT, "its caller was interrupted before it began", 0))
+            return
+        if self._machine.hasten(op.op) or self.failure is not None:
+            self._pump()
+            return  # the engine gives the buffers back, if it has not done so
+        if op.epoch is None:
+            self._reclaim_queued(op, goes_on)
+        else:
+            self._detach(op, goes_on)
+
+    def _reclaim_queued(self, op: PendingOp, goes_on: bool) -> None:
+        spec = op.spec
+        assert spec is not None
+        if goes_on and spec.feed is None and isinstance(spec.buffers, native.Buffers):
+            copy = self._copied(op)
+            if copy is not None:
+                copy.fill()
+                op.spec = replace(spec, buffers=copy.buffers)
+                op.copy, op.is_detached = copy, True
+                op.release()
+                return
+        reason = "taken back before it began: its caller did not wait any longer"
+        self._machine.cancel(op.op, Result.TIMEOUT, reason)
+
+    def _detach(self, op: PendingOp, goes_on: bool) -> None:
+        copy = None
+        if op.feed is None:
+            copy = self._copied(op) if goes_on else None
+        elif not goes_on:
+            op.feed.abandon()
+        op.copy, op.is_detached = copy, True
+        self._detaching[op.op] = op
+        self._engine.detach_from(op.op, copy)
+
+    def _copied(self, op: PendingOp) -> PrivateCopy | None:
+        """None: there is no memory, and the op has been given up on all peers."""
+        try:
+            return op.copied(self._machine.peer)
+        except MemoryError:
+            reason = "no memory for a copy of its arrays, which its caller has taken back"
+            self._machine.cancel(
+                op.op, Result.INTERNAL_ERROR, f"aborted on all peers: peer {self._machine.peer} has {reason}"
+            )
+            self._pump()
+            return None
 
     def _next_launch(self) -> PendingOp | None:
         """At any moment an op is in the queue, in `_ops`, or over: a child may be forked."""
@@ -887,7 +1030,7 @@ class PeerSession:
         assert op.spec is not None
         op.ring, op.rank = effect.ring, effect.ring.index(self._machine.peer)
         try:
-            self._engine.submit(effect, op.spec)
+            self._engine.submit(effect, op.placed(op.spec, effect.rank, effect.world_size))
         except ValueError as error:
             reason = f"peer {self._machine.peer} cannot take part: {error}"
             self._machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)

@@ -1,25 +1,47 @@
-"""An op as its caller has it: from the launch to the result."""
+"""An op as its caller has it: from the launch to the result.
+
+Its arrays are pccl's until it is *released*: when it is over, or earlier, when it has been detached from them
+(`pccl.runtime.detached`). `reclaim` sees to that and returns after it; whatever a call raises, it comes after a
+`reclaim`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import trio
 
 from pccl.protocol.peer import OpResult
-from pccl.runtime.engine import OpSpec
+from pccl.runtime.detached import PrivateCopy, buffer_bytes
+from pccl.runtime.engine import Buffers, OpSpec
 from pccl.runtime.latch import Latch, wait_any
 from pccl.types import Result
+
+
+class Session(Protocol):
+    """Whose op it is. From any thread."""
+
+    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None: ...
+
+    def wait_for_release(self, op: PendingOp) -> None: ...
+
+    def leave_for(self, reason: str) -> None: ...
 
 
 class PendingOp:
     """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio."""
 
-    def __init__(self, op: int, spec: OpSpec) -> None:
+    def __init__(self, op: int, spec: OpSpec, session: Session) -> None:
         self.op = op
+        self._session = session
         self.spec: OpSpec | None = spec
         self.feed = spec.feed
-        """Delivers the result where it succeeds."""
+        """Delivers the result where it succeeds, of arrays on a device."""
+        self.copy: PrivateCopy | None = None
+        """Has the result where it succeeds, of an op that was detached and goes on."""
+        self.is_detached = False
+        """It does not work on its caller's arrays, or will not when it is released."""
         self.tag = spec.tag
         self.name = spec.tag, spec.pair
         """Of those in flight no two are called the same."""
@@ -29,8 +51,11 @@ class PendingOp:
         self.ring: tuple[int, ...] = ()
         """Who takes part, once it has started."""
         self.rank = 0
+        self._buffers: Buffers | None = None
         self._over = Latch()
+        self._released = Latch()
         self._trio_events: list[trio.Event] = []
+        self._trio_release_events: list[trio.Event] = []
 
     def wait(self, timeout_s: float | None) -> bool:
         """False if the time passed first. A signal handler that raises (Ctrl-C) ends the wait."""
@@ -63,6 +88,57 @@ class PendingOp:
     def is_over(self) -> bool:
         return self._over.is_set()
 
+    @property
+    def is_released(self) -> bool:
+        """Nobody reads or writes its caller's arrays any more."""
+        return self._released.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        return self.result is not None and self.result.code is not Result.SUCCESS
+
+    def reclaim(self, goes_on: bool = False) -> None:
+        """Returns when the arrays are the caller's again; unless the op has been committed by then they are as they
+        were. It waits for the engine, never for the network. The op stops, for its caller has had it cancelled, or goes
+        on with a copy.
+
+        A signal handler that raises ends even this, so whoever calls it does so again in a `finally`."""
+        if not self.is_released:
+            self._session.ask_for_release(self, goes_on)
+            self._session.wait_for_release(self)
+
+    def wait_released(self) -> None:
+        self._released.wait()
+
+    async def async_reclaim(self, goes_on: bool = False) -> None:
+        """As `reclaim`, in the session's trio run; cannot be cancelled."""
+        if self.is_released:
+            return
+        event = trio.Event()
+        self._trio_release_events.append(event)
+        self._session.ask_for_release(self, goes_on)
+        with trio.CancelScope(shield=True):
+            await event.wait()
+
+    def placed(self, spec: OpSpec, rank: int, world_size: int) -> OpSpec:
+        """With buffers for whoever takes part, which are remembered. ValueError as `Placement.place`."""
+        placed = spec.placed(rank, world_size)
+        assert isinstance(placed.buffers, Buffers)
+        self._buffers = placed.buffers
+        return placed
+
+    def copied(self, peer: int) -> PrivateCopy:
+        """Memory to go on with, for an op whose buffers are known. MemoryError."""
+        spec = self.spec
+        assert spec is not None
+        buffers = spec.buffers if isinstance(spec.buffers, Buffers) else self._buffers
+        assert buffers is not None
+        is_giver = spec.root is not None and spec.root.peer == peer
+        if spec.pair is not None:
+            is_giver = spec.pair.is_sender
+        rank, world_size = self.rank, max(1, len(self.ring))
+        return PrivateCopy(buffers, *buffer_bytes(spec, buffers.count, rank, world_size, is_giver))
+
     def finish(self, result: OpResult) -> None:
         """May be called again."""
         if self.is_over:
@@ -71,11 +147,32 @@ class PendingOp:
         self.spec = None  # lets go of the buffers
         if result.code is not Result.SUCCESS:
             self.feed = None
+        if not self.is_detached:
+            self.release()
+        elif self.is_released:
+            self._drop_copy()
         self._over.set()
         for event in self._trio_events:
+            event.set()
+
+    def leave_run(self, reason: str) -> None:
+        """Has the peer leave, for it does not have what all others have. Any thread."""
+        self._session.leave_for(reason)
+
+    def _drop_copy(self) -> None:
+        """When nobody works on it any more."""
+        if self.has_failed:
+            self.copy = None
+
+    def release(self) -> None:
+        """Its caller's arrays are the caller's. May be called again."""
+        self._drop_copy()
+        self._released.set()
+        for event in self._trio_release_events:
             event.set()
 
     def forget_after_fork(self, result: OpResult) -> None:
         """Ends it in a forked child, where there is no trio run to wake."""
         self.result = self.result or result
+        self._released.set()
         self._over.set()

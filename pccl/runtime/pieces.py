@@ -9,6 +9,7 @@ like on all peers in whatever order they come, and the rest of pccl knows one op
     frozen      at once but for pieces that were submitted: no further ones are
     a verdict   goes to all pieces that have been submitted; no further ones are
     ended       when all those have given their memory back
+    detached    when all those are, and nothing is read any more that further ones would be made of
     mismatch    the first that any piece reports
 
 An op is done only when all its pieces were submitted, so commit never meets one that was not; an abort may. An epoch
@@ -37,10 +38,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pccl.protocol.peer import SubmitOp
+from pccl.runtime.detached import PrivateCopy
 from pccl.runtime.engine import (
     Buffers,
     EngineEvent,
     OpAgreed,
+    OpDetached,
     OpDone,
     OpEnded,
     OpFrozen,
@@ -93,13 +96,19 @@ class _InMemory:
 
     def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
         for number in range(self.piece_count):
-            start = number * self._length
-            at = start * self._item_bytes
-            count = min(self._length, self._whole.count - start)
-            ready(number, Buffers(self._whole.send + at, self._whole.recv + at, count, self._whole.keep))
+            ready(number, self.piece(self._whole, number))
+
+    def piece(self, whole: Buffers, number: int) -> Buffers:
+        start = number * self._length
+        at = start * self._item_bytes
+        count = min(self._length, whole.count - start)
+        return Buffers(whole.send + at, whole.recv + at, count, whole.keep)
 
     def abandon(self) -> None:
         pass
+
+    def release(self, told: Callable[[], None]) -> None:
+        told()
 
     def deliver(self) -> None:
         pass
@@ -123,6 +132,9 @@ class _Dividing:
     is_closed: bool = False
     """There is a verdict: it does not go on."""
     is_frozen: bool = False
+    is_detached: bool = False
+    """It goes on with the copy, or not at all."""
+    copy: PrivateCopy | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +149,8 @@ class _Staged:
     """The same of those that are not agreed on."""
     pieces: list[int] = field(default_factory=list)
     """Those submitted, in the engine's numbers."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """How-manieth of the op each of them is, from 0."""
     unended: set[int] = field(default_factory=set)
     tx_bytes: int = 0
     rx_bytes: int = 0
@@ -168,6 +182,10 @@ class Pieces(Lanes):
         """What feeds have said, in their threads."""
         self._own: list[EngineEvent] = []
         """Events that no engine reports."""
+        self._detaching_pieces: dict[int, set[int]] = {}
+        """Pieces of an op that are not detached yet."""
+        self._detaching_op_of: dict[int, int] = {}
+        """By piece."""
         self._was_rung = False
         """Spares ops without pieces a system call for each batch of events."""
         self._bell, self._button = socket.socketpair()
@@ -266,6 +284,49 @@ class Pieces(Lanes):
                 super().freeze_op(piece)
             self._note_frozen(op, staged)
 
+    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
+        """Takes its caller's arrays from an op, which goes on with the copy, or, without one, stops. One whose arrays
+        are not in memory goes on with what it has read of them. Ends with an OpDetached, also if there is no such
+        op."""
+        while self._news:  # pieces of the caller's arrays, which are submitted before they are detached
+            self._news.popleft()()
+        private = copy.buffers if copy is not None else None
+        staged = self._staged.get(op)
+        if staged is not None:
+            self._detach_staged(op, staged, private)
+            return
+        dividing = self._dividing.get(op)
+        if dividing is not None:  # what the engine will have put back by then is copied
+            dividing.is_detached, dividing.copy = True, copy
+            private = None
+        elif op in self._divisible:
+            launch, spec = self._divisible.pop(op)
+            if private is not None:
+                self._divisible[op] = launch, replace(spec, buffers=private)
+        if not self.detach(op, private):
+            self._own.append(OpDetached(op))
+            self._ring()
+
+    def _detach_staged(self, op: int, staged: _Staged, private: Buffers | None) -> None:
+        feed = staged.spec.feed
+        assert feed is not None
+        if not isinstance(feed, _InMemory):
+            feed.release(lambda: self._tell(lambda: self._own.append(OpDetached(op))))
+            return
+        left = self._detaching_pieces[op] = {
+            piece
+            for piece in staged.unended
+            if self.detach(piece, None if private is None else feed.piece(private, staged.numbers[piece]))
+        }
+        self._detaching_op_of |= dict.fromkeys(left, op)
+        self._note_detached(op)
+
+    def _note_detached(self, op: int) -> None:
+        if not self._detaching_pieces[op]:
+            del self._detaching_pieces[op]
+            self._own.append(OpDetached(op))
+            self._ring()
+
     # Guards, and ops that become divided.
 
     def _drop_guard(self, op: int) -> None:
@@ -294,7 +355,13 @@ class Pieces(Lanes):
         dividing = self._dividing.pop(event.op)
         if dividing.is_closed:
             return event
-        spec = replace(dividing.spec, feed=_InMemory(dividing.spec))
+        spec = dividing.spec
+        if dividing.is_detached:
+            if dividing.copy is None:
+                return OpRefused(event.op, "its caller has given it up")
+            dividing.copy.fill()
+            spec = replace(spec, buffers=dividing.copy.buffers)
+        spec = replace(spec, feed=_InMemory(spec))
         self._stage(dividing.launch, spec, has_guard=False)
         if dividing.is_frozen:
             self._staged[event.op].unfrozen = set()
@@ -344,7 +411,7 @@ class Pieces(Lanes):
         while self._news:
             self._news.popleft()()
         found = super().events()
-        if self._op_of or self._guards or self._divisible or self._dividing:
+        if self._op_of or self._guards or self._divisible or self._dividing or self._detaching_pieces:
             found = [joined for event in found if (joined := self._join_piece(event)) is not None]
         # Last: what ended in `_join_piece` is among them.
         own, self._own = self._own, []
@@ -380,6 +447,7 @@ class Pieces(Lanes):
             return
         self._op_of[piece] = op
         staged.pieces.append(piece)
+        staged.numbers[piece] = number
         staged.unended.add(piece)
 
     def _refuse_staged(self, op: int, reason: str) -> None:
@@ -398,6 +466,11 @@ class Pieces(Lanes):
 
     def _join_piece(self, event: EngineEvent) -> EngineEvent | None:
         """What an event of a piece means for its op, if anything."""
+        if isinstance(event, OpDetached) and event.op >= FIRST_PIECE_OP:
+            detached = self._detaching_op_of.pop(event.op)
+            self._detaching_pieces[detached].discard(event.op)
+            self._note_detached(detached)
+            return None
         if not isinstance(event, OpEvent):
             return event
         if event.op < FIRST_PIECE_OP:

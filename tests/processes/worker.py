@@ -21,7 +21,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -156,6 +156,50 @@ class Member:
         """The world size of the result."""
         recv = self.arrays[into] if into else None
         return self._peer.all_reduce(self.arrays[name], recv, op=ReduceOp[op], tag=tag, timeout=timeout).world_size
+
+    def give_up(self, how: str, name: str, value: float, tag: int = 0, timeout: float = 1.0) -> list[Any]:
+        """Makes a call that raises, or is interrupted: what it raised, and whether the array was as before right then.
+        It is full of `value` from then on, as if its caller used it for something else."""
+        array = self.arrays[name]
+        before = array.tobytes()
+        try:
+            self._GIVE_UP[how](self, array, tag, timeout)
+            raised = ""
+        except PCCLError as error:
+            raised = error.result.name
+        except BaseException as error:
+            raised = type(error).__name__
+        is_kept = array.tobytes() == before
+        array[:] = value
+        return [raised, is_kept]
+
+    def _call(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
+        self._peer.all_reduce(array, op=ReduceOp.SUM, tag=tag, timeout=timeout)
+
+    def _wait(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
+        self._peer.all_reduce_async(array, op=ReduceOp.SUM, tag=tag).wait(timeout)
+
+    def _wait_and_keep(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
+        self.handles[tag] = self._peer.all_reduce_async(array, op=ReduceOp.SUM, tag=tag)
+        self.handles[tag].wait(timeout)
+
+    def _many(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
+        descriptors = [
+            ReduceOpDescriptor.from_numpy(part, part, ReduceDescriptor(part.size, ReduceOp.SUM, tag + number))
+            for number, part in enumerate(np.split(array, 4))
+        ]
+        self._peer.all_reduce_multiple_with_retry(descriptors, timeout=timeout)
+
+    _GIVE_UP: ClassVar[dict[str, Any]] = {
+        "call": _call,
+        "interrupt": _call,
+        "wait": _wait,
+        "wait_and_keep": _wait_and_keep,
+        "many": _many,
+    }
+
+    def is_full_of(self, name: str, value: float) -> bool:
+        return bool((self.arrays[name] == value).all())
 
     def launch(self, name: str, tag: int) -> None:
         self.handles[tag] = self._peer.all_reduce_async(self.arrays[name], op=ReduceOp.SUM, tag=tag)

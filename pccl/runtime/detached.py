@@ -1,0 +1,72 @@
+"""An op that goes on without its caller's arrays.
+
+Theory of operation. Whoever waits for an op and gives up (a timeout, Ctrl-C, a cancelled task) wants the arrays back,
+as they were, and at once; the other peers may still need what this one has to give, and only they and the master know
+what becomes of the op. So the op is *detached*: the engine puts back what it has overwritten, and works on a
+`PrivateCopy` from then on, or, where nobody will ask for the result, not at all (native/include/pccl_native.h,
+pccl_engine_detach).
+
+1. The caller gets its arrays back when the engine says so, which waits for nobody: neither the network nor the master.
+   Only then an error is raised. Nobody else touches the arrays afterwards.
+2. A result that comes later is in the private copy. Whoever waits for the op again, and so says that the arrays are
+   pccl's once more, has it copied from there, in the thread that waits.
+3. An op that has not begun is copied by the session, which alone begins it.
+4. Arrays on a device are read by staging, which says when it has read them, and written in the waiting thread: such an
+   op goes on in the host memory that it has anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+
+from pccl.runtime.engine import Buffers, OpSpec
+from pccl.types import Collective
+
+
+def buffer_bytes(spec: OpSpec, count: int, rank: int, world_size: int, is_giver: bool) -> tuple[int, int]:
+    """Of what the op sends and of what it receives here. `is_giver`: this peer's elements are those that all get, where
+    they are one peer's."""
+    item_bytes = spec.dtype.itemsize
+    if spec.collective is Collective.ALL_GATHER:
+        return count // world_size * item_bytes, count * item_bytes
+    if spec.collective is Collective.REDUCE_SCATTER:
+        return count * item_bytes, (count // world_size + (rank < count % world_size)) * item_bytes
+    if spec.collective in (Collective.BROADCAST, Collective.SEND):
+        return (count * item_bytes, 0) if is_giver else (0, count * item_bytes)
+    return count * item_bytes, count * item_bytes
+
+
+class PrivateCopy:
+    """Memory as large as an op's buffers, and as far apart. The engine fills it."""
+
+    def __init__(self, buffers: Buffers, send_bytes: int, recv_bytes: int) -> None:
+        """MemoryError."""
+        self._callers = buffers
+        self._send_bytes = send_bytes
+        self._recv_bytes = recv_bytes
+        self._delivering = threading.Lock()
+        self._is_delivered = False
+        is_one = buffers.send == buffers.recv
+        recv = np.empty(max(1, recv_bytes, send_bytes if is_one else 0), np.uint8)
+        send = recv
+        offset = buffers.send - buffers.recv
+        if not is_one and not 0 <= offset < recv_bytes:
+            send, offset = np.empty(max(1, send_bytes), np.uint8), 0
+        at = send.ctypes.data + offset
+        self.buffers = Buffers(at, recv.ctypes.data, buffers.count, (send, recv))
+
+    def fill(self) -> None:
+        """For an op that has not begun, or has been taken back: with what its caller gives."""
+        ctypes.memmove(self.buffers.send, self._callers.send, self._send_bytes)
+        if self._callers.recv == self._callers.send:
+            ctypes.memmove(self.buffers.recv, self._callers.recv, self._recv_bytes)
+
+    def deliver(self) -> None:
+        """Copies the result of a committed op to where its caller wanted it, once. Any thread."""
+        with self._delivering:
+            if not self._is_delivered:
+                ctypes.memmove(self._callers.recv, self.buffers.recv, self._recv_bytes)
+                self._is_delivered = True
