@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -59,6 +60,24 @@ def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What peers do is in what their master shows without the usual pauses."""
     monkeypatch.setattr("pccl.runtime.reports.REPORT_S", 0.01)
     monkeypatch.setattr("pccl.runtime.status_board.REFRESH_S", 0.0)
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe that takes nothing more until somebody reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
+    os.set_blocking(writing, True)
+    yield reading, writing
+    os.close(reading)
+    with suppress(OSError):
+        os.close(writing)
 
 
 Command = Callable[..., CompletedProcess[str]]

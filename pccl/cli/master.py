@@ -11,6 +11,8 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pccl.cli.telling import tell
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -100,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:
-        print(f"pccl master: {error}", file=sys.stderr)
+        tell(f"pccl master: {error}", sys.stderr)
         return 1
 
     why = "ended unexpectedly"
@@ -114,15 +116,15 @@ def run(arguments: argparse.Namespace) -> int:
         ends.put(None)
 
     threading.Thread(target=watch, name="master watch", daemon=True).start()
-    print(f"pccl master listening on {node.address}", flush=True)
+    tell(f"pccl master listening on {node.address}")
     if node.http_address is not None:
-        print(f"pccl master shows the run at http://{node.http_address}/", flush=True)
+        tell(f"pccl master shows the run at http://{node.http_address}/")
     if ends.get() is None:
-        print(f"pccl master: {why}", file=sys.stderr)
+        tell(f"pccl master: {why}", sys.stderr)
         return 1
     node.interrupt()
     if not node.wait(STOP_TIMEOUT_S):
-        print(f"pccl master: did not stop within {STOP_TIMEOUT_S:g} s", file=sys.stderr)
+        tell(f"pccl master: did not stop within {STOP_TIMEOUT_S:g} s", sys.stderr)
         return 1
     return 0
 
