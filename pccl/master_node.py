@@ -24,6 +24,7 @@ from pccl.runtime.candidates import Address
 from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
 from pccl.types import Result
+from pccl.web.hosts import Hosts, checked_names
 
 if TYPE_CHECKING:
     from pccl.web.server import WebServer
@@ -64,7 +65,9 @@ class MasterNode:
     further: they may be with another.
 
     `http` ("host:port", best of a loopback address: it asks nobody who they are) shows the run to browsers at `/`, as
-    JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives.
+    JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives. Who asks for the
+    others by a name that is not this machine's, nor one of `http_hosts`, is refused, since a page from elsewhere may do
+    so behind a user's back.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class MasterNode:
         peer_timeout: float | None = None,
         engine_threads: int | None = None,
         http: str | None = None,
+        http_hosts: Sequence[str] = (),
         standby_of: str = "",
     ) -> None:
         """INVALID_ARGUMENT."""
@@ -86,6 +90,9 @@ class MasterNode:
             self._host, self._port = addresses.parse(listen_address)
             self._standby_of = addresses.parse_masters(standby_of) if standby_of else []
             self._http = None if http is None else addresses.parse(http, DEFAULT_HTTP_PORT)
+            self._http_hosts = checked_names(http_hosts)
+            if self._http_hosts and self._http is None:
+                raise ValueError("http_hosts are names of what http= shows, and that is not given")
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
         self._token = security.token(token, "MasterNode")
@@ -111,9 +118,10 @@ class MasterNode:
             security.warn_if_shown(self._http[0], stacklevel=2)
         try:
             birth_s = BIRTH_S if self._port else 0.0
-            service = _Service(
-                listener, self._options, self._token, self._ssl_context, web_listener, birth_s, self._standby_of
-            )
+            web = None
+            if web_listener is not None and self._http is not None:
+                web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
+            service = _Service(listener, self._options, self._token, self._ssl_context, web, birth_s, self._standby_of)
         except OSError as error:
             listener.close()
             if web_listener is not None:
@@ -210,7 +218,7 @@ class _Service:
         options: MasterOptions,
         token: str,
         ssl_context: ssl.SSLContext | None,
-        web_listener: socket.socket | None,
+        web: tuple[socket.socket, Hosts] | None,
         birth_s: float,
         standby_of: Sequence[Address],
     ) -> None:
@@ -229,12 +237,13 @@ class _Service:
         )
         self._web: WebServer | None = None
         self.http_port = 0
-        if web_listener is not None:
+        if web is not None:
             from pccl.web.routes import Routes  # not needed to run a master
             from pccl.web.server import WebServer
 
+            web_listener, hosts = web
             self.http_port = web_listener.getsockname()[1]
-            self._web = WebServer(web_listener, Routes(self._server.board))
+            self._web = WebServer(web_listener, Routes(self._server.board, hosts))
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:

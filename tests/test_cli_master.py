@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,6 +88,20 @@ def test_http() -> None:
         _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     assert stderr == ""
+
+
+def test_http_host() -> None:
+    options = ("--http", "127.0.0.1:0", "--http-host", "runs.example", "--http-host", "runs")
+    with _master("127.0.0.1:0", *options) as (process, _):
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        for host in ("runs.example", "runs:80"):
+            request = urllib.request.Request(f"{url}status.json", headers={"Host": host})
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                assert response.status == 200
+        request = urllib.request.Request(f"{url}status.json", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(request, timeout=TIMEOUT_S)
 
 
 def test_tls() -> None:

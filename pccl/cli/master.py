@@ -63,6 +63,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "who they are, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
     )
     parser.add_argument(
+        "--http-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a name under which browsers and Prometheus may ask --http, besides its address and this machine's name: "
+        "that of a proxy, for instance; may be given again. Others are refused, since a page from elsewhere may ask "
+        "behind a user's back; /healthz answers to all",
+    )
+    parser.add_argument(
         "--standby-of",
         metavar="HOST:PORT[,...]",
         default="",
@@ -98,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             peer_timeout=arguments.peer_timeout,
             engine_threads=arguments.engine_threads,
             http=arguments.http,
+            http_hosts=arguments.http_host,
             standby_of=arguments.standby_of,
         )
         node.run()

@@ -1,4 +1,4 @@
-"""What lies at which path. No sockets here: a path in, an answer out."""
+"""What lies at which path. No sockets here: a path and a Host in, an answer out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pccl.protocol.status import RunStatus
 from pccl.web import prometheus
+from pccl.web.hosts import Hosts
 
 TEXT = "text/plain; charset=utf-8"
 PAGE_POLICY = (
@@ -32,9 +33,14 @@ class Answer:
     headers: list[tuple[str, str]] = field(default_factory=list)
 
 
+ANY_HOST = "/healthz"
+"""Probes ask for it by whatever address they have, and it tells nothing."""
+
+
 class Routes:
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, hosts: Hosts) -> None:
         self._board = board
+        self._hosts = hosts
         self._page = files("pccl.web").joinpath("page.html").read_bytes()
         self._makers: dict[str, Callable[[], Answer]] = {
             "/": lambda: Answer(
@@ -42,11 +48,15 @@ class Routes:
             ),
             "/status.json": lambda: Answer(200, "application/json", self._board.json()),
             "/metrics": self._metrics,
-            "/healthz": lambda: Answer(200, TEXT, b"ok\n"),
+            ANY_HOST: lambda: Answer(200, TEXT, b"ok\n"),
         }
 
-    def answer(self, method: str, path: str) -> Answer:
-        maker = self._makers.get(path.partition("?")[0])
+    def answer(self, method: str, target: str, host: str | None) -> Answer:
+        """`host`: the header, None if there was none."""
+        path = target.partition("?")[0]
+        if path != ANY_HOST and host is not None and not self._hosts.know(host):
+            return Answer(421, TEXT, f"{self._hosts.refusal(host)}\n".encode())
+        maker = self._makers.get(path)
         if maker is None:
             return Answer(404, TEXT, f"there is {', '.join(self._makers)}\n".encode())
         if method not in ("GET", "HEAD"):

@@ -1,9 +1,10 @@
 """Serves `routes` over HTTP/1.1: h11 for the protocol, one request a connection, everything bounded.
 
 It shares the thread of the master's control plane. Hence one answer at a time is made from what is cached there anyway,
-at most CONNECTIONS_MAX connections are open (a further one is closed at once), a request has HEAD_BYTES_MAX and no body
-that is read, and a connection ends after CONNECTION_S whatever the other side does. Whatever goes wrong with one ends
-that one.
+at most CONNECTIONS_MAX connections are open, a request has HEAD_BYTES_MAX and no body that is read, and a connection
+ends after CONNECTION_S whatever the other side does. For a further one the oldest makes room (`runtime.strangers`), so
+that who asks at once, as a probe does, is answered however many say nothing. Whatever goes wrong with one ends that
+one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import socket
 import h11
 import trio
 
+from pccl.runtime import addresses
+from pccl.runtime.strangers import Strangers
 from pccl.web.routes import Answer, Routes
 
 logger = logging.getLogger("pccl.web")
@@ -31,7 +34,7 @@ class WebServer:
     def __init__(self, listener: socket.socket, routes: Routes) -> None:
         self._listener = listener
         self._routes = routes
-        self._open = 0
+        self._readers = Strangers(CONNECTIONS_MAX, CONNECTIONS_MAX)
 
     async def serve(self) -> None:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
@@ -46,19 +49,20 @@ class WebServer:
         self._listener.close()
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
-        if self._open >= CONNECTIONS_MAX:
-            await stream.aclose()
-            return
-        self._open += 1
+        reader: int | None = None
         try:
-            with trio.move_on_after(CONNECTION_S):
+            with trio.move_on_after(CONNECTION_S) as scope:
+                reader = self._readers.enter(addresses.plain_host(stream.socket.getpeername()), scope.cancel)
                 await self._converse(stream)
+        except OSError as error:
+            logger.debug("a reader is gone: %s", error.strerror)
         except (trio.BrokenResourceError, h11.LocalProtocolError) as error:
             logger.debug("a reader is gone: %s", error)
         except Exception:
             logger.exception("a page could not be shown; this is a bug of pccl")
         finally:
-            self._open -= 1
+            if reader is not None:
+                self._readers.leave(reader)
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
 
@@ -69,7 +73,8 @@ class WebServer:
                 connection.receive_data(await stream.receive_some(RECEIVE_BYTES))
             if not isinstance(event, h11.Request):
                 return  # it has gone without a word
-            answer = self._routes.answer(event.method.decode("ascii"), event.target.decode("ascii"))
+            host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), None)
+            answer = self._routes.answer(event.method.decode("ascii"), event.target.decode("ascii"), host)
             is_head = event.method == b"HEAD"
         except h11.RemoteProtocolError as error:
             answer = Answer(error.error_status_hint, "text/plain; charset=utf-8", f"{error}\n".encode())

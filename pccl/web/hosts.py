@@ -1,0 +1,91 @@
+"""Whether a request was made for this server, by its Host header.
+
+A page of somebody else can have its name resolve to the address of this server, so that a browser that has loaded it
+takes what lies here for its own and lets its script read it (DNS rebinding). The browser then sends that name. So only
+names are answered to that nobody else can have: on a loopback address `localhost` and loopback addresses, elsewhere any
+address, `localhost` and this machine's own name, and everywhere the name that was listened on and those that were
+given. Who sends no Host is no browser.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+
+NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
+
+
+class Hosts:
+    """The names of a server bound to the address `bound`, for which the user has written `asked_for` and `names`."""
+
+    def __init__(self, bound: str, asked_for: str = "", names: Iterable[str] = ()) -> None:
+        address = _address(bound)
+        self._is_loopback = address is not None and address.is_loopback
+        self._names = {plain_name(name) for name in names} | {"localhost"}
+        if asked_for and _address(asked_for) is None:
+            self._names.add(asked_for.lower().rstrip("."))
+        if not self._is_loopback:
+            self._names.add(socket.gethostname().lower())
+
+    def know(self, header: str | None) -> bool:
+        """`header` is what a request has for its Host, with a port or without."""
+        if header is None:
+            return True
+        host = host_in(header)
+        if host in self._names:
+            return True
+        address = _address(host)
+        return address is not None and (address.is_loopback or not self._is_loopback)
+
+    def refusal(self, header: str) -> str:
+        """What to do about it."""
+        host = host_in(header)
+        name = host if NAME.fullmatch(host) or _address(host) is not None else "NAME"
+        ask = "http://localhost" if self._is_loopback else "its address"
+        return (
+            f"This server does not answer to the Host of this request: a page from elsewhere may have sent it. Ask for "
+            f"{ask}, or have the master answer to that name: pccl master --http-host {name}, or MasterNode("
+            f"http_hosts=[{name!r}])."
+        )
+
+
+def host_in(header: str) -> str:
+    """The name or address in a Host header, without brackets, port and trailing dot, in lower case."""
+    text = header.strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    host, separator, port = text.rpartition(":")
+    if separator and (port.isdigit() or not port) and ":" not in host:
+        text = host
+    return text.removesuffix(".")
+
+
+def checked_names(names: Sequence[str]) -> list[str]:
+    """ValueError unless they are host names or addresses."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ValueError(f"host names come as a list of them, not as {names!r}")
+    return [plain_name(name) for name in names]
+
+
+def plain_name(name: str) -> str:
+    """A name or address as `host_in` returns it. ValueError."""
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is no host name")
+    text = name.strip().lower().removesuffix(".")
+    inside = text.removeprefix("[").removesuffix("]")
+    if _address(inside) is not None:
+        return inside
+    if not NAME.fullmatch(text):
+        raise ValueError(f"{name!r} is no host name: write it as browsers send it, without http:// and port")
+    return text
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
