@@ -1,11 +1,13 @@
 #include "announcements.h"
 
+#include "keyed_hash.h"
+
 #include <stdlib.h>
 
 uint64_t pccl_op_key_hash(const pccl_op_key *key)
 {
-    uint64_t hash = pccl_hash_u64(key->group, key->epoch);
-    return pccl_hash_u64(pccl_hash_u64(hash, key->tag), key->sequence);
+    uint64_t words[] = {key->group, key->epoch, key->tag, key->sequence};
+    return pccl_keyed_hash(words, PCCL_COUNT_OF(words));
 }
 
 void pccl_announcements_init(pccl_announcements *announcements) { pccl_table_init(&announcements->by_key); }
@@ -18,7 +20,8 @@ void pccl_announcements_free(pccl_announcements *announcements)
 
 static uint64_t announcement_hash(const pccl_link *link, const pccl_op_key *key)
 {
-    return pccl_hash_u64(pccl_op_key_hash(key), link->id);
+    uint64_t words[] = {key->group, key->epoch, key->tag, key->sequence, link->id};
+    return pccl_keyed_hash(words, PCCL_COUNT_OF(words));
 }
 
 pccl_announcement *pccl_announcements_find(

@@ -56,6 +56,7 @@ void pccl_announcements_forget_link(pccl_announcements *announcements, pccl_link
 void pccl_announcements_forget_epochs(
     pccl_announcements *announcements, pccl_link *link, uint32_t group, uint64_t epoch);
 
+/* For tables of what others name. */
 uint64_t pccl_op_key_hash(const pccl_op_key *key);
 
 #endif

@@ -798,10 +798,18 @@ static uint64_t conn_unsent_bytes(const pccl_conn *conn)
     return 0;
 }
 
+/* Added, and taken neither by the system nor by boxes. */
+static size_t tx_left_bytes(const pccl_conn *conn)
+{
+    size_t bytes = 0;
+    for (unsigned i = conn->tx_first; i < conn->tx_count; i++)
+        bytes += PCCL_FRAME_BYTES + (size_t)conn->tx_frames[i].payload_bytes;
+    return bytes - conn->tx_offset;
+}
+
 void pccl_conn_look_under_way(pccl_conn *conn)
 {
-    size_t sent_bytes = pccl_min_size(conn->tx_batch_bytes, conn->tx_offset);
-    size_t left_bytes = conn->tx_batch_bytes - sent_bytes + conn->tx_boxed_bytes;
+    size_t left_bytes = tx_left_bytes(conn) + conn->tx_boxed_bytes;
     conn->under_way_bytes = conn_lying_bytes(conn) + left_bytes;
     conn->unsent_bytes = conn_unsent_bytes(conn) + left_bytes;
 }

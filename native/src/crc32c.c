@@ -80,7 +80,7 @@ static uint32_t power(uint64_t n)
     return result;
 }
 
-static uint32_t shift(const uint32_t table[4][256], uint32_t r)
+static uint32_t shift(uint32_t (*table)[256], uint32_t r)
 {
     return table[0][r & 255] ^ table[1][r >> 8 & 255] ^ table[2][r >> 16 & 255] ^ table[3][r >> 24];
 }
@@ -94,7 +94,7 @@ static inline uint64_t load_8(const uint8_t *at)
 
 /* Three neighbouring pieces at once, then put together. */
 TARGET_INSTRUCTION
-static uint32_t three(uint32_t r, const uint8_t *at, size_t piece_bytes, const uint32_t table[4][256])
+static uint32_t three(uint32_t r, const uint8_t *at, size_t piece_bytes, uint32_t (*table)[256])
 {
     uint32_t second = 0;
     uint32_t third = 0;

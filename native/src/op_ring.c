@@ -91,8 +91,9 @@ static void ring_stop(pccl_op *op) { op->sendable_first = op->sendable_last = PC
 static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
 {
     pccl_ring_hops hops = ring_hops(op, chunk);
-    int sends_final = hops.send_final != PCCL_NO_HOP && !pccl_op_is_half(op);
-    return (hops.send_partial != PCCL_NO_HOP) + sends_final;
+    uint32_t sends_partial = hops.send_partial != PCCL_NO_HOP;
+    uint32_t sends_final = hops.send_final != PCCL_NO_HOP && !pccl_op_is_half(op);
+    return sends_partial + sends_final;
 }
 
 static int ring_has_sendable(const pccl_op_peer *target)

@@ -1,0 +1,110 @@
+/* What a member announces goes into a table: names that it chooses must not all fall into one chain. */
+#include "announcements.h"
+#include "check.h"
+#include "keyed_hash.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEYS = 4096, CHAIN_MAX = 32 /* among as many buckets; 4096 random keys have one of 8 or so */ };
+
+static uint64_t random_state = 1;
+
+static uint64_t random_u64(void)
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return random_state ^ random_state >> 32;
+}
+
+/* A mixing of the key that anybody can compute, as tables without a key have it. */
+static uint64_t public_hash(const pccl_op_key *key, uint64_t link)
+{
+    uint64_t hash = pccl_hash_u64(key->group, key->epoch);
+    hash = pccl_hash_u64(pccl_hash_u64(hash, key->tag), key->sequence);
+    return link == 0 ? hash : pccl_hash_u64(hash, link);
+}
+
+static size_t longest_chain(const pccl_table *table)
+{
+    size_t longest = 0;
+    for (size_t i = 0; i <= table->mask; i++) {
+        size_t length = 0;
+        for (const pccl_table_node *node = table->buckets[i]; node != NULL; node = node->next)
+            length++;
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
+static pccl_op_key colliding_key(uint64_t link)
+{
+    pccl_op_key key;
+    memset(&key, 0, sizeof key);
+    key.epoch = 1;
+    do
+        key.tag = random_u64();
+    while (public_hash(&key, link) % 256 != 0);
+    return key;
+}
+
+static void chosen_names_of_announcements_do_not_collide(void)
+{
+    enum { LINK = 7 };
+    pccl_announcements announcements;
+    pccl_conn conn;
+    pccl_link *link = pccl_link_create(LINK);
+    REQUIRE(link != NULL);
+    memset(&conn, 0, sizeof conn);
+    conn.link = link;
+    pccl_announcements_init(&announcements);
+    for (int i = 0; i < KEYS; i++) {
+        pccl_frame frame;
+        memset(&frame, 0, sizeof frame);
+        frame.type = PCCL_FRAME_READY;
+        frame.key = colliding_key(LINK);
+        REQUIRE(pccl_announcements_keep(&announcements, &conn, &frame) == NULL);
+        CHECK(pccl_announcements_find(&announcements, link, &frame.key) != NULL);
+    }
+    CHECK(announcements.by_key.count == KEYS);
+    CHECK_MSG(longest_chain(&announcements.by_key) <= CHAIN_MAX, "%zu", longest_chain(&announcements.by_key));
+    pccl_announcements_forget_link(&announcements, link);
+    pccl_announcements_free(&announcements);
+    pccl_link_destroy(link);
+}
+
+/* Frames of ops name them, too. */
+static void chosen_names_of_ops_do_not_collide(void)
+{
+    static pccl_table_node nodes[KEYS];
+    pccl_table table;
+    pccl_table_init(&table);
+    for (int i = 0; i < KEYS; i++) {
+        pccl_op_key key = colliding_key(0);
+        pccl_table_insert(&table, &nodes[i], pccl_op_key_hash(&key));
+    }
+    CHECK_MSG(longest_chain(&table) <= CHAIN_MAX, "%zu", longest_chain(&table));
+    pccl_table_free(&table);
+}
+
+static void the_hash_is_siphash_1_3(void)
+{
+    uint64_t words[5];
+    uint8_t *bytes = (uint8_t *)words;
+    for (size_t i = 0; i < sizeof words; i++)
+        bytes[i] = (uint8_t)i;
+    /* The last three are CPython's, of bytes(range(n)) where PYTHONHASHSEED is 0. */
+    CHECK(pccl_siphash_1_3(words[0], words[1], NULL, 0) == UINT64_C(0xabac0158050fc4dc));
+    CHECK(pccl_siphash_1_3(0, 0, words, 1) == UINT64_C(0xead411e67ebe2eea));
+    CHECK(pccl_siphash_1_3(0, 0, words, 2) == UINT64_C(0x8972188433a5c5b7));
+    CHECK(pccl_siphash_1_3(0, 0, words, 5) == UINT64_C(0x95bc321ab41d8206));
+    CHECK(pccl_keyed_hash(words, 5) == pccl_keyed_hash(words, 5));
+    CHECK(pccl_keyed_hash(words, 5) != pccl_siphash_1_3(0, 0, words, 5));
+}
+
+int main(void)
+{
+    RUN(chosen_names_of_announcements_do_not_collide);
+    RUN(chosen_names_of_ops_do_not_collide);
+    RUN(the_hash_is_siphash_1_3);
+    return check_summary();
+}
