@@ -39,12 +39,14 @@ A peer that has died must not be waited for, so:
 
     1  An absent peer whose signs of life stand lives. It is kept for `peer_timeout_s`, and lost after that.
     2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
-       lost at once when all its witnesses, and at least one, have lost their links with it. Its witnesses are the peers
-       of its ring that have a link with it and are not absent.
+       lost at once when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its
+       witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
+       nobody else.
     3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
        gone at once, the network is more likely to have failed here than all of them there.
-    4  A pending peer has no witness and loses nothing by starting over: it is lost as soon as both have ended. An
-       absent one is not admitted.
+    4  A pending peer is kept as in 1, unless it holds up others since it is being admitted: then it is lost as soon as
+       both have ended, for it loses nothing by starting over. An
+       absent one is not admitted, and a pair that cannot connect is not judged while one of the two is absent.
     5  Who dies without a word, with its machine, is silent.
 
 A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
@@ -723,20 +725,21 @@ class Master:
     def _is_dead(self, member: _Member) -> bool:
         if not member.absence or member.beats is not None:
             return False
+        group = self._groups.get(member.hello.group)
         if not member.accepted:
-            return True
+            return member.has_beaten and self._accepted > 0 and group is not None and member.peer in group.ring
         witnesses = self._witnesses(member)
         return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
 
     def _witnesses(self, member: _Member) -> list[int]:
         group = self._groups[member.hello.group]
-        linked = [peer for peer in topology.linked_peers(group.ring, member.peer) if self.is_accepted(peer)]
         linkless = group.missing | group.unreliable
-        return [
+        found = [
             peer
-            for peer in linked
+            for peer in topology.linked_peers(group.ring, member.peer)
             if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
+        return [peer for peer in found if self._members[peer].accepted] or found
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)
@@ -866,6 +869,8 @@ class Master:
             self._prepare()
             return True
         if not self._preparing:
+            return False
+        if any(peer in self._absent_until for pair in self._failed_pairs for peer in pair):
             return False
         if self._failed_pairs and self._are_needed_pairs_settled():
             self._resolve_failed_pairs()

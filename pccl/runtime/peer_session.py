@@ -627,7 +627,7 @@ class PeerSession:
                         break
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"
-                if machine.is_led and machine.run:
+                if machine.is_led:
                     failure = await self._reattach(session, str(error))
                     if not failure:
                         messages = []
@@ -694,7 +694,8 @@ class PeerSession:
         self._attached = trio.Event()
         self._connection.shutdown()
         self._connection.close()
-        limit_s = min(self._machine.peer_timeout_s, REATTACH_SHARE * self._options.master_timeout_s)
+        machine = self._machine
+        limit_s = min(machine.peer_timeout_s or DIAL_S, REATTACH_SHARE * self._options.master_timeout_s)
         pause_s = REATTACH_PAUSE_S_MIN
         failure = f"no other connection within {limit_s:g} s"
         try:
@@ -707,7 +708,8 @@ class PeerSession:
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"
-                        if error.is_refused and not self._is_beating and len(self._candidates.masters) > 1:
+                        has_choice = not machine.run or len(self._candidates.masters) > 1
+                        if error.is_refused and not self._is_beating and has_choice:
                             return str(error)
                     except trio.TooSlowError:
                         failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
@@ -725,11 +727,13 @@ class PeerSession:
         with trio.fail_after(DIAL_S):
             connection = await dial_control(self._master_host, self._master_port, m.FromMaster)
         try:
-            connection.bound_silence(self._machine.peer_timeout_s)
+            if self._machine.run:
+                connection.bound_silence(self._machine.peer_timeout_s)
             if options.ssl_context is not None:
                 await connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
             opening = m.Reattach(m.PROTOCOL_VERSION, session.key, session.received)
-            answer = await handshake.dial(connection, options.token, self._machine.run, opening, m.ReattachAnswer)
+            run = self._machine.run or None
+            answer = await handshake.dial(connection, options.token, run, opening, m.ReattachAnswer)
             if not isinstance(answer, m.Reattached):
                 raise ProtocolError(answer.reason)
             connection.trust()

@@ -269,6 +269,16 @@ class Schedule:
         if node := self._some():
             self.world.sever(node, self.rng.choice((0, 0, 1, 30)))
 
+    def reset(self) -> None:
+        if node := self._some():
+            self.world.reset(node)
+
+    def reset_all(self) -> None:
+        for node in self.world.alive:
+            self.world.reset(node)
+            if self.chance(0.5):
+                self.world.break_beats(node)
+
     def freeze(self) -> None:
         if node := self._some():
             self.world.freeze(node)
@@ -392,6 +402,8 @@ class Schedule:
     FAULTS: ClassVar[dict[str, float]] = {
         "kill": 3,
         "sever": 0.5,
+        "reset": 4,
+        "reset_all": 1,
         "freeze": 2,
         "hang": 1,
         "thaw": 2,

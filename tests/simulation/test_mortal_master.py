@@ -280,6 +280,8 @@ def test_who_is_lost_in_a_sync_is_not_told_that_it_succeeded() -> None:
     world.run_until(lambda: behind.plans)
     world.sever(behind)
     world.freeze(behind)
+    world.run_until(lambda: world.master._absent_until)
+    world.wait(5.0)
     world.run_until(lambda: calls[0] in nodes[0].calls)
     world.kill_master(lost=5)
     world.restart_master()
