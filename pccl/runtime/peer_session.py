@@ -96,6 +96,8 @@ NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgr
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 ENGINE_POLL_MS = 1000
+DEVICE_GRACE_S = 5.0
+"""How long the array of an op that goes on may be copied from its device after its caller wanted it back."""
 LEAVE_S = 5.0
 FAREWELL_S = 1.0
 STANDS_S = 1.0
@@ -376,10 +378,13 @@ class PeerSession:
         poller = select.poll()
         for event_fd in self._engine.event_fds:
             poller.register(event_fd, select.POLLIN)
+        end_s = trio.current_time() + DEVICE_GRACE_S
         while not op.is_released:
             poller.poll(ENGINE_POLL_MS)
             with self._contain():
                 self._hear_engine()
+                if op.feed is not None and trio.current_time() >= end_s:
+                    self._stop_reading(op)
                 self._pump()
             if self._is_broken:
                 self._engine.close()
@@ -977,6 +982,24 @@ class PeerSession:
         op.copy, op.is_detached = copy, True
         self._detaching[op.op] = op
         self._engine.detach_from(op.op, copy)
+        if op.feed is not None and goes_on:
+            self._spawn(self._bound_reading, op)
+
+    async def _bound_reading(self, op: PendingOp) -> None:
+        await trio.sleep(DEVICE_GRACE_S)
+        self._stop_reading(op)
+        self._pump()
+
+    def _stop_reading(self, op: PendingOp) -> None:
+        """Of an op that should go on: its device has not copied what its caller wants back."""
+        if op.is_released:
+            return
+        if op.feed is not None:
+            op.feed.abandon()
+        me = f"peer {self._machine.peer}"
+        reason = f"aborted on all peers: {me} gave up; its device has copied nothing for {DEVICE_GRACE_S:g} s"
+        self._machine.cancel(op.op, Result.INTERNAL_ERROR, reason)
+        op.release()
 
     def _copied(self, op: PendingOp) -> PrivateCopy | None:
         """None: there is no memory, and the op has been given up on all peers."""
