@@ -103,6 +103,7 @@ from pccl.protocol import agreement, optimization, topology
 from pccl.protocol import messages as m
 from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
 from pccl.protocol.election import NotElected, elect
+from pccl.protocol.fence import Fence, FencedView, bounded_s
 from pccl.protocol.figures import Figures
 from pccl.protocol.history import History
 from pccl.protocol.insertion import with_newcomers
@@ -187,7 +188,14 @@ class Log:
     """As in `pccl.logs.FIELDS`."""
 
 
-Effect = Send | Close | TakeBeats | FindRings | Log
+@dataclass(frozen=True)
+class Persist:
+    """Remember this, where it is to outlast the process on disk, before any effect that follows is carried out."""
+
+    fence: Fence
+
+
+Effect = Send | Close | TakeBeats | FindRings | Log | Persist
 
 
 @dataclass
@@ -236,6 +244,10 @@ class _Member:
     has_beaten: bool = False
     absence: str = ""
     """How its control connection was lost; empty: it stands."""
+
+    @property
+    def master_timeout_s(self) -> float:
+        return bounded_s(self.hello.master_timeout_s, m.MASTER_TIMEOUT_S)
 
     @property
     def about(self) -> dict[str, int]:
@@ -398,6 +410,11 @@ class Master:
         self._optimization: Optimization | None = None
         self.evicted: set[int] = set()
         """Accepted peers that this master has put out of its run."""
+        self._in_force: FencedView | None = None
+        self._possible: list[FencedView] = []
+        """Views that may be in force, of a master before this one; until this one has one in force."""
+        self._parted: set[int] = set()
+        """Peers of the view in force that are not expected back: they have left, or were evicted."""
         self.deposed = ""
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
@@ -586,6 +603,12 @@ class Master:
         is_regrouping = any(group.awaiting_flush or group.changed for group in self._groups.values())
         return self._preparing or self._renewing or is_regrouping
 
+    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
+        """The record of this run as it stands; `prepared` by this master."""
+        longest_s = max((member.master_timeout_s for member in self._members.values()), default=m.MASTER_TIMEOUT_S)
+        views = [*self._possible, *prepared]
+        return Fence(self.run, self.secret, self.term, self._in_force, views, is_over, longest_s)
+
     def abdicate(self, reason: str) -> list[Effect]:
         """Lets go of all peers, who may follow another master. Nothing may happen to this one any more."""
         for member in self._members.values():
@@ -698,6 +721,7 @@ class Master:
         member = self._members[peer]
         if member.accepted:  # others have no run to come back to, and anybody could make these more and more
             self.evicted.add(peer)
+            self._parted.add(peer)
         self._say(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")
@@ -745,6 +769,8 @@ class Master:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
+        if is_leaving and member.accepted:
+            self._parted.add(peer)
         for by_peer in (self._asked_at, self._beats_due_at, self._absent_until, self._unlogged, self._unheard):
             by_peer.pop(peer, None)
         self.traffic.forget(peer)
@@ -923,6 +949,7 @@ class Master:
         self._awaiting_ready = set(affected)
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in self._groups.values()]
         listed = sorted(peer for group in self._groups.values() for peer in group.ring)
+        self._effects.append(Persist(self._next_fence(listed)))
         self._unaware = set(listed) - affected
         members = [self._members[peer].as_record() for peer in listed]
         new_members = [member for member in members if member.peer not in self._told]
@@ -936,6 +963,15 @@ class Master:
         self._told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
+
+    def _next_fence(self, listed: list[int]) -> Fence:
+        if listed:
+            return self.fence([FencedView.of(self.view, listed)])
+        if self._in_force is not None:
+            # Who lost its connection, not its right to be here, may come back to the end of the run.
+            self._in_force = FencedView(self._in_force.view, self._in_force.peers - self._parted)
+        self._possible.clear()
+        return self.fence(is_over=True)
 
     def _are_needed_pairs_settled(self) -> bool:
         """Of every needed pair the end that dials has said what became of it, or the other that it stands. One that
@@ -981,6 +1017,10 @@ class Master:
                     self.history.joined(self._now)
                 self._say(member.connection, install)
         self._lost.clear()
+        if self._accepted:
+            self._in_force = FencedView.of(self.view, self.accepted)
+            self._possible.clear()
+            self._parted.clear()
         self._circles = [Circle(self._accepted, frozenset(self.accepted))] if self._accepted else []
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")

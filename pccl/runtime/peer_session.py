@@ -67,6 +67,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
@@ -113,7 +114,6 @@ REATTACH_SHARE = 0.5
 REATTACH_PAUSE_S_MIN = 0.02
 REATTACH_PAUSE_S_MAX = 0.5
 """Between two attempts at that."""
-MASTER_TIMEOUT_S = 60.0
 
 
 class SessionError(Exception):
@@ -604,8 +604,7 @@ class PeerSession:
         machine = self._machine
         self._take_over()
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
-        resume = machine.resume(len(self._candidates.masters), trio.current_time(), session.key)
-        opening = resume or self._hello(session.key)
+        opening = self._resume(session.key) or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
         while not machine.is_over and not self._attending.cancel_called:
@@ -661,6 +660,11 @@ class PeerSession:
             self._heard_master = trio.Event()
             self._pump()
 
+    def _resume(self, session: bytes) -> m.Resume | None:
+        now, limit_s = trio.current_time(), self._options.master_timeout_s
+        patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
+        return self._machine.resume(len(self._candidates.masters), now, session, limit_s, patience_s)
+
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
         return m.Hello(
@@ -676,6 +680,7 @@ class PeerSession:
             masters=len(self._candidates.masters),
             may_found=self._candidates.are_all_asked,
             session=session,
+            master_timeout_s=options.master_timeout_s,
         )
 
     async def _open_control(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
-from tests.simulation.seat import Seat
+from tests.simulation.seat import Memory, Seat
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 PEERS_MAX = 5
@@ -98,7 +98,8 @@ class Schedule:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = random.Random(plan.seed)
-        self.world = World(self.rng, masters=plan.masters, has_gates=plan.seed % 2 == 1)
+        memory = (Memory.NONE, Memory.DISK, Memory.WAIVED)[plan.seed // 2 % 3]
+        self.world = World(self.rng, masters=plan.masters, has_gates=plan.seed % 2 == 1, memory=memory)
         self.weak: tuple[Node, Node] | None = None
         """A pair whose link breaks again and again."""
 
@@ -513,8 +514,14 @@ class Schedule:
     def _settle(self) -> None:
         """Everything comes to rest, and what time alone can end has ended."""
         world = self.world
-        begun_at = world.now
         world.run()
+        # Without a memory, a master that began anew waits for all as long as the peers do.
+        patience_s = MASTER_TIMEOUT_S if world.memory is Memory.NONE and self.plan.masters == 1 else 0.0
+        end_at = world.now + patience_s
+        while world.now < end_at and any(node.masterless_since is not None for node in world.alive):
+            world.wait(2.5)
+            world.run()
+        begun_at = world.now
         while world.now < begun_at + SETTLED_AFTER_S / 2:
             world.wait(2.5)
             world.run()

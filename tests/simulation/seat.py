@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, Decoder
 from pccl.protocol.control_session import ControlSession
+from pccl.protocol.fence import Fence
 from pccl.protocol.master import Master, MasterOptions
 from pccl.protocol.succession import Succession
 
@@ -17,6 +19,16 @@ if TYPE_CHECKING:
 
 NUMBERS_PER_RUN = 10**12
 """Apart, so that peers, views and epochs of two runs are never mistaken for each other."""
+
+
+class Memory(Enum):
+    """What outlasts a master's process."""
+
+    NONE = "none"
+    """A successor waits for all."""
+    DISK = "disk"
+    WAIVED = "waived"
+    """Nothing, and a successor waits for a majority only."""
 
 
 @dataclass(eq=False)
@@ -34,6 +46,8 @@ class Seat:
     """The leader, as last looked at."""
     run: str = ""
     """Of the machine, as last looked at."""
+    fence: Fence | None = None
+    """On disk."""
 
     @property
     def is_away(self) -> bool:
@@ -43,9 +57,25 @@ class Seat:
     def is_leading(self) -> bool:
         return not self.is_dead and self.machine.is_leading
 
-    def begin(self, run: int, options: MasterOptions | None, birth_at: float, is_standby: bool) -> None:
+    def begin(
+        self,
+        run: int,
+        options: MasterOptions | None,
+        birth_at: float,
+        is_standby: bool,
+        memory: Memory = Memory.NONE,
+    ) -> None:
         """A new process."""
-        self.machine = Succession(f"run-{run}", options, birth_at, is_standby, secret=b"secret of run %d" % run)
+        self.machine = Succession(
+            f"run-{run}",
+            options,
+            birth_at,
+            is_standby,
+            secret=b"secret of run %d" % run,
+            fence=self.fence,
+            persists=memory is Memory.DISK,
+            resumes_any=memory is Memory.WAIVED,
+        )
         self.is_dead = self.is_frozen = False
         self.number(run)
 

@@ -35,14 +35,14 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import FrameCache, ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
-from pccl.protocol.succession import Succession
+from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines
 from tests.simulation.gate import OPS
 from tests.simulation.node import Link, Node, Wire
-from tests.simulation.seat import Control, Seat
+from tests.simulation.seat import Control, Memory, Seat
 
 TAG = 5
 BATCH_MAX = 4
@@ -56,7 +56,6 @@ SLOWNESS = 0.95
 """How often something else goes first where a link is slow."""
 MASTERS = (MASTER, "standby")
 MASTER_TIMEOUT_S = 60.0
-BIRTH_S = 2.0
 _Choice = tuple[Callable[[Any], None], Node | Control | tuple[Seat, int]]
 _Event = tuple[Node | None, Callable[[], None], tuple[tuple[str, str], ...]]
 BEATS_FROM = 1_000_000
@@ -71,15 +70,17 @@ class World:
         options: ms.MasterOptions | None = None,
         masters: int = 0,
         has_gates: bool = False,
+        memory: Memory = Memory.NONE,
     ) -> None:
         """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it. `has_gates`: ops
-        may go past the machines."""
+        may go past the machines. `memory`: of every master."""
         self.rng = rng
         self.cut_bytes = cut_bytes
         self.now = 0.0
         self.masters = masters
         self.has_gates = has_gates
         self.options = options
+        self.memory = memory
         self.seats = [Seat(name, Succession("run-1", options)) for name in MASTERS[: max(1, masters)]]
         self._runs = 0
         for seat in self.seats:
@@ -135,7 +136,7 @@ class World:
 
     def _begin(self, seat: Seat, birth_at: float) -> None:
         self._runs += 1
-        seat.begin(self._runs, self.options, birth_at, is_standby=seat.name != MASTER)
+        seat.begin(self._runs, self.options, birth_at, seat.name != MASTER, self.memory)
 
     def hello(self, node: Node) -> m.Hello:
         return m.Hello(
@@ -150,6 +151,7 @@ class World:
             may_found=len(self.seats) == 1 or not any(other.machine.view for other in self.alive),
             site=node.machine.site,
             site_size=node.machine.site_size,
+            master_timeout_s=MASTER_TIMEOUT_S,
         )
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
@@ -244,7 +246,8 @@ class World:
         """A new one begins where one was killed."""
         seat = seat or self.seats[0]
         assert seat.is_dead
-        self._begin(seat, self.now + BIRTH_S)
+        options = self.options or ms.MasterOptions()
+        self._begin(seat, self.now + hold_s(Beginning.UNKNOWN, options, seat.fence, self.memory is Memory.DISK))
         for node in self.nodes:
             node.tried.discard(seat.name)
 
@@ -710,7 +713,11 @@ class World:
         if seat.is_dead or not (self._passes(node.name, seat.name) and self._passes(seat.name, node.name)):
             return
         self._connect(node, seat)
-        self.say(node, node.machine.resume(len(self.seats), self.now) or self.hello(node))
+        patience_s = MASTER_TIMEOUT_S
+        if node.masterless_since is not None:
+            patience_s = max(0.0, node.masterless_since + MASTER_TIMEOUT_S - self.now)
+        resume = node.machine.resume(len(self.seats), self.now, b"", MASTER_TIMEOUT_S, patience_s)
+        self.say(node, resume or self.hello(node))
 
     def _pass_seeking(self) -> None:
         """Those without a master try all again, and give up in the end."""
@@ -1072,6 +1079,9 @@ class World:
             if isinstance(effect, ms.Log):
                 self.log.append(effect.text)
                 continue
+            if isinstance(effect, ms.Persist):
+                seat.fence = effect.fence
+                continue
             if isinstance(effect, ms.FindRings):
                 self._later(None, partial(self._find_rings, seat, effect))
                 continue
@@ -1123,7 +1133,8 @@ class World:
         seat.seen = master
         if master.term > 1:
             rivals = [each.machine.master for each in self.seats if each is not seat and each.is_leading]
-            self.checks.succeeded(master, self.nodes, rivals)
+            is_fenced = self.memory is Memory.DISK and len(self.seats) == 1
+            self.checks.succeeded(master, self.nodes, rivals, is_fenced)
         else:
             self._runs += 1
             seat.number(self._runs)
