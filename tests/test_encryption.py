@@ -78,7 +78,7 @@ class Spy:
                         if not some:
                             return
                         logs[source] += some
-                        if self.damage is not None and len(logs[source]) > 1000:
+                        if self.damage is not None and len(logs[source]) > m.PADDING_BYTES_MAX + 1000:
                             self.damage(some)
                         (far if source is near else near).sendall(some)
                     except OSError:
@@ -320,11 +320,12 @@ PRIVATE_KEY = b"k" * 32
 
 def first_bodies(log: bytes) -> tuple[list[bytes], bytes]:
     """The first two messages of one direction, and what follows them."""
-    bodies = []
+    bodies: list[bytes] = []
     for _ in range(2):
         end = LENGTH_BYTES + int.from_bytes(log[:LENGTH_BYTES], "big")
         bodies.append(log[LENGTH_BYTES:end])
-        log = log[end:]
+        message = decode_body(bodies[-1], m.LinkHello | m.Challenge | m.Proof)
+        log = log[end + (message.padding_bytes if isinstance(message, m.LinkHello) else 0) :]
     return bodies, log
 
 

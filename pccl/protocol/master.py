@@ -24,6 +24,12 @@ A further loss during a change starts the stages it needs again; view numbers on
 cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
 peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
 
+Evidence. A pair that fails says nothing about which of the two is ill: that is told by how they get on with others. So
+with a link that broke all links of both ends are made anew, which tries them; and nobody is evicted for a pair before
+all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed since the first failure was: what fails
+for one reason fails at one time. Who was evicted for its links waits for a delay that grows (`probation`), then tries
+to connect to the others while these go on, and is pending in their eyes when that has worked.
+
 Rings. An optimize_topology measures links and has rings searched (`optimization`, `figures`); what comes of it changes
 a ring as a loss does. Otherwise a ring keeps its order: who is lost is left out, and newcomers come where they hurt
 least.
@@ -39,14 +45,12 @@ A peer that has died must not be waited for, so:
 
     1  An absent peer whose signs of life stand lives. It is kept for `peer_timeout_s`, and lost after that.
     2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
-       lost at once when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its
-       witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
-       nobody else.
+       lost at once when all its witnesses, and at least one, have lost their links with it. Its witnesses are the peers
+       of its ring that have a link with it and are not absent.
     3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
        gone at once, the network is more likely to have failed here than all of them there.
-    4  A pending peer is kept as in 1, unless it holds up others since it is being admitted: then it is lost as soon as
-       both have ended, for it loses nothing by starting over. An
-       absent one is not admitted, and a pair that cannot connect is not judged while one of the two is absent.
+    4  A pending peer has no witness and loses nothing by starting over: it is lost as soon as both have ended. An
+       absent one is not admitted.
     5  Who dies without a word, with its machine, is silent.
 
 A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
@@ -103,7 +107,6 @@ from pccl.protocol import agreement, optimization, topology
 from pccl.protocol import messages as m
 from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
 from pccl.protocol.election import NotElected, elect
-from pccl.protocol.fence import Fence, FencedView, bounded_s
 from pccl.protocol.figures import Figures
 from pccl.protocol.history import History
 from pccl.protocol.insertion import with_newcomers
@@ -111,11 +114,14 @@ from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.optimization import Optimization
 from pccl.protocol.pairs import callers_tag, parties, ranks_of
+from pccl.protocol.probation import Probation
 from pccl.protocol.ring_problem import RingProblem
 from pccl.protocol.throughput import Throughput
 from pccl.protocol.traffic import Traffic
 from pccl.types import Result
 
+EVIDENCE_SHARE = 0.1
+"""Of the peer timeout: for how long failures of links are gathered before somebody is evicted for them."""
 RELINKS_MAX = 3
 """How often a pair's link is made anew without an op being committed in between."""
 STALLS_LOGGED_MAX = 3
@@ -188,14 +194,7 @@ class Log:
     """As in `pccl.logs.FIELDS`."""
 
 
-@dataclass(frozen=True)
-class Persist:
-    """Remember this, where it is to outlast the process on disk, before any effect that follows is carried out."""
-
-    fence: Fence
-
-
-Effect = Send | Close | TakeBeats | FindRings | Log | Persist
+Effect = Send | Close | TakeBeats | FindRings | Log
 
 
 @dataclass
@@ -235,8 +234,13 @@ class _Member:
     connection: int
     hello: m.Hello
     hosts: list[str]
+    host: str
+    """Where it has said Hello from."""
     since: float
     """When it said Hello."""
+    on_trial: list[int] | None = None
+    """A newcomer that was evicted for its links before and has yet to show that they carry: with whom it tries them;
+    None of all others."""
     accepted: bool = False
     wait: _Wait | None = None
     beats: int | None = None
@@ -244,10 +248,6 @@ class _Member:
     has_beaten: bool = False
     absence: str = ""
     """How its control connection was lost; empty: it stands."""
-
-    @property
-    def master_timeout_s(self) -> float:
-        return bounded_s(self.hello.master_timeout_s, m.MASTER_TIMEOUT_S)
 
     @property
     def about(self) -> dict[str, int]:
@@ -397,6 +397,13 @@ class Master:
         self._unaware: set[int] = set()
         """Who keeps its ring in the last view that was prepared, and has not said that it has heard of it."""
         self._failed_pairs: dict[tuple[int, int], str] = {}
+        self._given_up: set[tuple[int, int]] = set()
+        """Pairs, needed or not, whose dialer has said that they cannot connect; of the view that is prepared."""
+        self._evidence_due_at: float | None = None
+        """When it is settled who is evicted for these, known or not."""
+        self._probation = Probation(self.options.peer_timeout_s)
+        self._trials_due_at: dict[int, float] = {}
+        """Newcomers that were evicted for their links before, and when they may try these again."""
         self._relink: set[tuple[int, int]] = set()
         """Pairs whose link must be made anew by the next Prepare."""
         self._made_in: dict[tuple[int, int], int] = {}
@@ -410,11 +417,6 @@ class Master:
         self._optimization: Optimization | None = None
         self.evicted: set[int] = set()
         """Accepted peers that this master has put out of its run."""
-        self._in_force: FencedView | None = None
-        self._possible: list[FencedView] = []
-        """Views that may be in force, of a master before this one; until this one has one in force."""
-        self._parted: set[int] = set()
-        """Peers of the view in force that are not expected back: they have left, or were evicted."""
         self.deposed = ""
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
@@ -536,6 +538,8 @@ class Master:
         for peer, until in list(self._absent_until.items()):
             if now >= until and peer in self._absent_until:
                 self._lose(peer, f"not back within {self.options.peer_timeout_s:g} s")
+        for peer in [peer for peer, due_at in self._trials_due_at.items() if now >= due_at]:
+            self._try_links(self._members[peer])
         if self._optimization is not None:
             self._log_unmeasured(self._optimization.expire(now))
         self._log_long_waits()
@@ -548,6 +552,8 @@ class Master:
         times += [asked_at + self.options.answer_timeout_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
         times += self._beats_due_at.values()
+        times += [self._evidence_due_at] if self._evidence_due_at is not None else []
+        times += self._trials_due_at.values()
         times += islice(self._absent_until.values(), 1)
         if self._optimization is not None and (ends_at := self._optimization.deadline()) is not None:
             times.append(ends_at)
@@ -565,9 +571,14 @@ class Master:
 
     @property
     def admissible(self) -> list[int]:
-        """Those pending who show signs of life and are not absent, if so are all of their site."""
+        """Those pending who show signs of life and are neither absent nor on trial, if so are all of their site. With
+        nobody in the run there is nobody to be kept from."""
         pending = [member for member in self._members.values() if not member.accepted]
-        alive = [member for member in pending if member.has_beaten and not member.absence]
+        alive = [
+            member
+            for member in pending
+            if member.has_beaten and not member.absence and (member.on_trial is None or not self._accepted)
+        ]
         found = Counter(member.hello.site for member in alive)
         return [each.peer for each in alive if not each.hello.site or found[each.hello.site] == each.hello.site_size]
 
@@ -594,6 +605,11 @@ class Master:
         return self._strangers[stranger][0] if stranger in self._strangers else None
 
     @property
+    def evidence_due_at(self) -> float | None:
+        """When somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to be."""
+        return self._evidence_due_at
+
+    @property
     def is_vacant(self) -> bool:
         """It has met no peer yet, or all are gone."""
         return not self._members
@@ -602,12 +618,6 @@ class Master:
     def is_changing(self) -> bool:
         is_regrouping = any(group.awaiting_flush or group.changed for group in self._groups.values())
         return self._preparing or self._renewing or is_regrouping
-
-    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
-        """The record of this run as it stands; `prepared` by this master."""
-        longest_s = max((member.master_timeout_s for member in self._members.values()), default=m.MASTER_TIMEOUT_S)
-        views = [*self._possible, *prepared]
-        return Fence(self.run, self.secret, self.term, self._in_force, views, is_over, longest_s)
 
     def abdicate(self, reason: str) -> list[Effect]:
         """Lets go of all peers, who may follow another master. Nothing may happen to this one any more."""
@@ -657,7 +667,8 @@ class Master:
         peer = self._next_peer
         self._next_peer += 1
         hosts = [*message.hosts, host] if host not in message.hosts else list(message.hosts)
-        self._members[peer] = _Member(peer, connection, message, hosts, self._now)
+        member = self._members[peer] = _Member(peer, connection, message, hosts, host, self._now)
+        obstacle = self._hold_back(member)
         self.has_rivals = self.has_rivals or message.masters > 1
         self._peer_of[connection] = peer
         self.figures.arrived(peer, hosts)
@@ -670,10 +681,47 @@ class Master:
             peer_timeout_s=self.options.peer_timeout_s,
             engine_threads=self.options.engine_threads,
             secret=self.secret,
+            obstacle=obstacle,
         )
         self._say(connection, welcome)
+        held = f"; {obstacle}" if obstacle else ""
+        self._log("info", f"{member} from {host} wants to join group {message.group}{held}", member.about)
+
+    def _hold_back(self, member: _Member) -> str:
+        """What the newcomer is told to be waiting for; empty: nothing but the others."""
+        record = self._probation.record(member.host, member.hello.name, self._now)
+        if record is None:
+            return ""
+        member.on_trial = []
+        self._trials_due_at[member.peer] = record.until
+        return (
+            f"a peer of this host and name was evicted for its links {record.evictions} times, so it is let in once it "
+            f"has connected to the others, which it may try in {max(0.0, record.until - self._now):.3g} s"
+        )
+
+    def _try_links(self, member: _Member) -> None:
+        """Has it connect to those that it would have links with, or to some of them."""
+        del self._trials_due_at[member.peer]
+        ring = self.ring(member.hello.group)
+        others = list(islice((peer for peer in ring if self.is_accepted(peer)), topology.MESH_PEERS_MAX))
+        member.on_trial = others or None
+        if others:
+            self._say(member.connection, m.Trial([self._members[peer].as_record() for peer in others]))
+
+    def _on_tried(self, member: _Member, message: m.Tried) -> None:
+        others = [peer for peer in member.on_trial or () if peer in self._members]
+        failed = {peer: why for peer, why in message.failed if peer in others}
+        if member.accepted or not others or 2 * len(failed) < len(others):
+            member.on_trial = None
+            return
+        delay_s = self._probation.evicted(member.host, member.hello.name, self._now)
+        self._trials_due_at[member.peer] = self._now + delay_s
+        other, why = next(iter(failed.items()))
         self._log(
-            "info", f"{self._members[peer]} from {host} wants to join group {message.group}", self._members[peer].about
+            "warning",
+            f"{member} cannot connect to {len(failed)} of {len(others)} peers and is not let in; it may try again in "
+            f"{delay_s:.3g} s. Of peer {other} it says: {why}",
+            member.about,
         )
 
     def _site_refusal(self, hello: m.Hello) -> str | None:
@@ -721,7 +769,6 @@ class Master:
         member = self._members[peer]
         if member.accepted:  # others have no run to come back to, and anybody could make these more and more
             self.evicted.add(peer)
-            self._parted.add(peer)
         self._say(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")
@@ -749,30 +796,28 @@ class Master:
     def _is_dead(self, member: _Member) -> bool:
         if not member.absence or member.beats is not None:
             return False
-        group = self._groups.get(member.hello.group)
         if not member.accepted:
-            return member.has_beaten and self._accepted > 0 and group is not None and member.peer in group.ring
+            return True
         witnesses = self._witnesses(member)
         return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
 
     def _witnesses(self, member: _Member) -> list[int]:
         group = self._groups[member.hello.group]
+        linked = [peer for peer in topology.linked_peers(group.ring, member.peer) if self.is_accepted(peer)]
         linkless = group.missing | group.unreliable
-        found = [
+        return [
             peer
-            for peer in topology.linked_peers(group.ring, member.peer)
+            for peer in linked
             if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
-        return [peer for peer in found if self._members[peer].accepted] or found
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
-        if is_leaving and member.accepted:
-            self._parted.add(peer)
         for by_peer in (self._asked_at, self._beats_due_at, self._absent_until, self._unlogged, self._unheard):
             by_peer.pop(peer, None)
+        self._trials_due_at.pop(peer, None)
         self.traffic.forget(peer)
         if member.hello.site and not is_leaving:
             self._broken_sites.setdefault(member.hello.site, f"peer {peer} of its site was lost: {reason}")
@@ -896,10 +941,8 @@ class Master:
             return True
         if not self._preparing:
             return False
-        if any(peer in self._absent_until for pair in self._failed_pairs for peer in pair):
-            return False
-        if self._failed_pairs and self._are_needed_pairs_settled():
-            self._resolve_failed_pairs()
+        if self._failed_pairs and self._is_evidence_there():
+            self._resolve_failed_pairs(self._known_failures())
         elif self._awaiting_ready or not self._is_known_to_enough:
             return False
         else:
@@ -940,16 +983,17 @@ class Master:
             if not group.running:
                 affected.update(group.ring)
                 group.missing.clear()
-        relink = sorted(self._relink)
+        relink = self._links_to_try()
         for pair in relink:
             self._made_in[pair] = self.view
         self._relink.clear()
         self._failed_pairs.clear()
+        self._given_up.clear()
+        self._evidence_due_at = None
         self._preparing = True
         self._awaiting_ready = set(affected)
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in self._groups.values()]
         listed = sorted(peer for group in self._groups.values() for peer in group.ring)
-        self._effects.append(Persist(self._next_fence(listed)))
         self._unaware = set(listed) - affected
         members = [self._members[peer].as_record() for peer in listed]
         new_members = [member for member in members if member.peer not in self._told]
@@ -964,33 +1008,69 @@ class Master:
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
 
-    def _next_fence(self, listed: list[int]) -> Fence:
-        if listed:
-            return self.fence([FencedView.of(self.view, listed)])
-        if self._in_force is not None:
-            # Who lost its connection, not its right to be here, may come back to the end of the run.
-            self._in_force = FencedView(self._in_force.view, self._in_force.peers - self._parted)
-        self._possible.clear()
-        return self.fence(is_over=True)
+    def _links_to_try(self) -> list[tuple[int, int]]:
+        """Those that broke, and all others of their ends, which tell whose fault it was."""
+        suspects = {peer for pair in self._relink for peer in pair}
+        witnesses = (
+            pair
+            for group in self._groups.values()
+            if suspects and not group.running
+            for pair in topology.linked_pairs(group.ring)
+            if not suspects.isdisjoint(pair)
+        )
+        return sorted(self._relink.union(witnesses))
 
-    def _are_needed_pairs_settled(self) -> bool:
-        """Of every needed pair the end that dials has said what became of it, or the other that it stands. One that
-        waits to be dialed by a peer that has given up need not be waited for."""
+    def _are_settled(self, pairs: Iterable[tuple[int, int]], failed: Collection[tuple[int, int]]) -> bool:
+        """Of every pair the end that dials has said what became of it, or the other that it stands. One that waits to
+        be dialed by a peer that has given up need not be waited for."""
         awaiting = self._awaiting_ready
-        needed = {pair for group in self._groups.values() for pair in topology.ring_pairs(group.ring)}
         return all(
-            high not in awaiting or (low not in awaiting and (low, high) not in self._failed_pairs)
-            for low, high in needed
+            high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)
+            for low, high in pairs
         )
 
-    def _resolve_failed_pairs(self) -> None:
-        newcomers = {peer for peer, member in self._members.items() if not member.accepted or member.absence}
-        reasons = dict(self._failed_pairs)
-        for peer in sorted(topology.fewest_evictions(reasons, newcomers)):
-            pair, why = next((pair, why) for pair, why in reasons.items() if peer in pair)
-            reason = f"peers {pair[0]} and {pair[1]} cannot connect to each other: {why}"
+    def _is_evidence_there(self) -> bool:
+        """For the pairs that have failed."""
+        changing = [group for group in self._groups.values() if not group.running]
+        failed = {*self._failed_pairs, *(pair for group in changing for pair in group.missing)}
+        if all(self._are_settled(topology.linked_pairs(group.ring), failed) for group in changing):
+            return True
+        if not self._known_failures():
+            return False
+        if self._evidence_due_at is None:
+            self._evidence_due_at = self._now + EVIDENCE_SHARE * self.options.peer_timeout_s
+        return self._now >= self._evidence_due_at
+
+    def _known_failures(self) -> dict[tuple[int, int], str]:
+        """Pairs that have failed by the word of the end that dials, or all if nothing better is to be heard."""
+        needed = {pair for group in self._groups.values() for pair in topology.ring_pairs(group.ring)}
+        if self._are_settled(needed, self._failed_pairs):
+            return dict(self._failed_pairs)
+        return {
+            pair: why
+            for pair, why in self._failed_pairs.items()
+            if pair[1] not in self._awaiting_ready or pair in self._given_up
+        }
+
+    def _resolve_failed_pairs(self, failed: Mapping[tuple[int, int], str]) -> None:
+        newcomers = {peer for peer, member in self._members.items() if not member.accepted}
+        weak = {pair for group in self._groups.values() for pair in group.missing | group.unreliable}
+        offenders = {
+            peer
+            for peer in {peer for pair in failed for peer in pair}
+            if self._probation.record(self._members[peer].host, self._members[peer].hello.name, self._now) is not None
+        }
+        for peer in sorted(topology.fewest_evictions(failed, newcomers, weak.union(self._relinks), offenders)):
+            pair, why = next((pair, why) for pair, why in failed.items() if peer in pair)
+            member = self._members[peer]
+            delay_s = self._probation.evicted(member.host, member.hello.name, self._now)
+            reason = (
+                f"peers {pair[0]} and {pair[1]} cannot connect to each other: {why}; peer {peer} may connect again, "
+                f"and is let in after {delay_s:.3g} s if it has links with the others then"
+            )
             self._evict(peer, reason, Result.RANK_CONNECTION_FAILED)
         self._failed_pairs.clear()
+        self._evidence_due_at = None
 
     def _install(self) -> None:
         self._preparing = False
@@ -1017,10 +1097,6 @@ class Master:
                     self.history.joined(self._now)
                 self._say(member.connection, install)
         self._lost.clear()
-        if self._accepted:
-            self._in_force = FencedView.of(self.view, self.accepted)
-            self._possible.clear()
-            self._parted.clear()
         self._circles = [Circle(self._accepted, frozenset(self.accepted))] if self._accepted else []
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")
@@ -1065,24 +1141,26 @@ class Master:
         self._awaiting_ready.discard(member.peer)
         self._unaware.discard(member.peer)
         self._answered(member)
-        if not message.failed and not message.missing:
-            return
-        group = self._groups[member.hello.group]
-        needed, all_pairs = topology.ring_pairs(group.ring), topology.linked_pairs(group.ring)
         for other, reason in [*message.failed, *message.missing]:
-            pair = topology.pair(member.peer, other)
-            if other in group.ring:
-                self._cut.add((member.peer, other))
-                self._suspects.add(other)
-            if pair in needed:
-                self._failed_pairs.setdefault(pair, reason)
-            elif pair in all_pairs and pair not in group.missing:
-                group.missing.add(pair)
-                self._log(
-                    "info",
-                    f"group {group.number} goes without a link between peers {pair}: {reason}",
-                    {**member.about, "other": other},
-                )
+            self._note_failed(member, other, reason)
+
+    def _on_link_failed(self, member: _Member, message: m.LinkFailed) -> None:
+        if message.view == self.view and member.peer in self._awaiting_ready:
+            self._given_up.add(topology.pair(member.peer, message.peer))
+            self._note_failed(member, message.peer, message.reason)
+
+    def _note_failed(self, member: _Member, other: int, reason: str) -> None:
+        group = self._groups[member.hello.group]
+        pair = topology.pair(member.peer, other)
+        if pair in topology.ring_pairs(group.ring):
+            self._failed_pairs.setdefault(pair, reason)
+        elif pair in topology.linked_pairs(group.ring) and pair not in group.missing:
+            group.missing.add(pair)
+            self._log(
+                "info",
+                f"group {group.number} goes without a link between peers {pair}: {reason}",
+                {**member.about, "other": other},
+            )
 
     def _on_link_lost(self, member: _Member, message: m.LinkLost) -> None:
         other = self._members.get(message.peer)
@@ -1110,8 +1188,8 @@ class Master:
         if self._relinks[pair] > RELINKS_MAX and not is_needed:
             group.unreliable.add(pair)
         elif self._relinks[pair] > RELINKS_MAX:
-            self._failed_pairs[pair] = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
-            self._resolve_failed_pairs()
+            why = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
+            self._resolve_failed_pairs({pair: why})
             return
         self._relink.add(pair)
         self._stop(group)
@@ -1623,6 +1701,8 @@ class Master:
         m.JointCall: _on_joint_call,
         m.JointCancel: _on_joint_cancel,
         m.LinksReady: _on_links_ready,
+        m.LinkFailed: _on_link_failed,
+        m.Tried: _on_tried,
         m.LinkLost: _on_link_lost,
         m.OpsDone: _on_ops_done,
         m.OpFailed: _on_op_failed,
@@ -1635,4 +1715,4 @@ class Master:
         m.Probes: _on_probes,
         m.Report: _on_report,
     }
-    _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkLost})
+    _BEFORE_ACCEPTANCE: ClassVar = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})

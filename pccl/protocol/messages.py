@@ -26,8 +26,6 @@ PEER_TIMEOUT_S_MAX = 86400.0
 """Bounds of `Welcome.peer_timeout_s`."""
 ENGINE_THREADS_MAX = 16
 """Bound of `Welcome.engine_threads`."""
-MASTER_TIMEOUT_S = 60.0
-"""For so long a peer that has lost its master looks for one, unless it is told otherwise."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
 """The codes that may say why something failed."""
@@ -52,6 +50,9 @@ REASON_CHARACTERS_MAX = 2**14
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
+PADDING_BYTES_MAX = 20 * 2**10
+Padding = Annotated[int, msgspec.Meta(ge=0, le=PADDING_BYTES_MAX)]
+"""How many bytes without a meaning follow a message, on a connection between peers: see `runtime.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 """In seconds."""
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
@@ -159,8 +160,6 @@ class Hello(Message, frozen=True):
     """It may be the first of a new run. Who knows several masters asks all of them for a run first."""
     session: Secret = b""
     """The key of the session that begins here (`control_session`); empty: it ends with the connection."""
-    master_timeout_s: float = MASTER_TIMEOUT_S
-    """For so long it looks for a master after it has lost one."""
 
 
 class BeatHello(Message, frozen=True):
@@ -190,10 +189,6 @@ class Resume(Message, frozen=True):
     """False: a newcomer, which may have been accepted and not heard of it."""
     session: Secret = b""
     """As of Hello."""
-    master_timeout_s: float = MASTER_TIMEOUT_S
-    """As of Hello."""
-    patience_s: float = MASTER_TIMEOUT_S
-    """What is left of that."""
 
 
 class Reattach(Message, frozen=True):
@@ -319,6 +314,20 @@ class LinksReady(Message, frozen=True):
     view: int
     failed: PeerReasons = []
     missing: PeerReasons = []
+
+
+class LinkFailed(Message, frozen=True):
+    """Said before `LinksReady` by a peer that still waits for other links: one that it dials cannot be made."""
+
+    view: int
+    peer: int
+    reason: Reason
+
+
+class Tried(Message, frozen=True):
+    """The answer to `Trial`: with whom no connection carries full-size packets, and why."""
+
+    failed: PeerReasons = []
 
 
 class LinkLost(Message, frozen=True):
@@ -451,6 +460,8 @@ class Welcome(Message, frozen=True):
     """Lanes of each peer. A link's connection belongs to lane `LinkHello.index` modulo their number on both sides."""
     secret: Secret = b""
     """The run's. A master that has it knows the run."""
+    obstacle: Reason = ""
+    """Why the peer is not let in for a while, though the others call update_topology; empty: nothing holds it up."""
 
 
 class Reattached(Message, frozen=True):
@@ -530,6 +541,12 @@ class Prepare(Message, frozen=True):
     """Peers that the installed view has and this one has not, and why."""
     aborts: list[Aborted] = []
     """Those of the aborted ops that were so before, for a reason of their own."""
+
+
+class Trial(Message, frozen=True):
+    """To a newcomer that was evicted for its links before: it is let in once it has connections with these."""
+
+    members: list[Member]
 
 
 class Install(Message, frozen=True):
@@ -625,6 +642,8 @@ FromPeer = (
     | JointCall
     | JointCancel
     | LinksReady
+    | LinkFailed
+    | Tried
     | LinkLost
     | OpsDone
     | OpFailed
@@ -647,6 +666,7 @@ FromMaster = (
     | Goodbye
     | Flush
     | Prepare
+    | Trial
     | Install
     | OpsCommit
     | OpAbort
@@ -698,6 +718,7 @@ class LinkHello(Message, frozen=True):
     auth: bytes = b""
     encrypt: bool = False
     """What follows is encrypted with the handshake's payload keys; the acceptor must want that too."""
+    padding_bytes: Padding = 0
 
 
 class StateHello(Message, frozen=True):
@@ -713,6 +734,7 @@ class StateHello(Message, frozen=True):
     """As of LinkHello."""
     tells: bool = False
     """The receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
+    padding_bytes: Padding = 0
 
 
 class ProbeHello(Message, frozen=True):
@@ -724,10 +746,12 @@ class ProbeHello(Message, frozen=True):
     receiver: int
     pulls: bool
     auth: bytes = b""
+    padding_bytes: Padding = 0
 
 
 class Accepted(Message, frozen=True):
     auth: bytes = b""
+    padding_bytes: Padding = 0
 
 
 class Rejected(Message, frozen=True):

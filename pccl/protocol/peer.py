@@ -63,7 +63,6 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.messages import (
     ENGINE_THREADS_MAX,
     FIGURES_KEPT_MAX,
-    MASTER_TIMEOUT_S,
     PEER_TIMEOUT_S_MAX,
     PEER_TIMEOUT_S_MIN,
     Kind,
@@ -235,6 +234,14 @@ class AddConnections:
 
 
 @dataclass(frozen=True)
+class TryLinks:
+    """Connect to each once, to no other end than to see whether that works, and call `tried`."""
+
+    members: list[m.Member]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
 class CloseLink:
     """Close what there is of it and stop trying."""
 
@@ -326,6 +333,7 @@ Effect = (
     | CallResult
     | MakeLink
     | AddConnections
+    | TryLinks
     | CloseLink
     | RunSync
     | RunProbe
@@ -418,6 +426,8 @@ class Peer:
         self.site_size = 0
         """As of Hello."""
         self.outlives_masters = outlives_masters
+        self.obstacle = ""
+        """Why the master does not let this peer in for a while; empty: nothing but the others holds it up."""
         self.term = 0
         """The highest that it has followed."""
         self.group = group
@@ -658,16 +668,9 @@ class Peer:
         """There is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
-    def resume(
-        self,
-        masters: int,
-        now: float,
-        session: bytes = b"",
-        master_timeout_s: float = MASTER_TIMEOUT_S,
-        patience_s: float = MASTER_TIMEOUT_S,
-    ) -> m.Resume | None:
-        """The first message to the next master; None: Hello. `masters` is how many may be asked, for `patience_s` of
-        `master_timeout_s` from now on, and `session` the key of the session that begins."""
+    def resume(self, masters: int, now: float, session: bytes = b"") -> m.Resume | None:
+        """The first message to the next master; None: Hello. `masters` is how many may be asked, `session` the key of
+        the session that begins."""
         if not self.peer:
             return None
         self._resumed_at = now
@@ -679,8 +682,6 @@ class Peer:
             masters=masters,
             is_accepted=self.view is not None,
             session=session,
-            master_timeout_s=master_timeout_s,
-            patience_s=patience_s,
         )
 
     def _end_admission(self) -> None:
@@ -709,6 +710,9 @@ class Peer:
         self.engine_threads = message.engine_threads
         self._is_led = True
         self._effects.append(KeepBeats(self.peer_timeout_s))
+        self.obstacle = message.obstacle
+        if self.obstacle:
+            self._effects.append(Log("warning", self.obstacle))
 
     def _on_elsewhere(self, message: m.Elsewhere) -> None:
         self.master_lost(message.reason)
@@ -920,11 +924,16 @@ class Peer:
             else:
                 self._decide(op, *reasons.get(ref, (Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")))
 
+    def _on_trial(self, message: m.Trial) -> None:
+        if self.view is None and self._next is None:
+            self._effects.append(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
+
     def _on_install(self, message: m.Install) -> None:
         prepared = self._next
         if prepared is None or message.view != prepared.view:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")
         self._next = None
+        self.obstacle = ""
         self._answered.clear()
         keeps = self._keeps_ring(prepared.ring)
         self._note_admission(prepared.rings, message.meeting)
@@ -1201,6 +1210,8 @@ class Peer:
             self._make_link(found.peer, self._next.view, dial=self.peer > found.peer)
         else:
             self._link_failed(found.peer, reason)
+            if found.dial and self._next is not None and not self._next.answered and self._is_linked(found.peer):
+                self._tell(m.LinkFailed(self._next.view, found.peer, reason[: m.REASON_CHARACTERS_MAX]))
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
         """A connection came in that shall belong to a link: the link's number, a refusal, or None: ask again after the
@@ -1221,6 +1232,13 @@ class Peer:
         if link.connected >= LINK_CONNECTIONS_MAX:
             return f"the link with peer {peer} has {link.connected} connections already"
         return link.link
+
+    def tried(self, failed: list[tuple[int, str]]) -> None:
+        """What has come of `TryLinks`: with whom it did not work, and why."""
+        for _, reason in failed[:1]:
+            self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
+            self._effects.append(Log("warning", self.obstacle))
+        self._tell(m.Tried([(peer, reason[: m.REASON_CHARACTERS_MAX]) for peer, reason in failed]))
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
         call = self._call
@@ -1408,7 +1426,7 @@ class Peer:
         """`is_urgent`: one that had stood, and broke. The group can go on without one that is not needed."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
-        reach_s = self.link_timeout_s if is_urgent else timeout_s
+        reach_s = self.link_timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)
         if is_urgent and not is_needed and not dial:
             timeout_s = min(timeout_s, reach_s + GRACE_S)
         connections = max(self.connections, member.connections, self.engine_threads)
@@ -1530,6 +1548,7 @@ class Peer:
         m.Goodbye: _on_goodbye,
         m.Flush: _on_flush,
         m.Prepare: _on_prepare,
+        m.Trial: _on_trial,
         m.Install: _on_install,
         m.OpsCommit: _on_ops_commit,
         m.OpAbort: _on_op_abort,

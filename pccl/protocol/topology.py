@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
@@ -52,15 +53,36 @@ def pair(a: int, b: int) -> tuple[int, int]:
     return (a, b) if a < b else (b, a)
 
 
-def fewest_evictions(failed: Iterable[tuple[int, int]], newcomers: Collection[int]) -> set[int]:
+def fewest_evictions(
+    failed: Iterable[tuple[int, int]],
+    newcomers: Collection[int],
+    evidence: Iterable[tuple[int, int]] = (),
+    offenders: Collection[int] = (),
+) -> set[int]:
     """The peers to evict so that no failed pair is left: a minimum vertex cover.
 
-    Who reports a pair does not matter, only who is in it. Among covers of equal size the one with the most newcomers is
-    taken, then the one with the highest (latest) numbers, so that a newcomer never costs an incumbent its place. Exact
-    up to EXACT_COVER_PEERS_MAX peers involved, greedy (most pairs first) beyond.
+    Who reports a pair does not matter, only who is in it. Among covers of equal size the one is taken
+
+    1. with the most newcomers, so that a newcomer never costs an incumbent its place;
+    2. whose peers are in the most pairs of `failed` and `evidence`, other pairs that seem to fail, which nobody has to
+       be evicted for: who is cut off from many is ill itself;
+    3. with the most `offenders`, who were evicted for their links before;
+    4. with the highest (latest) numbers.
+
+    Exact up to EXACT_COVER_PEERS_MAX peers involved, greedy (most pairs first) beyond.
     """
     pairs = {pair(a, b) for a, b in failed if a != b}
+    degrees = Counter(peer for each in pairs.union(pair(a, b) for a, b in evidence) for peer in each)
     involved = sorted({peer for each in pairs for peer in each})
+
+    def guilt(cover: Collection[int]) -> tuple[int, int, int, list[int]]:
+        return (
+            sum(peer in newcomers for peer in cover),
+            sum(degrees[peer] for peer in cover),
+            sum(peer in offenders for peer in cover),
+            sorted(cover, reverse=True),
+        )
+
     if len(involved) <= EXACT_COVER_PEERS_MAX:
         for size in range(len(involved) + 1):
             covers = [
@@ -69,11 +91,10 @@ def fewest_evictions(failed: Iterable[tuple[int, int]], newcomers: Collection[in
                 if all(a in chosen or b in chosen for a, b in pairs)
             ]
             if covers:
-                return max(covers, key=lambda c: (len(c.intersection(newcomers)), sorted(c, reverse=True)))
+                return max(covers, key=guilt)
     cover: set[int] = set()
     while pairs:
-        degree = {peer: sum(peer in each for each in pairs) for peer in involved}
-        worst = max(involved, key=lambda peer: (degree[peer], peer in newcomers, peer))
+        worst = max(involved, key=lambda peer: (sum(peer in each for each in pairs), guilt([peer])))
         cover.add(worst)
         pairs = {each for each in pairs if worst not in each}
     return cover

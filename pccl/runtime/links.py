@@ -3,41 +3,197 @@
 Every connection to a peer's one listening port opens with a message that says what it is for (`LinkHello`,
 `StateHello`, `ProbeHello`) and is answered by `Accepted` or `Rejected`. A stranger is held to a small message and a
 short time, and proves that it knows the token where there is one (`protocol.auth`).
+
+Padding. A path may carry small packets and lose all larger ones without a word, where its MTU is not what the hosts
+believe and nobody tells them. Such a path takes every handshake and no payload. So the opening and `Accepted` are
+each followed by bytes without a meaning, enough for packets as large as the connection will ever send:
+
+    dialer -> acceptor   opening | padding
+    acceptor -> dialer   (Challenge, to which the dialer proves itself), Accepted | padding
+    dialer -> acceptor   what the connection is for
+
+1. The acceptor reads the dialer's padding before it says anything: whatever the dialer hears says that full-size
+   packets get there.
+2. The dialer uses the connection once it has read the acceptor's padding: full-size packets get back.
+3. The acceptor gives a link's connection to the engine once the dialer's engine has said something on it, so that both
+   ends take a link to stand only if both directions carry. That costs no round trip, for nothing else waits for it.
+
+How long that may take. A process may be busy for long; a system is not. It acknowledges what has come even if nobody
+reads it, and what nobody has acknowledged lies in the sender's queue. So a link that is being dialled is given up
+early only if full-size packets have reached no system there, or if the other side has answered and nothing of its
+padding came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+import socket
+import struct
+import termios
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import Keys
-from pccl.protocol.codec import ProtocolError, harmless
+from pccl.protocol.codec import ProtocolError, encode, harmless
 from pccl.runtime import addresses, handshake
 from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.tasks import start_task
-from pccl.runtime.wire import ConnectionLost, SocketChannel
+from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
 
-ANSWER_TIMEOUT_S = 10.0
-"""How long a connection for a state transfer may take."""
 OPENING_TIMEOUT_S = 10.0
 """How long a stranger may take to say what it wants."""
+PADDING_TIMEOUT_S = 8.0
+"""Of these, how long padding may take. The dialer, who must not wait for so long, is to give up first."""
+PADDING_SEGMENTS = 2
+SEGMENT_BYTES = 1460
+"""Of the connection, where the system does not say."""
+LOOKS = 8
+"""How often, in the time in which a link must be reached, it is looked at whether it is."""
+REMEDY = (
+    "small packets get through and full-size ones do not: is the MTU of the path right? Lower it on the hosts' "
+    "interfaces (1420 for WireGuard), or set net.ipv4.tcp_mtu_probing=1"
+)
+
+_padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
+"""Random, so that nothing on the way can compress it."""
+_discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
+"""What came of it, of all connections: nobody reads it."""
 
 
 class LinkError(Exception):
     """A connection to another peer could not be made; the text names the addresses and what failed."""
 
 
+@dataclass
+class Passage:
+    """What is known of a connection while it is being made."""
+
+    sock: trio.socket.SocketType | None = None
+    """Once its first packets have gone there and back."""
+    is_heard: bool = False
+    """The other side has said something."""
+    accepted_at: float | None = None
+    is_padded: bool = False
+    """Some of the other side's padding has come."""
+
+    @property
+    def gets_there(self) -> bool:
+        """Full-size packets have reached the other side's system, as far as this one can tell."""
+        if self.sock is None:
+            return False
+        return self.is_heard or self.sock.fileno() < 0 or not _lying_bytes(self.sock)
+
+    @property
+    def comes_back(self) -> bool:
+        """Full-size packets have reached this system, read or not."""
+        return self.is_padded or (self.sock is not None and _has_come(self.sock))
+
+    @property
+    def remedy(self) -> str:
+        """What may have to be done, where the path seems to lose full-size packets alone; empty elsewhere."""
+        is_small = self.sock is not None and not (self.gets_there if self.accepted_at is None else self.comes_back)
+        return f"; {REMEDY}" if is_small else ""
+
+
+def _lying_bytes(sock: trio.socket.SocketType) -> int:
+    """What the other side's system has not acknowledged; 0 where this one does not say."""
+    return _asked(sock, getattr(termios, "TIOCOUTQ", None))
+
+
+def _has_come(sock: trio.socket.SocketType) -> bool:
+    return _asked(sock, getattr(termios, "FIONREAD", None)) > 0
+
+
+def _asked(sock: trio.socket.SocketType, what: int | None) -> int:
+    if what is None:
+        return 0
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), what, struct.pack("i", 0)))[0])
+    except (OSError, ValueError):
+        return 0
+
+
+def padding_bytes(sock: trio.socket.SocketType) -> int:
+    """How much fills packets as large as this connection sends."""
+    try:
+        segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    except OSError:
+        segment_bytes = SEGMENT_BYTES
+    return min(PADDING_SEGMENTS * segment_bytes, m.PADDING_BYTES_MAX)
+
+
+class _PaddingChannel(SocketChannel):
+    """The dialer's: padding follows the first frame, on its own, so that this arrives where full-size packets do
+    not."""
+
+    def __init__(self, sock: trio.socket.SocketType, passage: Passage, padding_bytes: int) -> None:
+        super().__init__(sock)
+        self._own = sock
+        self._passage = passage
+        self._due_bytes = padding_bytes
+
+    async def send_frame(self, frame: bytes) -> None:
+        await super().send_frame(frame)
+        due_bytes, self._due_bytes = self._due_bytes, 0
+        await send_bytes(self._own, _padding[:due_bytes])
+
+    async def receive_body(self) -> bytes:
+        body = await super().receive_body()
+        self._passage.is_heard = True
+        return body
+
+
+class _PaddingStream:
+    """Says when the first of the padding is here."""
+
+    def __init__(self, sock: trio.socket.SocketType, passage: Passage) -> None:
+        self._sock = sock
+        self._passage = passage
+
+    async def send(self, data: bytes | memoryview, /) -> int:
+        return await self._sock.send(data)
+
+    async def recv_into(self, buffer: bytearray | memoryview, /) -> int:
+        count = await self._sock.recv_into(buffer)
+        self._passage.is_padded = count > 0
+        return count
+
+
+async def accept(sock: trio.socket.SocketType) -> None:
+    """Says Accepted, with padding. ConnectionLost."""
+    count = padding_bytes(sock)
+    await send_bytes(sock, encode(m.Accepted(padding_bytes=count)))
+    await send_bytes(sock, _padding[:count])
+
+
+async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
+    """What follows an opening. ConnectionLost if it does not come."""
+    with trio.move_on_after(timeout_s) as scope:
+        await receive_exactly(sock, _discarded[: opening.padding_bytes])
+    if scope.cancelled_caught:
+        raise ConnectionLost(f"peer {opening.sender} has not got through to us within {timeout_s:g} s; {REMEDY}")
+
+
+async def until_used(sock: trio.socket.SocketType) -> None:
+    """Waits until the dialer has made use of a connection that was accepted. ConnectionLost if it has given it up."""
+    try:
+        is_used = await sock.recv(1, socket.MSG_PEEK)
+    except OSError as error:
+        raise ConnectionLost(error.strerror or str(error)) from None
+    if not is_used:
+        raise ConnectionLost("the dialer gave it up")
+
+
 async def dial(
-    member: m.Member,
-    master_host: str,
-    opening: m.PeerOpening,
-    token: str,
-    reached: Callable[[], object] = lambda: None,
+    member: m.Member, master_host: str, opening: m.PeerOpening, token: str, passage: Passage
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """A connection to `member` that has accepted `opening`, and the keys for what follows (`handshake.Dialled`).
-    LinkError. `reached` is called once the network has been seen to carry something there and back."""
+    """A connection to `member` that has accepted `opening`, and has carried full-size packets both ways; and the keys
+    for what follows (`handshake.Dialled`). LinkError. `passage` tells how far it has come."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -46,26 +202,52 @@ async def dial(
         except OSError as error:
             failures.append(f"{where}: {error.strerror or error}")
             continue
-        reached()
+        passage.sock, passage.is_heard, passage.accepted_at, passage.is_padded = sock, False, None, False
+        count = padding_bytes(sock)
+        padded = msgspec.structs.replace(opening, padding_bytes=count)
+        channel = _PaddingChannel(sock, passage, count)
         try:
-            dialled = await handshake.dial_keyed(SocketChannel(sock), token, opening.run, opening, m.PeerAnswer)
+            dialled = await handshake.dial_keyed(channel, token, opening.run, padded, m.PeerAnswer)
+            if isinstance(dialled.answer, m.Accepted):
+                passage.accepted_at = trio.current_time()
+                await receive_exactly(_PaddingStream(sock, passage), _discarded[: dialled.answer.padding_bytes])
+                return sock, dialled.keys
+            failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         except (ConnectionLost, ProtocolError) as error:
-            failures.append(f"{where}: {error}")
+            failures.append(f"{where}: {error}{passage.remedy}")
         except BaseException:
             sock.close()
             raise
-        else:
-            if isinstance(dialled.answer, m.Accepted):
-                return sock, dialled.keys
-            failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         sock.close()
     raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
+
+
+async def dial_within(
+    member: m.Member, master_host: str, opening: m.PeerOpening, token: str, timeout_s: float
+) -> tuple[trio.socket.SocketType, Keys | None]:
+    """As `dial`. LinkError after `timeout_s`, too."""
+    taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
+
+    def take(_: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
+        taken.append((sock, keys))
+
+    try:
+        await dial_link(member, master_host, lambda _: opening, 1, token, take, timeout_s, timeout_s)
+    except BaseException:
+        for sock, _ in taken:
+            sock.close()
+        raise
+    return taken[0]
+
+
+def _where(member: m.Member) -> str:
+    return ", ".join(addresses.join(host, member.port) for host in member.hosts)
 
 
 async def dial_link(
     member: m.Member,
     master_host: str,
-    hello: Callable[[int], m.LinkHello],
+    hello: Callable[[int], m.PeerOpening],
     connections: int,
     token: str,
     take: Callable[[int, trio.socket.SocketType, Keys | None], None],
@@ -73,31 +255,51 @@ async def dial_link(
     timeout_s: float,
 ) -> None:
     """All connections of a link, at once. `take` gets each with its index, as it stands. LinkError names the first
-    failure: at the latest after `timeout_s`, and after `reach_s` if the network has carried nothing to the other side
-    and back."""
+    failure: at the latest after `timeout_s`; after `reach_s` if full-size packets have got to the other side on none of
+    them; and that long after it was first accepted if none have come back."""
     failure: LinkError | None = None
-    start_s = trio.current_time()
-    bound_s = min(reach_s, timeout_s)
+    passages = [Passage() for _ in range(connections)]
 
-    def reached() -> None:
-        nonlocal bound_s
-        bound_s = timeout_s
-        scope.deadline = start_s + timeout_s
+    def fail(error: LinkError) -> None:
+        nonlocal failure
+        failure = failure or error
+        nursery.cancel_scope.cancel()
 
     async def one(index: int) -> None:
-        nonlocal failure
         try:
-            take(index, *await dial(member, master_host, hello(index), token, reached))
+            take(index, *await dial(member, master_host, hello(index), token, passages[index]))
         except LinkError as error:
-            failure = failure or error
-            nursery.cancel_scope.cancel()
+            fail(error)
 
-    with trio.move_on_at(start_s + bound_s) as scope:
-        async with trio.open_nursery() as nursery:
+    async def bound() -> None:
+        start_s = now_s = trio.current_time()
+        pause_s = reach_s
+        while now_s < start_s + timeout_s and (now_s < start_s + reach_s or not _is_stuck(passages, reach_s)):
+            await trio.sleep(min(pause_s, start_s + timeout_s - now_s))
+            now_s, pause_s = trio.current_time(), reach_s / LOOKS
+        furthest = max(passages, key=_progress)
+        reason = f"no answer within {round(now_s - start_s, 1):g} s{furthest.remedy}"
+        fail(LinkError(f"peer {member.peer} at {_where(member)}: {reason}"))
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as dialing:
+            start_task(nursery, bound)
             for index in range(connections):
-                start_task(nursery, one, index)
+                start_task(dialing, one, index)
+        nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    if scope.cancelled_caught:
-        hosts = ", ".join(addresses.join(host, member.port) for host in member.hosts)
-        raise LinkError(f"peer {member.peer} at {hosts}: no answer within {bound_s:g} s")
+
+
+def _progress(passage: Passage) -> tuple[bool, bool, bool]:
+    return passage.accepted_at is not None, passage.gets_there, passage.sock is not None
+
+
+def _is_stuck(passages: Sequence[Passage], reach_s: float) -> bool:
+    """Nothing of full size has got there; or none has come back since it should have."""
+    if not any(each.gets_there for each in passages):
+        return True
+    accepted = [each for each in passages if each.accepted_at is not None]
+    if not accepted or any(each.comes_back for each in accepted):
+        return False
+    return trio.current_time() >= min(each.accepted_at or 0.0 for each in accepted) + reach_s

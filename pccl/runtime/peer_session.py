@@ -67,7 +67,6 @@ from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
@@ -97,8 +96,6 @@ NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgr
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 ENGINE_POLL_MS = 1000
-DEVICE_GRACE_S = 5.0
-"""How long the array of an op that goes on may be copied from its device after its caller wanted it back."""
 LEAVE_S = 5.0
 FAREWELL_S = 1.0
 STANDS_S = 1.0
@@ -114,6 +111,7 @@ REATTACH_SHARE = 0.5
 REATTACH_PAUSE_S_MIN = 0.02
 REATTACH_PAUSE_S_MAX = 0.5
 """Between two attempts at that."""
+MASTER_TIMEOUT_S = 60.0
 
 
 class SessionError(Exception):
@@ -378,13 +376,10 @@ class PeerSession:
         poller = select.poll()
         for event_fd in self._engine.event_fds:
             poller.register(event_fd, select.POLLIN)
-        end_s = trio.current_time() + DEVICE_GRACE_S
         while not op.is_released:
             poller.poll(ENGINE_POLL_MS)
             with self._contain():
                 self._hear_engine()
-                if op.feed is not None and trio.current_time() >= end_s:
-                    self._stop_reading(op)
                 self._pump()
             if self._is_broken:
                 self._engine.close()
@@ -470,6 +465,11 @@ class PeerSession:
     def hears_master(self) -> bool:
         """Any thread."""
         return self._machine.is_led
+
+    @property
+    def obstacle(self) -> str:
+        """Why the master does not let this peer in for a while; empty: nothing but the others holds it up."""
+        return self._machine.obstacle
 
     def stats(self) -> dict[str, int]:
         self._require_alive()
@@ -604,7 +604,8 @@ class PeerSession:
         machine = self._machine
         self._take_over()
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
-        opening = self._resume(session.key) or self._hello(session.key)
+        resume = machine.resume(len(self._candidates.masters), trio.current_time(), session.key)
+        opening = resume or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
         while not machine.is_over and not self._attending.cancel_called:
@@ -631,7 +632,7 @@ class PeerSession:
                         break
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"
-                if machine.is_led:
+                if machine.is_led and machine.run:
                     failure = await self._reattach(session, str(error))
                     if not failure:
                         messages = []
@@ -660,11 +661,6 @@ class PeerSession:
             self._heard_master = trio.Event()
             self._pump()
 
-    def _resume(self, session: bytes) -> m.Resume | None:
-        now, limit_s = trio.current_time(), self._options.master_timeout_s
-        patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
-        return self._machine.resume(len(self._candidates.masters), now, session, limit_s, patience_s)
-
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
         return m.Hello(
@@ -680,7 +676,6 @@ class PeerSession:
             masters=len(self._candidates.masters),
             may_found=self._candidates.are_all_asked,
             session=session,
-            master_timeout_s=options.master_timeout_s,
         )
 
     async def _open_control(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
@@ -704,8 +699,7 @@ class PeerSession:
         self._attached = trio.Event()
         self._connection.shutdown()
         self._connection.close()
-        machine = self._machine
-        limit_s = min(machine.peer_timeout_s or DIAL_S, REATTACH_SHARE * self._options.master_timeout_s)
+        limit_s = min(self._machine.peer_timeout_s, REATTACH_SHARE * self._options.master_timeout_s)
         pause_s = REATTACH_PAUSE_S_MIN
         failure = f"no other connection within {limit_s:g} s"
         try:
@@ -718,8 +712,7 @@ class PeerSession:
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"
-                        has_choice = not machine.run or len(self._candidates.masters) > 1
-                        if error.is_refused and not self._is_beating and has_choice:
+                        if error.is_refused and not self._is_beating and len(self._candidates.masters) > 1:
                             return str(error)
                     except trio.TooSlowError:
                         failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
@@ -737,13 +730,11 @@ class PeerSession:
         with trio.fail_after(DIAL_S):
             connection = await dial_control(self._master_host, self._master_port, m.FromMaster)
         try:
-            if self._machine.run:
-                connection.bound_silence(self._machine.peer_timeout_s)
+            connection.bound_silence(self._machine.peer_timeout_s)
             if options.ssl_context is not None:
                 await connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
             opening = m.Reattach(m.PROTOCOL_VERSION, session.key, session.received)
-            run = self._machine.run or None
-            answer = await handshake.dial(connection, options.token, run, opening, m.ReattachAnswer)
+            answer = await handshake.dial(connection, options.token, self._machine.run, opening, m.ReattachAnswer)
             if not isinstance(answer, m.Reattached):
                 raise ProtocolError(answer.reason)
             connection.trust()
@@ -987,24 +978,6 @@ class PeerSession:
         op.copy, op.is_detached = copy, True
         self._detaching[op.op] = op
         self._engine.detach_from(op.op, copy)
-        if op.feed is not None and goes_on:
-            self._spawn(self._bound_reading, op)
-
-    async def _bound_reading(self, op: PendingOp) -> None:
-        await trio.sleep(DEVICE_GRACE_S)
-        self._stop_reading(op)
-        self._pump()
-
-    def _stop_reading(self, op: PendingOp) -> None:
-        """Of an op that should go on: its device has not copied what its caller wants back."""
-        if op.is_released:
-            return
-        if op.feed is not None:
-            op.feed.abandon()
-        me = f"peer {self._machine.peer}"
-        reason = f"aborted on all peers: {me} gave up; its device has copied nothing for {DEVICE_GRACE_S:g} s"
-        self._machine.cancel(op.op, Result.INTERNAL_ERROR, reason)
-        op.release()
 
     def _copied(self, op: PendingOp) -> PrivateCopy | None:
         """None: there is no memory, and the op has been given up on all peers."""
@@ -1184,6 +1157,29 @@ class PeerSession:
             self._making[effect.link].append(scope)
             self._spawn(self._add_connection, effect, index, scope)
 
+    def _try_links(self, effect: ps.TryLinks) -> None:
+        self._spawn(self._try_each, effect)
+
+    async def _try_each(self, effect: ps.TryLinks) -> None:
+        machine = self._machine
+        failed: list[tuple[int, str]] = []
+
+        async def one(member: m.Member) -> None:
+            hello = m.ProbeHello(m.PROTOCOL_VERSION, machine.run, machine.peer, member.peer, pulls=False)
+            token = self._options.token
+            try:
+                sock, _ = await links.dial_within(member, self._master_host, hello, token, effect.timeout_s)
+            except links.LinkError as error:
+                failed.append((member.peer, str(error)))
+            else:
+                sock.close()
+
+        async with trio.open_nursery() as nursery:
+            for member in effect.members:
+                start_task(nursery, one, member)
+        machine.tried(failed)
+        self._pump()
+
     def _close_link(self, effect: ps.CloseLink) -> None:
         for scope in self._making.pop(effect.link, ()):
             scope.cancel()
@@ -1208,17 +1204,17 @@ class PeerSession:
         pause_s = REDIAL_S
         with scope:
             while True:
-                reason = f"no answer within {effect.timeout_s:g} s"
-                with trio.move_on_after(effect.timeout_s):
-                    try:
-                        sock, keys = await links.dial(effect.member, self._master_host, hello, self._options.token)
-                    except links.LinkError as error:
-                        reason = str(error)
-                    else:
-                        self._take_connection(effect.link, index, sock, keys)
-                        if effect.is_replacement:
-                            self._tally.reconnected()
-                        return
+                try:
+                    sock, keys = await links.dial_within(
+                        effect.member, self._master_host, hello, self._options.token, effect.timeout_s
+                    )
+                except links.LinkError as error:
+                    reason = str(error)
+                else:
+                    self._take_connection(effect.link, index, sock, keys)
+                    if effect.is_replacement:
+                        self._tally.reconnected()
+                    return
                 peer = effect.member.peer
                 self._logger.info("no further connection to peer %d: %s", peer, reason, extra={"other": peer})
                 if not effect.is_replacement:
@@ -1299,7 +1295,7 @@ class PeerSession:
                 stranger = self._strangers.enter(host, scope.cancel)
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    opening, keys = await self._hear(SocketChannel(sock))
+                    opening, keys = await self._hear(sock)
                     if self._options.token:
                         self._strangers.leave(stranger)  # it may have to wait for our next message of the master
                     serve = await self._welcome(sock, opening, keys)
@@ -1317,10 +1313,12 @@ class PeerSession:
         finally:
             sock.close()
 
-    async def _hear(self, channel: SocketChannel) -> tuple[m.PeerOpening, Keys | None]:
+    async def _hear(self, sock: trio.socket.SocketType) -> tuple[m.PeerOpening, Keys | None]:
         """What a stranger wants, once it has proved itself, and the keys for what follows."""
+        channel = SocketChannel(sock)
         body = await channel.receive_body()
         opening: m.PeerOpening = decode_body(body, m.PeerOpening)
+        await links.receive_padding(sock, opening, links.PADDING_TIMEOUT_S)
         try:
             machine = self._machine
             name = f"peer {machine.peer}"
@@ -1344,19 +1342,20 @@ class PeerSession:
                     break
                 await heard.wait()
             if isinstance(offered, int):
-                await send_message(sock, m.Accepted())
+                await links.accept(sock)
+                await links.until_used(sock)
                 self._take_connection(offered, opening.index, sock, keys)
                 return None
             refusal = offered
         if refusal is None and isinstance(opening, m.StateHello):
             syncing = self._syncing
             if syncing is not None and await syncing.until_planned(opening.sync):
-                await send_message(sock, m.Accepted())
+                await links.accept(sock)
                 stream = self._stream(sock, keys)
                 return lambda: self._serve_state(stream, syncing, opening.tells)
             refusal = f"no sync {opening.sync} is under way here"
         if refusal is None:
-            await send_message(sock, m.Accepted())
+            await links.accept(sock)
             assert isinstance(opening, m.ProbeHello)
             return lambda: probe.serve(sock, opening.pulls)
         await send_message(sock, m.Rejected(refusal))
@@ -1406,9 +1405,8 @@ class PeerSession:
             hello = m.StateHello(
                 version, run, machine.peer, donor.peer, plan.sync, encrypt=options.encrypt, tells=tells
             )
-            with trio.move_on_after(links.ANSWER_TIMEOUT_S):
-                return self._stream(*await links.dial(donor, self._master_host, hello, options.token))
-            raise links.LinkError(f"peer {donor.peer}: no answer within {links.ANSWER_TIMEOUT_S:g} s")
+            timeout_s = machine.peer_timeout_s
+            return self._stream(*await links.dial_within(donor, self._master_host, hello, options.token, timeout_s))
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
         scope = syncing.fetching = syncing.scope()
@@ -1468,7 +1466,8 @@ class PeerSession:
             hello = m.ProbeHello(m.PROTOCOL_VERSION, machine.run, machine.peer, link.member.peer, pulls)
 
             async def dial() -> trio.socket.SocketType:
-                return (await links.dial(link.member, self._master_host, hello, self._options.token))[0]
+                token, timeout_s = self._options.token, machine.peer_timeout_s
+                return (await links.dial_within(link.member, self._master_host, hello, token, timeout_s))[0]
 
             try:
                 figure = await probe.measure(dial, link.connections, pulls)
@@ -1495,6 +1494,7 @@ class PeerSession:
         ps.CallResult: _call_result,
         ps.MakeLink: _make_link,
         ps.AddConnections: _add_connections,
+        ps.TryLinks: _try_links,
         ps.CloseLink: _close_link,
         ps.RunSync: _run_sync,
         ps.RunProbe: _run_probe,

@@ -302,18 +302,19 @@ class SocketChannel:
         self._sock = sock
 
     async def send_frame(self, frame: bytes) -> None:
-        await _send_all(self._sock, frame)
+        await send_bytes(self._sock, frame)
 
     async def receive_body(self) -> bytes:
         return bytes(await _receive_body(self._sock, OPENING_BYTES_MAX))
 
 
 async def send_message(sock: ByteStream, message: Message) -> None:
-    await _send_all(sock, encode(message))
+    await send_bytes(sock, encode(message))
 
 
-async def _send_all(sock: ByteStream, frame: bytes) -> None:
-    data = memoryview(frame)
+async def send_bytes(sock: ByteStream, data: bytes | memoryview) -> None:
+    """All of them. ConnectionLost."""
+    data = memoryview(data)
     try:
         while data:
             data = data[await sock.send(data) :]

@@ -59,7 +59,7 @@ def test_lost_link_is_made_anew(world: World) -> None:
     assert world.master.accepted == [1, 2, 3]
     assert a.lost == []
     relinks = [message.relink for _, message in world.told if isinstance(message, m.Prepare) and message.relink]
-    assert relinks == [[(2, 3)]] * 3, "although both ends have reported it"
+    assert relinks == [[(1, 2), (1, 3), (2, 3)]] * 3, "once, although both ends have reported it, and all of theirs"
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
 
 
@@ -142,7 +142,7 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
     world.run()  # n1 gives up waiting for n3 to dial
     assert isinstance(world.said[-1][1], m.LinksReady)
     assert world.said[-1][1].failed
-    world.leave(b)
+    world.kill(b)
     world.run_until(lambda: a.links)
     world.thaw(c)
     world.run()

@@ -39,6 +39,7 @@ class Network(Protocol):
     """What a backend does once it has joined the hosts."""
 
     def block(self, sender: int, receiver: int, yes: bool) -> None: ...
+    def limit(self, sender: int, receiver: int, bytes_max: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -158,6 +159,11 @@ class Lab:
         """Packets in that direction vanish, what is under way included, until called with False."""
         assert self._network is not None
         self._network.block(sender.number, receiver.number, yes)
+
+    def limit(self, sender: Host, receiver: Host, bytes_max: int = 0) -> None:
+        """Larger packets in that direction vanish, and nobody is told; 0: none does. OSError with netem."""
+        assert self._network is not None
+        self._network.limit(sender.number, receiver.number, bytes_max)
 
     def stats(self) -> dict[str, Any]:
         """What the network has carried, in the backend's words."""

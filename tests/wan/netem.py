@@ -140,6 +140,9 @@ class Netem:
     def block(self, sender: int, receiver: int, yes: bool) -> None:
         self._run(f"tc qdisc change {self._netem(sender, receiver, 1.0 if yes else None)}")
 
+    def limit(self, sender: int, receiver: int, bytes_max: int) -> None:
+        raise OSError("netem knows no packets by their size; use the relay")
+
     def stats(self) -> dict[str, Any]:
         """What each queue has carried and dropped: tbf is an uplink, a netem a path, and an HTB a downlink."""
         keys = ("dev", "kind", "handle", "packets", "bytes", "drops")

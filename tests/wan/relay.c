@@ -29,6 +29,8 @@
  *     downlink HOST BITS_PER_S QUEUE_BYTES
  *     path FROM TO DELAY_US LOSS BITS_PER_S QUEUE_BYTES SEED
  *     block FROM TO YES                     1: packets in that direction vanish, those under way included
+ *     limit FROM TO BYTES                   packets of more in that direction vanish, as where the MTU of a path is
+ *                                           smaller than the hosts believe and nobody tells them; 0: none does
  *     stats                                 JSON
  *
  * The devices live as long as this process, which ends when stdin does. */
@@ -79,6 +81,7 @@ typedef struct {
     double loss;
     uint64_t random;
     int is_blocked;
+    unsigned bytes_max; /* of a packet; 0: any */
 } path;
 
 typedef struct {
@@ -89,7 +92,7 @@ typedef struct {
     path paths[HOSTS_MAX]; /* to each host */
     uint64_t sent_packets, sent_bytes; /* into the uplink */
     uint64_t received_packets, received_bytes; /* out of the downlink */
-    uint64_t dropped_up, dropped_down, lost, blocked, refused; /* refused: by the kernel, at delivery */
+    uint64_t dropped_up, dropped_down, lost, too_large, blocked, refused; /* refused: by the kernel, at delivery */
 } host;
 
 /* One packet, or a train of TCP packets that share a header, and what the kernel says about it. */
@@ -319,6 +322,9 @@ static void depart(train *t, int64_t now_ns)
             at_ns[i] = link_send(&way->link, at_ns[i], bytes);
         if (at_ns[i] < 0) {
             from->dropped_up++;
+        } else if (way->bytes_max > 0 && bytes > way->bytes_max) {
+            from->too_large++;
+            at_ns[i] = -1;
         } else if (way->loss > 0 && random_next(&way->random) < way->loss) {
             from->lost++;
             at_ns[i] = -1;
@@ -448,10 +454,10 @@ static const char *stats(void)
         n += snprintf(text + n, sizeof text - (size_t)n,
             "%s{\"sent_packets\": %" PRIu64 ", \"sent_bytes\": %" PRIu64 ", \"received_packets\": %" PRIu64
             ", \"received_bytes\": %" PRIu64 ", \"dropped_up\": %" PRIu64 ", \"dropped_down\": %" PRIu64
-            ", \"lost\": %" PRIu64 ", \"blocked\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
+            ", \"lost\": %" PRIu64 ", \"too_large\": %" PRIu64 ", \"blocked\": %" PRIu64 ", \"refused\": %" PRIu64 "}",
             i ? ", " : "", hosts[i].sent_packets, hosts[i].sent_bytes, hosts[i].received_packets,
-            hosts[i].received_bytes, hosts[i].dropped_up, hosts[i].dropped_down, hosts[i].lost, hosts[i].blocked,
-            hosts[i].refused);
+            hosts[i].received_bytes, hosts[i].dropped_up, hosts[i].dropped_down, hosts[i].lost,
+            hosts[i].too_large, hosts[i].blocked, hosts[i].refused);
     snprintf(text + n, sizeof text - (size_t)n, "]}");
     return text;
 }
@@ -459,7 +465,7 @@ static const char *stats(void)
 static const char *obey(const char *line, int poller)
 {
     char word[LINE_BYTES_MAX];
-    unsigned a, b;
+    unsigned a, b, bytes_max;
     int yes;
     double rate, queue, delay_us, loss;
     uint64_t seed;
@@ -486,6 +492,10 @@ static const char *obey(const char *line, int poller)
     }
     if (sscanf(line, "block %u %u %d", &a, &b, &yes) == 3 && a < hosts_count && b < hosts_count) {
         hosts[a].paths[b].is_blocked = yes;
+        return "ok";
+    }
+    if (sscanf(line, "limit %u %u %u", &a, &b, &bytes_max) == 3 && a < hosts_count && b < hosts_count) {
+        hosts[a].paths[b].bytes_max = bytes_max;
         return "ok";
     }
     if (strcmp(line, "stats") == 0)

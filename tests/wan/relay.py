@@ -81,6 +81,9 @@ class Relay:
     def block(self, sender: int, receiver: int, yes: bool) -> None:
         self._command(f"block {sender} {receiver} {yes:d}")
 
+    def limit(self, sender: int, receiver: int, bytes_max: int) -> None:
+        self._command(f"limit {sender} {receiver} {bytes_max}")
+
     def stats(self) -> dict[str, Any]:
         """What was carried and dropped, and how many deliveries were more than a millisecond late."""
         found: dict[str, Any] = json.loads(self._command("stats"))
