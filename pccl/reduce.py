@@ -149,6 +149,12 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
     assert result is not None
     if result.code is not Result.SUCCESS:
         raise PCCLError(result.code, func_name, result.reason)
+    if op.is_detached and op.feed is None and op.copy is None:
+        text = (
+            "all peers have the result, but this one had no memory to keep it in after its caller took the arrays back"
+        )
+        op.leave_run(text)
+        raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run")
     try:
         if op.feed is not None:
             op.feed.deliver()

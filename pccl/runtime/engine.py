@@ -412,6 +412,10 @@ class Engine:
         if handle != ffi.NULL:
             lib.pccl_engine_destroy(handle)
 
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._handle == ffi.NULL)
+
     def forget_after_fork(self) -> None:
         if self._handle != ffi.NULL:
             lib.pccl_engine_forget_after_fork(self._handle)

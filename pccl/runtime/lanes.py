@@ -135,6 +135,10 @@ class Lanes:
         for engine in self._engines:
             engine.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._engines[0].is_closed
+
     def forget_after_fork(self) -> None:
         for engine in self._engines:
             engine.forget_after_fork()

@@ -382,6 +382,7 @@ class PeerSession:
                 self._hear_engine()
                 self._pump()
             if self._is_broken:
+                self._hear_last()
                 self._engine.close()
                 op.release()
 
@@ -554,7 +555,7 @@ class PeerSession:
 
     def _hear_last(self) -> None:
         """Callers whose ops are committed may not have been told in a wait that was interrupted."""
-        for event in self._engine.events():
+        for event in self._engine.events() if not self._engine.is_closed else ():
             if isinstance(event, native.OpRan):
                 self._gate.ran(event)
 

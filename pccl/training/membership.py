@@ -3,7 +3,8 @@
 Theory of operation. Three kinds of moments:
 
 *Averaging.* A loss aborts the op on all survivors alike and leaves the vector as it was, so they launch it again among
-whoever is left. An average over whoever is left is an average; alone, it is one's own vector.
+whoever is left; so they do where one of them gave it up. An average over whoever is left is an average; alone, it is
+one's own vector.
 
 *Admission* happens between two outer steps, when nothing is in flight. All peers poll `are_peers_pending`, which
 answers the same on all; if somebody waits, all call `update_topology`. Whoever has been admitted comes out of `connect`
@@ -21,7 +22,9 @@ call without it.
 
 *Interrupts* (Ctrl-C) leave ops to the others: an op that is only waited for is not aborted, and whoever closes its
 communicator then is a loss like any. But who was interrupted in the middle of a step does not know how far the others
-have come, and must not go on as if nothing had been: `step` refuses.
+have come, and must not go on as if nothing had been: `step` refuses. The same holds for who is told that the outcome
+of an op is unknown: the others may have updated what this peer has not. Both connect anew and join, and so get the
+others' state.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ from pccl import (
 from pccl.training.site import Site
 
 POLL_INTERVAL_S = 0.05
+ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
+"""Of an op that was launched and waited for: it is aborted on all peers, or this one is alone. Launch it again."""
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +132,7 @@ class Average:
             _, status, info = self._handle.wait()
             if info is not None:
                 return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
-            if status not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+            if status not in ABORTED:
                 self._handle.result()  # raises, with the reason
             aborted += 1
             self._handle = self._launch()
@@ -168,6 +173,7 @@ class Membership:
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
         self._was_interrupted = False
+        self._is_outcome_unknown = False
 
     def join(self, peers_min: int = 1) -> Admission:
         """Call once, right after `Communicator.connect`: returns when `peers_min` peers are there (the largest such
@@ -192,12 +198,17 @@ class Membership:
         return admission
 
     def require_step(self, func_name: str) -> None:
-        """PCCLError INVALID_USAGE: `join` has not been called, or a step was interrupted."""
+        """PCCLError INVALID_USAGE: `join` has not been called, or how a step has ended is not known here."""
         what = ""
         if not self.is_under_way:
             what = "call join before"
         elif self._was_interrupted:
             what = "a former call was interrupted and the others have gone on: close the communicator, and join anew"
+        elif self._is_outcome_unknown:
+            what = (
+                "the outcome of a former call is unknown here, so the others may have gone on: close the communicator, "
+            )
+            what += "and join anew"
         if what:
             raise PCCLError(Result.INVALID_USAGE, func_name, what)
 
@@ -208,8 +219,9 @@ class Membership:
         self._was_interrupted = True
         try:
             yield
-        except Exception:  # all but interrupts: whoever raises it says what is to be done
+        except Exception as error:  # all but interrupts: whoever raises it says what is to be done
             self._was_interrupted = False
+            self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
         self._was_interrupted = False
 
@@ -245,7 +257,7 @@ class Membership:
                 launched = self._communicator.all_reduce_async(roll, op=ReduceOp.MAX, tag=self._tag)
                 world_size = launched.result().world_size
             except PCCLError as error:
-                if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                if error.result not in ABORTED:
                     raise
         is_under_way, needed = roll.tolist()
         return world_size if is_under_way or world_size >= needed else None

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl.training.membership import Averaged
+from pccl.training.membership import ABORTED, Averaged
 
 
 class Info(Protocol):
@@ -49,7 +49,7 @@ def until_committed(communicator: Communicator, call: Callable[[], AnyInfo]) -> 
         try:
             return call(), aborted
         except PCCLError as error:
-            if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+            if error.result not in ABORTED:
                 raise
             aborted += 1
     return None, aborted
