@@ -291,6 +291,10 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
 /* The same for one op, after OP_FROZEN. Of an op that is not there, there is none. */
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op);
 
+/* Lets go of what others have announced of ops that are not submitted here and never will be: the last one, and so many
+ * uses of its tag in all. */
+int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_t count);
+
 /* Takes the caller's buffers from an op that goes on. From OP_DETACHED on, which waits for nothing but the engine's
  * thread, they are neither read nor written, and `send` holds what it held at submit. The op then works on the given
  * memory, which it fills with what it needs: `send` and `recv` are as large as its own, and as far apart where these are

@@ -148,6 +148,13 @@ void pccl_announcements_forget_link(pccl_announcements *announcements, pccl_link
             announcements, PCCL_CONTAINER_OF(link->announced.next, pccl_announcement, in_link));
 }
 
+void pccl_announcements_forget_op(pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key)
+{
+    pccl_announcement *kept = pccl_announcements_find(announcements, link, key);
+    if (kept != NULL)
+        announcement_remove(announcements, kept);
+}
+
 void pccl_announcements_forget_epochs(
     pccl_announcements *announcements, pccl_link *link, uint32_t group, uint64_t epoch)
 {

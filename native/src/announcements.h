@@ -2,7 +2,7 @@
  * their payload; and such payload of several segments until all of it is here, since a connection can put but one
  * where it belongs.
  *
- * They are kept per link and key until the op is submitted, the link goes, or their epoch is over. How many a
+ * They are kept per link and key until the op is submitted or known never to be, the link goes, or their epoch is over. How many a
  * link may leave is bounded, and so is payload (link.h), which is let go when it is given up here.
  *
  * In a ring, READY comes from the op's target and EAGER from its source, which with two ranks are one peer; a
@@ -51,6 +51,9 @@ void pccl_announcements_retract(pccl_announcements *announcements, pccl_announce
 void pccl_announcements_drop_ready(pccl_announcements *announcements, pccl_announcement *kept);
 
 void pccl_announcements_forget_link(pccl_announcements *announcements, pccl_link *link);
+
+/* What is kept of one op, which will not be submitted. */
+void pccl_announcements_forget_op(pccl_announcements *announcements, pccl_link *link, const pccl_op_key *key);
 
 /* Those of the group with epochs up to this one. */
 void pccl_announcements_forget_epochs(

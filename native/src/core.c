@@ -727,6 +727,17 @@ void pccl_core_freeze(pccl_core *core, uint32_t number, uint64_t epoch, pccl_gro
     pccl_event_queue_post(core->events, &event);
 }
 
+void pccl_core_forget_ops(pccl_core *core, pccl_op_key last, uint64_t count)
+{
+    for (uint64_t left = count; left > 0; left--, last.sequence--) {
+        for (pccl_list *node = core->links.next; node != &core->links; node = node->next)
+            pccl_announcements_forget_op(
+                &core->announcements, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
+        if (last.sequence == 0)
+            break;
+    }
+}
+
 void pccl_core_freeze_op(pccl_core *core, uint64_t id)
 {
     pccl_op *op = op_find_by_id(core, id);

@@ -33,6 +33,7 @@ enum command_kind {
     COMMAND_SUBMIT,
     COMMAND_FREEZE,
     COMMAND_FREEZE_OP,
+    COMMAND_FORGET_OPS,
     COMMAND_DETACH,
     COMMAND_END,
     COMMAND_STOP
@@ -43,7 +44,8 @@ typedef struct command {
     enum command_kind kind;
     int verdict;
     uint32_t group;
-    uint64_t id; /* link, op or epoch */
+    uint64_t id; /* link, op or epoch, or how many */
+    pccl_op_key key;
     pccl_conn *conn;
     pccl_link *spare_link;
     pccl_group *spare_group;
@@ -104,6 +106,9 @@ static void command_run(pccl_engine *engine, command *todo)
         break;
     case COMMAND_FREEZE_OP:
         pccl_core_freeze_op(engine->core, todo->id);
+        break;
+    case COMMAND_FORGET_OPS:
+        pccl_core_forget_ops(engine->core, todo->key, todo->id);
         break;
     case COMMAND_DETACH:
         pccl_core_detach(engine->core, todo->id, todo->send, todo->recv);
@@ -449,6 +454,17 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op)
 {
     return engine_command_id(engine, COMMAND_FREEZE_OP, op, PCCL_EVENTS_PER_FREEZE);
+}
+
+int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_t count)
+{
+    command *todo;
+    int status = command_prepare(engine, COMMAND_FORGET_OPS, count, 0, &todo);
+    if (status != 0)
+        return status;
+    todo->key = *last;
+    engine_command(engine, todo);
+    return 0;
 }
 
 int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv)

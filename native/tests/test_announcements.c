@@ -72,6 +72,29 @@ static void chosen_names_of_announcements_do_not_collide(void)
     pccl_link_destroy(link);
 }
 
+static void what_is_known_of_an_op_that_will_not_be_submitted_is_let_go(void)
+{
+    pccl_announcements announcements;
+    pccl_conn conn;
+    pccl_link *link = pccl_link_create(7);
+    REQUIRE(link != NULL);
+    memset(&conn, 0, sizeof conn);
+    conn.link = link;
+    pccl_announcements_init(&announcements);
+    pccl_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = PCCL_FRAME_READY;
+    for (uint64_t use = 0; use < 2 * (uint64_t)PCCL_ANNOUNCEMENTS_PER_LINK_MAX; use++) {
+        frame.key.sequence = use;
+        REQUIRE(pccl_announcements_keep(&announcements, &conn, &frame) == NULL);
+        pccl_announcements_forget_op(&announcements, link, &frame.key);
+    }
+    CHECK_MSG(announcements.by_key.count == 0, "%zu", (size_t)announcements.by_key.count);
+    CHECK(link->announced_count == 0);
+    pccl_announcements_free(&announcements);
+    pccl_link_destroy(link);
+}
+
 /* Frames of ops name them, too. */
 static void chosen_names_of_ops_do_not_collide(void)
 {
@@ -104,6 +127,7 @@ static void the_hash_is_siphash_1_3(void)
 int main(void)
 {
     RUN(chosen_names_of_announcements_do_not_collide);
+    RUN(what_is_known_of_an_op_that_will_not_be_submitted_is_let_go);
     RUN(chosen_names_of_ops_do_not_collide);
     RUN(the_hash_is_siphash_1_3);
     return check_summary();

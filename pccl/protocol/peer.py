@@ -87,6 +87,13 @@ GRACE_S = 0.5
 """How much later the other end may have begun to make a link."""
 ABORTS_KEPT_MAX = 1000
 """Aborted uses of a tag, one after the other, that are remembered for a master after this one."""
+ABORTS_KEPT_IN_ALL_MAX = 10_000
+"""The same of all tags."""
+EARLY_KEPT_MAX = 8
+"""Uses of a tag that were aborted before this peer has made them and that its next calls end like. If there are more,
+somebody waits for this peer again and again: they count as made, and its next call meets the next one of the others."""
+FORGOTTEN_AT_ONCE = 64
+"""So far what others announce of an op may lag behind its verdict, in uses of its tag, and still be found."""
 STALL_AFTER_S = 2.0
 """An op that takes longer is reported to the master once."""
 
@@ -185,6 +192,15 @@ class ForgetOp:
     """Every peer is done with it: it is committed, and nothing has to be reported any more."""
 
     op: int
+
+
+@dataclass(frozen=True)
+class ForgetUnmade:
+    """These uses of a tag have ended before they were made here, and never will be submitted."""
+
+    epoch: int
+    tag: int
+    uses: range
 
 
 @dataclass(frozen=True)
@@ -329,6 +345,7 @@ Effect = (
     | FreezeOp
     | EndOp
     | ForgetOp
+    | ForgetUnmade
     | OpResult
     | CallResult
     | MakeLink
@@ -464,6 +481,8 @@ class Peer:
         """How often each tag was used in this epoch."""
         self._early: dict[OpRef, tuple[Result, str]] = {}
         """Verdicts on ops that were not launched here yet."""
+        self._overtaken: dict[int, int] = {}
+        """Tags of which more than EARLY_KEPT_MAX uses were aborted since this peer has used them, and the first."""
         self._withdrawn: dict[OpRef, tuple[Result, str]] = {}
         """Ops that were not launched here yet and that this peer will not commit by itself, and why."""
         self._has_committed = False
@@ -480,6 +499,8 @@ class Peer:
         """Commits of the installed epoch that a prepared view has told."""
         self._verdicts: dict[int, list[tuple[int, tuple[Result, str] | None]]] = {}
         """By tag the uses in this epoch whose verdicts others might not have heard; no reason: committed."""
+        self._noted_aborts: deque[OpRef] = deque()
+        """All aborts that were noted in this epoch, the oldest first; some are of no interest any more."""
         self._met: dict[str, m.Met] = {}
         self._joined_after = 0
         self._admission: int | None = None
@@ -571,6 +592,7 @@ class Peer:
     def _count_use(self, tag: int, sequence: int) -> OpRef:
         assert self._uses.get(tag) == sequence
         self._uses[tag] = sequence + 1
+        self._overtaken.pop(tag, None)
         return OpRef(tag, sequence)
 
     def cancel(self, op: int, code: Result, reason: str) -> None:
@@ -795,9 +817,19 @@ class Peer:
         if reason is None:
             # Later ones may have been aborted already, of those that were not launched here yet.
             heard[:] = [verdict for verdict in heard if verdict[0] > op.sequence]
-        elif len(heard) >= ABORTS_KEPT_MAX:
-            del heard[0]
+        else:
+            if heard and heard[-1][1] == reason:
+                reason = heard[-1][1]  # of a thousand with one text the text is kept once
+            if len(heard) >= ABORTS_KEPT_MAX:
+                del heard[0]
+            self._noted_aborts.append(op)
+            if len(self._noted_aborts) > ABORTS_KEPT_IN_ALL_MAX:
+                self._forget_abort(self._noted_aborts.popleft())
         heard.append((op.sequence, reason))
+
+    def _forget_abort(self, op: OpRef) -> None:
+        heard = self._verdicts[op.tag]
+        heard[:] = [verdict for verdict in heard if verdict[0] != op.sequence or verdict[1] is None]
 
     def _on_resumed(self, message: m.Resumed) -> None:
         if self._is_led or message.term != self.term:
@@ -956,9 +988,11 @@ class Peer:
         assert not self._by_ref
         self._uses.clear()
         self._early.clear()
+        self._overtaken.clear()
         self._withdrawn.clear()
         self._has_committed = self._is_full = False
         self._verdicts.clear()
+        self._noted_aborts.clear()
         self._settled.clear()
         self._is_frozen = False
         self._running = True
@@ -1016,6 +1050,29 @@ class Peer:
                 self._uses[ref.tag] = ref.sequence + 1
             else:
                 self._early[ref] = verdict
+                self._bound_early(ref.tag)
+            self._forget_unmade(ref)
+
+    def _forget_unmade(self, op: OpRef) -> None:
+        """What is kept for it, and for the last few before it, of which something may have come late."""
+        assert self.view is not None
+        unmade_since = self._overtaken.get(op.tag, self._uses.get(op.tag, 0))
+        first = min(op.sequence, max(unmade_since, op.sequence + 1 - FORGOTTEN_AT_ONCE))
+        self._effects.append(ForgetUnmade(self.view.epoch, op.tag, range(first, op.sequence + 1)))
+
+    def _bound_early(self, tag: int) -> None:
+        first = end = self._uses.get(tag, 0)
+        while OpRef(tag, end) in self._early:
+            end += 1
+        if end == first or (end - first <= EARLY_KEPT_MAX and tag not in self._overtaken):
+            return
+        if tag not in self._overtaken:
+            self._overtaken[tag] = first
+            text = f"others gave up {end - first} ops with tag {tag} that were not called here; they count as made"
+            self._effects.append(Log("info", text, {"tag": tag}))
+        for sequence in range(first, end):
+            del self._early[OpRef(tag, sequence)]
+        self._uses[tag] = end
 
     def _on_withdraw(self, message: m.Withdraw) -> None:
         self._require_running(message.epoch)
@@ -1293,6 +1350,7 @@ class Peer:
             return
         sequence = self._uses.get(tag, 0)
         self._uses[tag] = sequence + 1
+        self._overtaken.pop(tag, None)
         ref = OpRef(tag, sequence)
         early = self._early.pop(ref, None)
         if early is not None:

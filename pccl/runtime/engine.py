@@ -440,6 +440,11 @@ class Engine:
         """Ends with an OpFrozen if there is such an op."""
         self._check(lib.pccl_engine_freeze_op(self._handle, op), "freeze_op")
 
+    def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
+        """What others have announced of these uses of a tag, which will not be submitted here."""
+        last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
+        self._check(lib.pccl_engine_forget_ops(self._handle, last, len(uses)), "forget_ops")
+
     def detach(self, op: int, private: Buffers | None) -> None:
         """Takes the caller's arrays from an op, which goes on with this memory, or stops. Ends with an OpDetached."""
         send, recv = (private.send, private.recv) if private is not None else (0, 0)

@@ -207,6 +207,10 @@ class Lanes:
         for engine in self._ops[op].engines:
             engine.freeze_op(op)
 
+    def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
+        for engine in self._engines:
+            engine.forget_ops(epoch, tag, uses)
+
     def detach(self, op: int, private: Buffers | None) -> bool:
         """As `Engine.detach`. False: there is no such op, and no event comes."""
         if len(self._engines) == 1:

@@ -1051,6 +1051,10 @@ class PeerSession:
     def _freeze_op(self, effect: ps.FreezeOp) -> None:
         self._engine.freeze_op(effect.op)
 
+    def _forget_unmade(self, effect: ps.ForgetUnmade) -> None:
+        with suppress(MemoryError):
+            self._engine.forget_ops(effect.epoch, effect.tag, effect.uses)
+
     def _end_op(self, effect: ps.EndOp) -> None:
         self._engine.end(effect.op, native.Verdict.COMMIT if effect.commit else native.Verdict.ABORT)
 
@@ -1490,6 +1494,7 @@ class PeerSession:
         ps.FreezeOps: _freeze,
         ps.FreezeOp: _freeze_op,
         ps.EndOp: _end_op,
+        ps.ForgetUnmade: _forget_unmade,
         ps.ForgetOp: _forget_op,
         ps.OpResult: _op_result,
         ps.CallResult: _call_result,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
+from pccl.protocol import peer
 from pccl.protocol.messages import Kind
 from pccl.protocol.pairs import pair_tag
+from pccl.protocol.peer import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
@@ -285,3 +287,36 @@ def test_what_one_of_two_gives_up_fails_both_alone(world: World) -> None:
     world.run()
     assert b.result(late) is Result.TIMEOUT
     assert [a.result(other), b.result(others[0]), c.result(others[1])] == [Result.SUCCESS] * 3
+
+
+@pytest.mark.parametrize("given_up", [EARLY_KEPT_MAX, EARLY_KEPT_MAX + 1, 2000])
+def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(world: World, given_up: int) -> None:
+    """A few of them end the others' next calls, as those of all; more are none of theirs."""
+    a, b, c = world.join(0, 0, 0)
+    for _ in range(given_up):
+        world.cancel(a, world.launch(a, TAG))
+        while world.step():
+            pass
+    few = given_up <= EARLY_KEPT_MAX
+    for node in (b, c):
+        assert len(node.machine._early) == (given_up if few else 0)
+        assert not node.machine._withdrawn
+        assert len(node.parked) <= 1, "what came after the last verdict"
+        assert sum(map(len, node.machine._verdicts.values())) <= ABORTS_KEPT_MAX
+    for _ in range(given_up if few else 0):
+        assert {world.reduce([node])[0] for node in (b, c)} == {Result.TIMEOUT}
+    assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
+    world.cancel(a, world.launch(a, TAG))
+    while world.step():
+        pass
+    assert world.reduce([b]) == [Result.TIMEOUT], "it has made a call since, so they count anew"
+
+
+def test_aborts_of_many_tags_are_remembered_up_to_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "ABORTS_KEPT_IN_ALL_MAX", 20)
+    a, b = world.join(0, 0)
+    for tag in range(100):
+        world.cancel(a, world.launch(a, tag))
+    world.run()
+    for node in (a, b):
+        assert sum(map(len, node.machine._verdicts.values())) == 20

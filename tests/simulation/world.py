@@ -681,6 +681,8 @@ class World:
             for message in control.decoder.feed(data):
                 node.heard(message)
                 node.machine.received(message)
+                if isinstance(message, m.OpAbort) and message.tag in node.machine._overtaken:
+                    node.uses[message.epoch, message.tag] = node.machine.uses_of(message.tag)
                 if isinstance(message, m.Welcome | m.Resumed):
                     node.masterless_since = None
                     node.tried.clear()
@@ -1112,6 +1114,11 @@ class World:
             self.engines.freeze(node, effect.epoch)
         elif isinstance(effect, ps.FreezeOp):
             self.engines.freeze_op(node, effect.op)
+        elif isinstance(effect, ps.ForgetUnmade):
+            for use in effect.uses:
+                key = node.group, effect.epoch, effect.tag, use
+                assert key not in node.submitted
+                node.parked.pop(key, None)
         elif isinstance(effect, ps.EndOp):
             if effect.commit:
                 self.checks.commit(node.keys[effect.op])
