@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 16 };
+enum { PCCL_NATIVE_ABI = 18 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -378,6 +378,20 @@ int pccl_beacon_poll_events(pccl_beacon *beacon, pccl_beacon_event *events, int 
 /* Adds a connected stream socket, which counts as heard from now, and takes ownership of it, also on failure.
  * Connection numbers are the caller's and are never used twice. */
 int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd);
+
+/* How a loop in an interpreter gets on. `turns` is its own word; `looks` that of a thread which needs nothing but the
+ * interpreter, and looks every so often. Zero at first; advanced by the functions below, from any thread. */
+typedef struct {
+    uint64_t turns;
+    uint64_t looks;
+} pccl_progress;
+
+void pccl_progress_turn(pccl_progress *progress);
+void pccl_progress_look(pccl_progress *progress);
+
+/* From now on beats vouch for a loop, and none is sent while it stands still: for hold_ms, or for still_ms in which
+ * somebody has looked again and again (still_ms 0: only for hold_ms). `progress` outlives the beacon. */
+void pccl_beacon_vouch(pccl_beacon *beacon, const pccl_progress *progress, uint32_t hold_ms, uint32_t still_ms);
 
 /* Closes a connection and forgets what was to be told of it. Unknown ones are ignored. */
 void pccl_beacon_remove(pccl_beacon *beacon, uint64_t connection);

@@ -20,6 +20,12 @@
  * TCP_THIN_LINEAR_TIMEOUTS keeps that timer short, for connections with few packets on their way. Nagle's algorithm
  * sees to that: there is one at a time.
  *
+ * What beats say is that somebody is there to be talked to, so they may vouch for the loop that does the talking
+ * (pccl_beacon_vouch): who stands still for too long is not heard any more, and is found like one that was stopped. A
+ * loop in an interpreter may stand still for two reasons. Somebody else lets nobody in: that passes, and is tolerated
+ * for long (hold_ms). Or the loop itself is stuck, in a write to a full pipe, say, and does not come back: then other
+ * threads do get in, of which one has looked LOOKS_MIN times since, and much less is tolerated (still_ms).
+ *
  * A connection has at most one event, its last: its memory is the event's, so telling cannot fail. */
 #include "pccl_native.h"
 
@@ -51,6 +57,7 @@ enum {
     BEAT_INTERVAL_MS_MAX = 1000,
     BEATS_PER_TIMEOUT = 5,
     TURNS_PER_BEAT = 4,
+    LOOKS_MIN = 5,
     READS_PER_TURN_MAX = 4, /* of a connection that floods us */
     READ_BYTES = 256
 };
@@ -78,6 +85,12 @@ struct pccl_beacon {
     pthread_mutex_t mutex; /* for what follows; nobody waits while holding it */
     pccl_list connections;
     pccl_list told;
+    const pccl_progress *progress; /* NULL: beats vouch for nothing */
+    int64_t hold_ms;
+    int64_t still_ms;
+    uint64_t turns;
+    uint64_t looks; /* when `turns` changed last, at progressed_ms */
+    int64_t progressed_ms;
 };
 
 static beat_connection *connection_of(pccl_list *node)
@@ -132,10 +145,31 @@ static void beacon_beat(const beat_connection *to)
     while (n < 0 && errno == EINTR);
 }
 
+static void beacon_note_progress(pccl_beacon *beacon, int64_t now_ms)
+{
+    beacon->turns = __atomic_load_n(&beacon->progress->turns, __ATOMIC_RELAXED);
+    beacon->looks = __atomic_load_n(&beacon->progress->looks, __ATOMIC_RELAXED);
+    beacon->progressed_ms = now_ms;
+}
+
+/* Whether there is anything to vouch for. */
+static int beacon_goes_on(pccl_beacon *beacon, int64_t now_ms, int was_away)
+{
+    if (beacon->progress == NULL)
+        return 1;
+    if (was_away || __atomic_load_n(&beacon->progress->turns, __ATOMIC_RELAXED) != beacon->turns)
+        beacon_note_progress(beacon, now_ms);
+    int64_t still_ms = now_ms - beacon->progressed_ms;
+    uint64_t looks = __atomic_load_n(&beacon->progress->looks, __ATOMIC_RELAXED) - beacon->looks;
+    int is_stuck = beacon->still_ms > 0 && still_ms >= beacon->still_ms && looks >= LOOKS_MIN;
+    return !is_stuck && still_ms < beacon->hold_ms;
+}
+
 static void beacon_turn(pccl_beacon *beacon, int64_t now_ms)
 {
     int was_away = now_ms - beacon->turned_ms > beacon->timeout_ms / 2;
     int is_beat_due = now_ms >= beacon->beat_due_ms;
+    int goes_on = beacon_goes_on(beacon, now_ms, was_away);
     beacon->turned_ms = now_ms;
     if (is_beat_due)
         beacon->beat_due_ms = now_ms + beacon->interval_ms;
@@ -147,7 +181,7 @@ static void beacon_turn(pccl_beacon *beacon, int64_t now_ms)
             each->heard_ms = now_ms;
         if (!beacon_hear(beacon, each))
             continue;
-        if (is_beat_due)
+        if (is_beat_due && goes_on)
             beacon_beat(each);
         if (now_ms - each->heard_ms >= beacon->timeout_ms)
             beacon_tell(beacon, each, PCCL_BEACON_SILENT, 0);
@@ -374,6 +408,19 @@ int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd)
     pccl_list_append(&beacon->connections, &added->in_list);
     pthread_mutex_unlock(&beacon->mutex);
     return 0;
+}
+
+void pccl_progress_turn(pccl_progress *progress) { __atomic_fetch_add(&progress->turns, 1, __ATOMIC_RELAXED); }
+void pccl_progress_look(pccl_progress *progress) { __atomic_fetch_add(&progress->looks, 1, __ATOMIC_RELAXED); }
+
+void pccl_beacon_vouch(pccl_beacon *beacon, const pccl_progress *progress, uint32_t hold_ms, uint32_t still_ms)
+{
+    pthread_mutex_lock(&beacon->mutex);
+    beacon->progress = progress;
+    beacon->hold_ms = hold_ms;
+    beacon->still_ms = still_ms;
+    beacon_note_progress(beacon, pccl_now_ms());
+    pthread_mutex_unlock(&beacon->mutex);
 }
 
 static beat_connection *beacon_find(pccl_list *list, uint64_t connection)

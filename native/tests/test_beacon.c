@@ -238,6 +238,44 @@ static void test_a_stopped_process_is_silent(void)
     pccl_beacon_destroy(ours);
 }
 
+/* What one side hears of a beacon that vouches for a loop, if it is anything within the limit: the loop turns, or
+ * somebody looks, or neither. */
+static pccl_beacon_event vouched(int turns, int looks, uint32_t hold_ms, uint32_t still_ms, int limit_ms)
+{
+    int fds[2];
+    pccl_beacon_event event;
+    pccl_progress progress = {0, 0};
+    memset(&event, 0, sizeof event);
+    pccl_beacon *a = beacon(TIMEOUT_MS);
+    pccl_beacon *b = beacon(TIMEOUT_MS);
+    if (a == NULL || b == NULL || pair(fds) != 0)
+        return event;
+    pccl_beacon_vouch(b, &progress, hold_ms, still_ms);
+    CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
+    CHECK(pccl_beacon_add(b, 2, fds[1]) == PCCL_OK);
+    for (int64_t until_ms = now_ms() + limit_ms; now_ms() < until_ms && event.kind == 0;) {
+        if (turns)
+            pccl_progress_turn(&progress);
+        if (looks)
+            pccl_progress_look(&progress);
+        event = next_event(a, TIMEOUT_MS / 20);
+    }
+    pccl_beacon_destroy(a);
+    pccl_beacon_destroy(b);
+    return event;
+}
+
+static void test_beats_vouch_for_a_loop(void)
+{
+    enum { STILL_MS = TIMEOUT_MS / 2 };
+    CHECK(vouched(1, 1, STILL_MS * 4, STILL_MS, 5 * TIMEOUT_MS).kind == 0);
+    CHECK(vouched(1, 0, STILL_MS * 4, STILL_MS, 5 * TIMEOUT_MS).kind == 0);
+    CHECK(vouched(0, 1, LONG_MS, STILL_MS, HANG_MS).kind == PCCL_BEACON_SILENT); /* it is stuck */
+    CHECK(vouched(0, 0, LONG_MS, STILL_MS, 5 * TIMEOUT_MS).kind == 0); /* nobody gets in */
+    CHECK(vouched(0, 0, STILL_MS, 0, HANG_MS).kind == PCCL_BEACON_SILENT); /* for too long */
+    CHECK(vouched(0, 1, LONG_MS, 0, 5 * TIMEOUT_MS).kind == 0);
+}
+
 static void test_a_forked_child_lets_go(void)
 {
     int fds[2];
@@ -289,6 +327,7 @@ int main(void)
     RUN(test_many_events_are_collected_piecemeal);
     RUN(test_one_who_was_stopped_itself_blames_nobody);
     RUN(test_a_stopped_process_is_silent);
+    RUN(test_beats_vouch_for_a_loop);
     RUN(test_a_forked_child_lets_go);
     return check_summary();
 }

@@ -1,7 +1,8 @@
 """Signs of life over connections of their own, from a thread that needs no Python.
 
 `Beacon` is the C thread (`native/src/beacon.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it dials
-the master, hands the connection to the beacon, and dials again whenever it is closed.
+the master, hands the connection to the beacon, and dials again whenever it is closed. What signs of life vouch for is
+told in `pulse`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime import handshake
+from pccl.runtime import handshake, portal
 from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.extension import ffi, lib, text
+from pccl.runtime.pulse import Pulse
 from pccl.runtime.wire import ConnectionLost, SocketChannel
 
 logger = logging.getLogger("pccl.peer")
@@ -55,6 +57,15 @@ class Beacon:
         if self._handle == ffi.NULL:
             raise OSError(f"no thread for signs of life: {text(error)}")
         self._events = ffi.new("pccl_beacon_event[]", EVENTS_MAX)
+        self._timeout_s = timeout_s
+        self._pulse: Pulse | None = None
+
+    async def vouch(self) -> None:
+        """Has signs of life vouch for this trio run from now on. Until it is cancelled, and the beacon is closed."""
+        pulse = self._pulse = Pulse(self._timeout_s)
+        still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
+        lib.pccl_beacon_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
+        await pulse.keep()
 
     def add(self, connection: int, fd: int) -> None:
         """Takes ownership of a connected socket. OSError if the system refuses, and then it is closed."""

@@ -5,7 +5,7 @@ both by one number, and hears when there is none (`detached`) and when there is 
 
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
 A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
-else keeps this process busy; one task hears of those that fall silent.
+else keeps this process busy, within the limits of `pulse`; one task hears of those that fall silent.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class MasterServer:
                 self._nursery = nursery
                 nursery.start_soon(self._watch_clock)
                 nursery.start_soon(self._live)
+                nursery.start_soon(self._beacon.vouch)
                 if self._standby_of:
                     nursery.start_soon(self._watch_others)
                 nursery.start_soon(self._watch_beats)

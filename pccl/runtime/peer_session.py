@@ -1121,7 +1121,10 @@ class PeerSession:
         with scope:
             try:
                 beacon = self._beacon = Beacon(timeout_s)
-                reason = await keep_beats(beacon, connect, timeout_s)
+                async with trio.open_nursery() as nursery:
+                    start_task(nursery, beacon.vouch)
+                    reason = await keep_beats(beacon, connect, timeout_s)
+                    nursery.cancel_scope.cancel()
             except OSError as error:
                 reason = f"cannot be given signs of life: {error}"
             finally:

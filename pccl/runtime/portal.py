@@ -174,6 +174,11 @@ def current() -> Portal:
         return _portal
 
 
+def is_in() -> bool:
+    """Whether this is the portal's thread, where nobody else's code runs."""
+    return _portal is not None and _portal.is_this_thread
+
+
 def on_fork(thing: Forkable) -> None:
     """`thing.forget_after_fork()` will be called in every forked child."""
     _forkables.add(thing)

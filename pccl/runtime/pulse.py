@@ -1,0 +1,117 @@
+"""That a trio run goes on, for heartbeats to vouch for.
+
+A thread that needs no Python gives a process's heartbeats (`beacon`), so that one that is busy is not taken for one
+that is gone. By itself that would also hide a trio run that does not go on, from which nobody is served any more: one
+whose logging handler waits for ever, say. So a task in the run notes that it *turns*, and there are no heartbeats while
+it has stood still for too long:
+
+    HOLD_S          whatever the reason. Nobody may have got into Python meanwhile, as while some library holds the
+                    interpreter's lock, which passes.
+    peer timeout    STILL_S_MIN at least, if others did get into Python: a thread that does nothing else *looks* several
+                    times in that span. So the run itself is stuck, and that need not pass. Only for pccl's own trio
+                    thread: in a user's program the run stands still whenever a task of the user's computes.
+
+Who stands still is so missed by the other side a peer timeout after that.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from pccl.runtime import portal
+from pccl.runtime.extension import ffi, lib
+
+HOLD_S = 60.0
+STILL_S_MIN = 2.0
+LOOKS_PER_SPAN = 10
+TURNS_PER_TIMEOUT = 10
+TURN_S_MAX = 1.0
+
+
+class Pulse:
+    """Of one trio run, for one beacon."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.progress = ffi.new("pccl_progress *")
+        self.hold_s = HOLD_S
+        self.still_s = max(timeout_s, STILL_S_MIN)
+        self._interval_s = min(timeout_s / TURNS_PER_TIMEOUT, TURN_S_MAX)
+
+    async def keep(self) -> None:
+        """Until it is cancelled."""
+        with _watched(self.progress, self.still_s / LOOKS_PER_SPAN):
+            while True:
+                lib.pccl_progress_turn(self.progress)
+                await trio.sleep(self._interval_s)
+
+
+class _Watch:
+    """The thread that looks, while there is anything to look after."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[Any, float]] = {}
+        self._next = 1
+        self._thread: threading.Thread | None = None
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def begin(self, progress: Any, interval_s: float) -> int:
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self._watched[number] = progress, interval_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pccl watch", daemon=True)
+                self._thread.start()
+        self._changed.put(None)
+        return number
+
+    def end(self, number: int) -> None:
+        with self._lock:
+            self._watched.pop(number, None)
+        self._changed.put(None)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                watched = list(self._watched.values())
+                if not watched:
+                    self._thread = None
+                    return
+            for progress, _ in watched:
+                lib.pccl_progress_look(progress)
+            try:
+                self._changed.get(timeout=min(interval_s for _, interval_s in watched))
+            except queue.Empty:
+                continue
+
+
+_watch = _Watch()
+
+
+@contextmanager
+def _watched(progress: Any, interval_s: float) -> Iterator[None]:
+    if not portal.is_in():
+        yield
+        return
+    watch = _watch
+    number = watch.begin(progress, interval_s)
+    try:
+        yield
+    finally:
+        watch.end(number)
+
+
+def _after_fork_in_child() -> None:
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
