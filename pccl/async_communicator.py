@@ -409,8 +409,9 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         except PCCLError as error:
             retry.abandon(session, limit_s)
             await self._await_verdicts(retry, CANCEL_GRACE_S)
-            require_outcome(session, retry.in_flight, name, error)
-            raise
+            if not (error.result is Result.TIMEOUT and retry.is_committed_after_all()):
+                require_outcome(session, retry.in_flight, name, error)
+                raise
         except BaseException:
             retry.abandon(session, None)
             for op in retry.in_flight:
@@ -629,6 +630,15 @@ class Retry:
         """Has whatever is still in flight aborted on all peers."""
         for op in self.in_flight:
             session.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
+
+    def is_committed_after_all(self) -> bool:
+        """Whether what was given up has been committed by then, and with it all there is to do."""
+        if self._failure is not None or self._left:
+            return False
+        if not all(op.is_over and not op.has_failed and not op.is_detached for op in self.in_flight):
+            return False
+        self._infos += [info_of(op, self._func_name) for op in self.in_flight]
+        return True
 
     def info(self) -> ReduceInfo:
         """The sum over all ops; the world size is the smallest that any of them had."""

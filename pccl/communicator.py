@@ -393,8 +393,9 @@ class Communicator(Collectives[CollectiveInfo]):
             _await_verdicts(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
                 op.reclaim()
-            require_outcome(session, retry.in_flight, name, error)
-            raise
+            if not (error.result is Result.TIMEOUT and retry.is_committed_after_all()):
+                require_outcome(session, retry.in_flight, name, error)
+                raise
         except BaseException:
             _withdraw(session, retry.in_flight)
             raise

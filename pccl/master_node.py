@@ -19,8 +19,10 @@ from pccl import security, timeouts
 from pccl.errors import PCCLError
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
+from pccl.protocol.succession import Beginning
 from pccl.runtime import addresses, faults, portal
 from pccl.runtime.candidates import Address
+from pccl.runtime.fence_file import FenceFile, StateError
 from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
 from pccl.types import Result
@@ -34,9 +36,6 @@ logger = logging.getLogger("pccl.master")
 STOP_TIMEOUT_S = 5.0
 DEFAULT_HTTP_PORT = 48149
 HTTP_BACKLOG = 64
-BIRTH_S = 2.0
-"""For so long after its start a master at a port of the user's choice lets nobody found a run: peers that have lost
-another one there come within that time. At a free port there was none."""
 
 
 class MasterNode:
@@ -64,6 +63,16 @@ class MasterNode:
     it goes on. Where peers know several masters, one that loses more than half of a run's peers at once leads no
     further: they may be with another.
 
+    `state` is a directory in which a master keeps what tells those of its run from whom it has left out (default:
+    PCCL_STATE in the environment; "": none). One that begins there waits for the run that is recorded, and takes
+    nobody else for it; no two use one directory at a time. Without it, one that begins where peers know no other
+    address waits for all peers of the last view that it hears of, until the first of them would give up; with
+    `resume_any` for no more than a majority and a peer timeout. A second process behind the same name is not noticed.
+
+    A run is founded by its first peer. At an address where there may have been one before, that peer waits for a peer
+    timeout and two seconds, for peers of that run to come first, or as long as such may live where `state` records
+    them. `found` says that there is none, `resume` that there is one: then none is founded before that has been led.
+
     `http` ("host:port", best of a loopback address: it asks nobody who they are) shows the run to browsers at `/`, as
     JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives. Who asks for the
     others by a name that is not this machine's, nor one of `http_hosts`, is refused, since a page from elsewhere may do
@@ -81,8 +90,18 @@ class MasterNode:
         http: str | None = None,
         http_hosts: Sequence[str] = (),
         standby_of: str = "",
+        state: str | os.PathLike[str] | None = None,
+        found: bool = False,
+        resume: bool = False,
+        resume_any: bool = False,
     ) -> None:
         """INVALID_ARGUMENT."""
+        if found and resume:
+            what = "found= says that there is no run to go on with, and resume= that there is; give one of them"
+            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what)
+        self._state = os.environ.get("PCCL_STATE", "") if state is None else os.fspath(state)
+        self._beginning = Beginning.FOUND if found else Beginning.RESUME if resume else Beginning.UNKNOWN
+        self._resumes_any = resume_any
         self._options = MasterOptions(
             peer_timeout_s=_peer_timeout_s(peer_timeout), engine_threads=_engine_threads(engine_threads)
         )
@@ -100,8 +119,8 @@ class MasterNode:
         self._service: _Service | None = None
 
     def run(self) -> None:
-        """INVALID_ARGUMENT if the address cannot be listened on, INVALID_USAGE if it runs already, INTERNAL_ERROR if
-        the system denies it a thread."""
+        """INVALID_ARGUMENT if the address cannot be listened on or the state directory not be used, INVALID_USAGE if it
+        runs already, INTERNAL_ERROR if the system denies it a thread."""
         if self._service is not None and not self._service.stopped.is_set():
             raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", f"already running at {self.address}")
         try:
@@ -116,17 +135,33 @@ class MasterNode:
         security.warn_if_exposed(self._host, self._token, stacklevel=2)
         if self._http is not None:
             security.warn_if_shown(self._http[0], stacklevel=2)
+        state = None
         try:
-            birth_s = BIRTH_S if self._port else 0.0
+            if self._state:
+                state = FenceFile(self._state, addresses.join(self._host, listener.getsockname()[1]))
+            beginning = self._beginning
+            if beginning is Beginning.UNKNOWN and not self._port and state is None:
+                beginning = Beginning.FOUND  # nobody has known this port
             web = None
             if web_listener is not None and self._http is not None:
                 web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
-            service = _Service(listener, self._options, self._token, self._ssl_context, web, birth_s, self._standby_of)
-        except OSError as error:
-            listener.close()
-            if web_listener is not None:
-                web_listener.close()
-            raise PCCLError(Result.INTERNAL_ERROR, "MasterNode.run", str(error)) from None
+            service = _Service(
+                listener,
+                self._options,
+                self._token,
+                self._ssl_context,
+                web,
+                beginning,
+                self._standby_of,
+                state,
+                self._resumes_any,
+            )
+        except (OSError, StateError) as error:
+            for opened in (listener, web_listener, state):
+                if opened is not None:
+                    opened.close()
+            code = Result.INVALID_ARGUMENT if isinstance(error, StateError) else Result.INTERNAL_ERROR
+            raise PCCLError(code, "MasterNode.run", str(error)) from None
         self._service = service
         portal.on_fork(service)
         portal.on_exit(service)
@@ -219,8 +254,10 @@ class _Service:
         token: str,
         ssl_context: ssl.SSLContext | None,
         web: tuple[socket.socket, Hosts] | None,
-        birth_s: float,
+        beginning: Beginning,
         standby_of: Sequence[Address],
+        state: FenceFile | None,
+        resumes_any: bool,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.stopped = Latch()
@@ -231,9 +268,11 @@ class _Service:
             options,
             token,
             ssl_context,
-            birth_s,
+            beginning,
             standby_of,
             security.client_tls(None, "MasterNode") if standby_of else None,
+            state,
+            resumes_any,
         )
         self._web: WebServer | None = None
         self.http_port = 0

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from pccl.errors import PCCLError
-from pccl.runtime.peer_session import MASTER_TIMEOUT_S
+from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.types import Result
 
 TIMEOUT_S_MAX = 1e9

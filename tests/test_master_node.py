@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import socket
+import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from tests.crew import WAIT_S, Crew, outcomes, results, until
+from pccl.protocol.fence import Fence, FencedView
+from pccl.runtime.fence_file import FenceFile
+from pccl.status import run_status
+from tests.crew import WAIT_S, Background, Crew, outcomes, results, until
 
 
 def refusal(call: Any) -> PCCLError:
@@ -53,13 +58,12 @@ def test_the_peer_timeout_is_told_to_the_peers(
         assert session._machine.peer_timeout_s == told
 
 
-def test_it_can_run_again_at_the_same_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.master_node.BIRTH_S", 0.1)
+def test_it_can_run_again_at_the_same_address() -> None:
     with MasterNode("127.0.0.1:0") as first:
         address = first.address
         with Communicator(address):
             pass
-    master = MasterNode(address)
+    master = MasterNode(address, found=True)
     for _ in range(2):
         with master:
             assert master.address == address
@@ -75,6 +79,65 @@ def test_a_run_goes_on_under_the_next_master_at_its_address() -> None:
         peer.connect()
     with MasterNode(address), peer:
         assert peer.are_peers_pending() is False
+
+
+def test_one_with_state_leads_the_recorded_run_on_and_founds_at_once_when_there_is_none(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with MasterNode("127.0.0.1:0", state=state) as first:
+        address = first.address
+        peer = Communicator(address, master_timeout=30)
+        peer.connect()
+        refused = refusal(MasterNode("127.0.0.1:0", state=state).run)
+        assert refused.result is Result.INVALID_ARGUMENT
+        assert f"{state} is in use by the master at {address}" in str(refused)
+    with MasterNode(address, state=state), peer:
+        assert peer.are_peers_pending() is False
+        peer.close()
+    with MasterNode("127.0.0.1:0", state=state) as third, Communicator(third.address) as founder:
+        assert founder.world_size == 1
+
+
+def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_written, write = threading.Event(), FenceFile.write
+    tried: list[Fence] = []
+
+    def late(self: FenceFile, fence: Fence) -> None:
+        tried.append(fence)
+        if not is_written.is_set():
+            raise OSError(28, "No space left on device")
+        write(self, fence)
+
+    monkeypatch.setattr(FenceFile, "write", late)
+    monkeypatch.setattr("pccl.runtime.master_server.WRITE_AGAIN_S", 0.01)
+    with MasterNode("127.0.0.1:0", state=tmp_path) as node:
+        peer = Communicator(node.address)
+        connecting = Background(peer.connect)
+        until(lambda: len(tried) >= 3, "it is tried again")
+        assert [member.state for member in run_status(node.address).members] != ["accepted"]
+        assert not connecting.is_over
+        is_written.set()
+        connecting.outcome()
+        assert peer.world_size == 1
+        peer.close()
+
+
+def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.protocol.succession.HOLD_S", 0.1)
+    state = FenceFile(str(tmp_path), "before")
+    state.write(Fence("run", b"secret", 1, FencedView.of(3, [1, 2])))
+    state.close()
+    with MasterNode("127.0.0.1:0", state=tmp_path) as node:
+        error = refusal(partial(Communicator(node.address, master_timeout=0.1).connect, n_attempts=1))
+        assert "it waits for the peers of run run in term 1, view 3, peers [1, 2]" in str(error)
+    with MasterNode("127.0.0.1:0", state=tmp_path, found=True) as node, Communicator(node.address) as founder:
+        assert founder.world_size == 1
+
+
+def test_found_and_resume_exclude_each_other() -> None:
+    error = refusal(partial(MasterNode, "127.0.0.1:0", found=True, resume=True))
+    assert error.result is Result.INVALID_ARGUMENT
 
 
 def test_the_port_of_another_one_is_refused_by_name() -> None:

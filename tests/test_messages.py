@@ -18,8 +18,9 @@ WIRE = {
     "TensorOffer": "name dtype shape loose",
     "SyncOffer": "strategy revision root tensors",
     "LinkFigure": "peer is_inbound bytes_per_s round_trip_us",
-    "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found= session=",
-    "Resume": "protocol run term peer auth= masters= is_accepted= session=",
+    "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found="
+    " session= master_timeout_s=",
+    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s= patience_s=",
     "Reattach": "protocol session received auth=",
     "Reattached": "received",
     "Ack": "received",

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
+from pccl.protocol.fence import Fence
 from pccl.protocol.figures import Figure
-from pccl.protocol.master import Close, Effect, MasterOptions, Send
+from pccl.protocol.master import Close, Effect, Log, MasterOptions, Persist, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
 from pccl.protocol.succession import DEPOSED_TIMEOUTS, HOLD_S, Succession
@@ -26,9 +27,17 @@ class Rig:
     """A machine, and what came of the last event."""
 
     def __init__(
-        self, options: MasterOptions = OPTIONS, birth_at: float = 0.0, is_standby: bool = False, secret: bytes = b""
+        self,
+        options: MasterOptions = OPTIONS,
+        birth_at: float = 0.0,
+        is_standby: bool = False,
+        secret: bytes = b"",
+        resumes_any: bool = True,
+        fence: Fence | None = None,
     ) -> None:
-        self.machine = Succession("new", options, birth_at, is_standby, secret)
+        self.machine = Succession(
+            "new", options, birth_at, is_standby, secret, fence, persists=True, resumes_any=resumes_any
+        )
         self.now = 0.0
         self.effects: list[Effect] = []
         self.testimonies: dict[int, m.Testimony] = {}
@@ -87,6 +96,10 @@ class Rig:
         after = self.machine.deadline()
         assert after is None or after > self.now
 
+    @property
+    def sent(self) -> list[Effect]:
+        return [each for each in self.effects if not isinstance(each, Log | Persist)]
+
     def told(self, connection: int) -> list[m.FromMaster]:
         return [each.message for each in self.effects if isinstance(each, Send) and each.connection == connection]
 
@@ -117,7 +130,7 @@ def test_a_fresh_master_at_a_free_port_lets_the_first_found_a_run() -> None:
 def test_where_another_may_have_been_newcomers_wait_a_moment() -> None:
     rig = Rig(birth_at=2.0)
     rig.hello(1)
-    assert rig.effects == []
+    assert rig.sent == []
     assert rig.machine.deadline() == 2.0
     rig.wait(2.0)
     assert rig.kinds(1) == [m.Welcome]
@@ -156,7 +169,7 @@ def test_or_until_they_have_gone() -> None:
     rig.resume(1)
     rig.testify(witness(1, view(7, 1, 2, 3)))
     rig.hello(9)
-    assert rig.effects == []
+    assert rig.sent == []
     rig.machine.disconnected(1, "closed", rig.now)
     rig.wait(OPTIONS.peer_timeout_s)
     assert rig.kinds(9) == [m.Welcome]
@@ -188,7 +201,7 @@ def test_a_majority_and_patience_or_all_of_them() -> None:
         rig.resume(peer)
         assert rig.told(peer) == [m.Gather()]
         rig.testify(witness(peer, view(7, 1, 2, 3)))
-        assert rig.effects == []
+        assert rig.sent == []
     rig.wait(3.9)
     assert not rig.machine.is_leading
     rig.wait(0.1)
@@ -245,7 +258,7 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
     offer = m.SyncOffer("enforce_popular", 3, b"root", []) if kind == Kind.SYNC else None
     rig.beat(12, 2)
     rig.say(1, m.JointCall(1, kind, offer))
-    assert rig.effects == []
+    assert rig.sent == []
     rig.say(1, m.FlushReply(flush.flush, []))
     assert rig.kinds(2) == [m.Prepare]
     for peer in (1, 2):
@@ -333,13 +346,13 @@ def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
     for peer in (1, 2):
         rig.resume(peer)
         rig.stand(witness(peer, view(7, 1, 2, 3, 4)))
-        assert rig.effects == []
+        assert rig.sent == []
     for outsider in (8, 9):
         rig.resume(outsider)
         rig.stand(witness(outsider, view(5, 1, 2, 3, 4, outsider)))
-        assert rig.effects == []
+        assert rig.sent == []
     rig.wait(5.0)
-    assert rig.effects == []
+    assert rig.sent == []
     rig.resume(3)
     rig.stand(witness(3, view(7, 1, 2, 3, 4)))
     assert [rig.told(peer) for peer in (1, 2, 3)] == [[m.Lead(2)]] * 3
@@ -418,7 +431,7 @@ def test_newcomers_alone_are_no_run() -> None:
     rig.wait(4.0)
     assert rig.kinds(2) == [m.StartOver]
     rig.hello(3)
-    assert rig.effects == []
+    assert rig.sent == []
     rig.wait(4.0)
     assert rig.kinds(3) == [m.Welcome]
 
@@ -528,7 +541,7 @@ def test_a_newcomer_after_that_need_not_ask_twice() -> None:
     rig.machine.stood_still(3.0, rig.now)
     rig.hello(3)
     rig.wait(1.0)
-    assert rig.effects == []
+    assert rig.sent == []
     rig.wait(DEPOSED_TIMEOUTS - 1.0)
     assert rig.kinds(3) == [m.Welcome]
 

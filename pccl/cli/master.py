@@ -78,6 +78,31 @@ def add_parser(subparsers: Subparsers) -> None:
         help="found no run, but take over those whose peers have lost their master and know this one's address too; "
         "the others are watched, with PCCL_TOKEN and PCCL_TLS_CA as peers use them",
     )
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        help="keep on disk what tells those of the run from whom this master has left out, before they are left out: "
+        "started anew there, it goes on with the run that is recorded and takes nobody else for it, and no second "
+        "master uses the directory meanwhile, so let all that may run behind one name share it. Without it a master "
+        "that is started anew waits for all peers of the last view that it hears of as long as they have patience, and "
+        "two masters behind one name may both lead (default: PCCL_STATE, if the environment has it)",
+    )
+    begins = parser.add_mutually_exclusive_group()
+    begins.add_argument(
+        "--found",
+        action="store_true",
+        help="there is no earlier run: let the first peer found one at once, instead of waiting for peers of an "
+        "earlier run for a peer timeout and two seconds. Forgets a run that is recorded, so not for what is restarted",
+    )
+    begins.add_argument(
+        "--resume", action="store_true", help="there is an earlier run: found none before its peers have come"
+    )
+    parser.add_argument(
+        "--resume-any",
+        action="store_true",
+        help="go on with a majority of the last view heard of, after a peer timeout, also without a record of the run: "
+        "they may have been evicted by the last master, and those whom it kept are then evicted instead",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
     parser.add_argument(
@@ -109,6 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
             http=arguments.http,
             http_hosts=arguments.http_host,
             standby_of=arguments.standby_of,
+            state=arguments.state,
+            found=arguments.found,
+            resume=arguments.resume,
+            resume_any=arguments.resume_any,
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:

@@ -22,8 +22,12 @@ they read and what they write, each pinned. On the device nothing is needed.
 *Who does it.* Copies to the host are given to the device and awaited by one thread for each device, ops in the order
 of their launches. That needs the GIL for a moment between two pieces, unlike what the engine does with a piece.
 
+*Giving up.* Who gives a call up has the op abandoned: what has not been copied from the device is not. Who gives a wait
+up has its array back when all has been copied, or after `DEVICE_GRACE_S` of `pccl.runtime.peer_session`; the op goes on
+in host memory, and the result comes to the device with the next wait.
+
 *Errors* of the device before the op is done fail it on all peers. Those after the verdict are the caller's alone: the
-others have their results.
+others have their results, and this peer leaves the run, for its arrays differ from theirs.
 """
 
 from __future__ import annotations
@@ -127,8 +131,12 @@ class Staging:
         self._is_over = True
 
     def release(self, told: Callable[[], None]) -> None:
-        """For a caller that wants its array back before there is a result: as soon as it has been copied."""
-        helper_of(self._device).run(lambda _: told())  # after `_read`, in the same thread
+        """For a caller that wants its array back before there is a result: as soon as it has been copied, or will not
+        be. What the device was given to copy of an op that was abandoned may still be copied, to where nobody looks."""
+        if self._is_over:
+            told()
+        else:
+            helper_of(self._device).run(lambda _: told())  # after `_read`, in the same thread
 
     def _read(self, cargo: Cargo, pool: HostPool, ready: Ready, failed: Callable[[BaseException], None]) -> None:
         under_way: list[tuple[Event | None, Callable[[], None]]] = []

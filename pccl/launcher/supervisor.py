@@ -138,7 +138,7 @@ class Supervisor:
     # Starting
 
     def _start_master(self) -> None:
-        command = module_command("pccl", "master", "--listen", self._options.listen)
+        command = module_command("pccl", "master", "--found", "--listen", self._options.listen)
         master = _Process("master", command, dict(os.environ), self._guard)
         master.pump("stderr", self._stderr, _prefix(2, "[master]", COLOUR_MASTER))
         threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()

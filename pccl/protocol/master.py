@@ -45,12 +45,14 @@ A peer that has died must not be waited for, so:
 
     1  An absent peer whose signs of life stand lives. It is kept for `peer_timeout_s`, and lost after that.
     2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
-       lost at once when all its witnesses, and at least one, have lost their links with it. Its witnesses are the peers
-       of its ring that have a link with it and are not absent.
+       lost at once when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its
+       witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
+       nobody else.
     3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
        gone at once, the network is more likely to have failed here than all of them there.
-    4  A pending peer has no witness and loses nothing by starting over: it is lost as soon as both have ended. An
-       absent one is not admitted.
+    4  A pending peer is kept as in 1, unless it holds up others since it is being admitted: then it is lost as soon as
+       both have ended, for it loses nothing by starting over. An
+       absent one is not admitted, and a pair that cannot connect is not judged while one of the two is absent.
     5  Who dies without a word, with its machine, is silent.
 
 A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
@@ -107,6 +109,7 @@ from pccl.protocol import agreement, optimization, topology
 from pccl.protocol import messages as m
 from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
 from pccl.protocol.election import NotElected, elect
+from pccl.protocol.fence import Fence, FencedView, bounded_s
 from pccl.protocol.figures import Figures
 from pccl.protocol.history import History
 from pccl.protocol.insertion import with_newcomers
@@ -194,7 +197,14 @@ class Log:
     """As in `pccl.logs.FIELDS`."""
 
 
-Effect = Send | Close | TakeBeats | FindRings | Log
+@dataclass(frozen=True)
+class Persist:
+    """Remember this, where it is to outlast the process on disk, before any effect that follows is carried out."""
+
+    fence: Fence
+
+
+Effect = Send | Close | TakeBeats | FindRings | Log | Persist
 
 
 @dataclass
@@ -248,6 +258,10 @@ class _Member:
     has_beaten: bool = False
     absence: str = ""
     """How its control connection was lost; empty: it stands."""
+
+    @property
+    def master_timeout_s(self) -> float:
+        return bounded_s(self.hello.master_timeout_s, m.MASTER_TIMEOUT_S)
 
     @property
     def about(self) -> dict[str, int]:
@@ -417,6 +431,11 @@ class Master:
         self._optimization: Optimization | None = None
         self.evicted: set[int] = set()
         """Accepted peers that this master has put out of its run."""
+        self._in_force: FencedView | None = None
+        self._possible: list[FencedView] = []
+        """Views that may be in force, of a master before this one; until this one has one in force."""
+        self._parted: set[int] = set()
+        """Peers of the view in force that are not expected back: they have left, or were evicted."""
         self.deposed = ""
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
@@ -619,6 +638,12 @@ class Master:
         is_regrouping = any(group.awaiting_flush or group.changed for group in self._groups.values())
         return self._preparing or self._renewing or is_regrouping
 
+    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
+        """The record of this run as it stands; `prepared` by this master."""
+        longest_s = max((member.master_timeout_s for member in self._members.values()), default=m.MASTER_TIMEOUT_S)
+        views = [*self._possible, *prepared]
+        return Fence(self.run, self.secret, self.term, self._in_force, views, is_over, longest_s)
+
     def abdicate(self, reason: str) -> list[Effect]:
         """Lets go of all peers, who may follow another master. Nothing may happen to this one any more."""
         for member in self._members.values():
@@ -769,6 +794,7 @@ class Master:
         member = self._members[peer]
         if member.accepted:  # others have no run to come back to, and anybody could make these more and more
             self.evicted.add(peer)
+            self._parted.add(peer)
         self._say(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self._effects.append(Close(member.connection))
         self._remove(peer, f"evicted: {reason}")
@@ -796,25 +822,28 @@ class Master:
     def _is_dead(self, member: _Member) -> bool:
         if not member.absence or member.beats is not None:
             return False
+        group = self._groups.get(member.hello.group)
         if not member.accepted:
-            return True
+            return member.has_beaten and self._accepted > 0 and group is not None and member.peer in group.ring
         witnesses = self._witnesses(member)
         return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
 
     def _witnesses(self, member: _Member) -> list[int]:
         group = self._groups[member.hello.group]
-        linked = [peer for peer in topology.linked_peers(group.ring, member.peer) if self.is_accepted(peer)]
         linkless = group.missing | group.unreliable
-        return [
+        found = [
             peer
-            for peer in linked
+            for peer in topology.linked_peers(group.ring, member.peer)
             if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
+        return [peer for peer in found if self._members[peer].accepted] or found
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)
         del self._peer_of[member.connection]
         self._close_beats(member)
+        if is_leaving and member.accepted:
+            self._parted.add(peer)
         for by_peer in (self._asked_at, self._beats_due_at, self._absent_until, self._unlogged, self._unheard):
             by_peer.pop(peer, None)
         self._trials_due_at.pop(peer, None)
@@ -941,6 +970,8 @@ class Master:
             return True
         if not self._preparing:
             return False
+        if any(peer in self._absent_until for pair in self._failed_pairs for peer in pair):
+            return False
         if self._failed_pairs and self._is_evidence_there():
             self._resolve_failed_pairs(self._known_failures())
         elif self._awaiting_ready or not self._is_known_to_enough:
@@ -994,6 +1025,7 @@ class Master:
         self._awaiting_ready = set(affected)
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in self._groups.values()]
         listed = sorted(peer for group in self._groups.values() for peer in group.ring)
+        self._effects.append(Persist(self._next_fence(listed)))
         self._unaware = set(listed) - affected
         members = [self._members[peer].as_record() for peer in listed]
         new_members = [member for member in members if member.peer not in self._told]
@@ -1007,6 +1039,15 @@ class Master:
         self._told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
+
+    def _next_fence(self, listed: list[int]) -> Fence:
+        if listed:
+            return self.fence([FencedView.of(self.view, listed)])
+        if self._in_force is not None:
+            # Who lost its connection, not its right to be here, may come back to the end of the run.
+            self._in_force = FencedView(self._in_force.view, self._in_force.peers - self._parted)
+        self._possible.clear()
+        return self.fence(is_over=True)
 
     def _links_to_try(self) -> list[tuple[int, int]]:
         """Those that broke, and all others of their ends, which tell whose fault it was."""
@@ -1053,7 +1094,7 @@ class Master:
         }
 
     def _resolve_failed_pairs(self, failed: Mapping[tuple[int, int], str]) -> None:
-        newcomers = {peer for peer, member in self._members.items() if not member.accepted}
+        newcomers = {peer for peer, member in self._members.items() if not member.accepted or member.absence}
         weak = {pair for group in self._groups.values() for pair in group.missing | group.unreliable}
         offenders = {
             peer
@@ -1097,6 +1138,10 @@ class Master:
                     self.history.joined(self._now)
                 self._say(member.connection, install)
         self._lost.clear()
+        if self._accepted:
+            self._in_force = FencedView.of(self.view, self.accepted)
+            self._possible.clear()
+            self._parted.clear()
         self._circles = [Circle(self._accepted, frozenset(self.accepted))] if self._accepted else []
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in self._groups.values())
         self._log("info", f"view {self.view} installed; {sizes or 'nobody left'}")

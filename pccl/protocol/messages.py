@@ -26,6 +26,8 @@ PEER_TIMEOUT_S_MAX = 86400.0
 """Bounds of `Welcome.peer_timeout_s`."""
 ENGINE_THREADS_MAX = 16
 """Bound of `Welcome.engine_threads`."""
+MASTER_TIMEOUT_S = 60.0
+"""For so long a peer that has lost its master looks for one, unless it is told otherwise."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
 """The codes that may say why something failed."""
@@ -160,6 +162,8 @@ class Hello(Message, frozen=True):
     """It may be the first of a new run. Who knows several masters asks all of them for a run first."""
     session: Secret = b""
     """The key of the session that begins here (`control_session`); empty: it ends with the connection."""
+    master_timeout_s: float = MASTER_TIMEOUT_S
+    """For so long it looks for a master after it has lost one."""
 
 
 class BeatHello(Message, frozen=True):
@@ -189,6 +193,10 @@ class Resume(Message, frozen=True):
     """False: a newcomer, which may have been accepted and not heard of it."""
     session: Secret = b""
     """As of Hello."""
+    master_timeout_s: float = MASTER_TIMEOUT_S
+    """As of Hello."""
+    patience_s: float = MASTER_TIMEOUT_S
+    """What is left of that."""
 
 
 class Reattach(Message, frozen=True):

@@ -63,6 +63,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.messages import (
     ENGINE_THREADS_MAX,
     FIGURES_KEPT_MAX,
+    MASTER_TIMEOUT_S,
     PEER_TIMEOUT_S_MAX,
     PEER_TIMEOUT_S_MIN,
     Kind,
@@ -690,9 +691,16 @@ class Peer:
         """There is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
-    def resume(self, masters: int, now: float, session: bytes = b"") -> m.Resume | None:
-        """The first message to the next master; None: Hello. `masters` is how many may be asked, `session` the key of
-        the session that begins."""
+    def resume(
+        self,
+        masters: int,
+        now: float,
+        session: bytes = b"",
+        master_timeout_s: float = MASTER_TIMEOUT_S,
+        patience_s: float = MASTER_TIMEOUT_S,
+    ) -> m.Resume | None:
+        """The first message to the next master; None: Hello. `masters` is how many may be asked, for `patience_s` of
+        `master_timeout_s` from now on, and `session` the key of the session that begins."""
         if not self.peer:
             return None
         self._resumed_at = now
@@ -704,6 +712,8 @@ class Peer:
             masters=masters,
             is_accepted=self.view is not None,
             session=session,
+            master_timeout_s=master_timeout_s,
+            patience_s=patience_s,
         )
 
     def _end_admission(self) -> None:

@@ -9,56 +9,113 @@ ends. It is
 Gathering. A peer that has lost its master says Resume, and where it stands when it is asked (Gather, Stand). As soon as
 a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
 higher than any that has been heard of (Lead), and answer with their testimony (Follow); from then on they follow no
-lower term. When a majority does, and all of the view or `peer_timeout_s` has passed since it was complete and since
-somebody came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`testimony`, `successor`)
-and led: one who has waited here for longer, because it alone was cut off from the last master, hurries nobody, and
-nobody is late because this master is busy with thousands of others. Until then nobody is evicted: there is nobody to do
-it. What one says costs the same however many are here (`tally`).
+lower term. When a majority does, and all of the view or enough time has passed since it was complete and since somebody
+came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`testimony`, `successor`) and led:
+one who has waited here for longer, because it alone was cut off from the last master, hurries nobody, and nobody is
+late because this master is busy with thousands of others. Until then nobody is evicted: there is nobody to do it. What
+one says costs the same however many are here (`tally`).
+
+How long is enough depends on who else can have led the run on:
+
+    several addresses   `peer_timeout_s`: nobody has, for want of a majority
+    one, and a fence    `peer_timeout_s`: whom the last master had left out is known (`fence`)
+    one, and no fence   as long as those who are here have patience, less a `peer_timeout_s`: of the others some may
+                        have gone on without those who are here, so all of them are waited for. `resumes_any` says that
+                        no such wait is wanted
 
 So nobody is bound to a term that no majority has made: a few who are cut off from a master that leads gather elsewhere
 without leaving its term, and when they come back they have nothing that it would have to give way to.
 
 Birth. A run is founded by peers that have none. A fresh master at an address where another may have been lets nobody
-found one until `birth_at`, when peers of a run would have come, nor as long as such peers are here. A standby founds
-none, and tells newcomers to ask elsewhere; who knows several masters founds none before all of them have said so. A
-peer of a run never joins another: it waits for its own until its patience ends.
+found one until `birth_at`, when peers of a run would have come, nor as long as such peers are here. Whose fence names a
+run that is not over founds none as long as peers of that may look for a master. A standby founds none, and tells
+newcomers to ask elsewhere; who knows several masters founds none before all of them have said so. A peer of a run never
+joins another: it waits for its own until its patience ends.
 
-Deposition. A master that loses a majority at once while its peers know of others (`Master.deposed`), that hears of a
-higher term of its run from one of its own peers, or that stood still for so long that its peers may have given it up
-(`stood_still`), lets go of all of them: they, and it, begin to gather again. A higher term of which it hears from
-anybody else is none that it must give way to: as long as it has a majority of the view in force, nobody else has, and
-if another had gone on with a majority, this one would have lost it. Whoever says so was put out of the run.
+Deposition. A master lets go of all its peers, and they, and it, begin to gather again, when it may have been given up:
+
+    1  it hears no sign of life of most of a view at once (`Master.deposed`). It is rather its own network that is out.
+       So nobody is evicted, and whoever has gone on meanwhile testifies
+    2  it hears of a higher term of its run from one of its own peers
+    3  it stood still for so long that its peers may have given it up (`stood_still`)
+
+A higher term of which it hears from anybody else is none that it must give way to: as long as it has a majority of the
+view in force, nobody else has, and if another had gone on with a majority, this one would have lost it. Whoever says so
+was put out of the run.
+
+Where peers know of this address only, nobody else has led the run since, and this process knows who was in it. So it
+goes on without a majority too, with those who have been here for `DOUBT_TIMEOUTS`: the others are dead, or cut off from
+these as well.
 
 At most one leads at a time: see `testimony`. A peer follows one in a term.
 
 Where peers know one master only, that one leads on whomever it loses. If it dies, some whom it had lost may be all of
-the last view that they know of. If they come before those it led to the end, or those are dead, they go on from where
-they were, perhaps in the term in which another has led the others, who are told that they are evicted. No peer goes on
-with both, and what is said by one that was stopped meanwhile must mean nothing to those that the other leads: so two
-leaders number peers and views apart, even in one term (`successor.block`).
+the last view that they know of. A successor without a fence waits for others as long as it can. If none of those whom
+it led to the end come by then, or those are dead, the lost go on from where they were, perhaps in the term in which
+another has led the others, who are told that they are evicted. No peer goes on with both, and what is said by one that
+was stopped meanwhile must mean nothing to those that the other leads: so two leaders number peers and views apart, even
+in one term (`successor.block`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+import msgspec
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Send
+from pccl.protocol.fence import Fence, FencedView, bounded_s
+from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Persist, Send
 from pccl.protocol.successor import Witness, successor
 from pccl.protocol.tally import Stance, Tally, Views
 from pccl.protocol.testimony import Standing, is_sound, rebuild, stand
 from pccl.types import Result
 
+RUNS_HEARD_OF_MAX = 16
+"""Whose last views are remembered."""
+TELL_S = 1.0
+"""So long after somebody has come, the log says who is still waited for."""
+NAMED_MAX = 20
+"""Peers that a line of the log names at most."""
+BIRTH_MARGIN_S = 2.0
+"""By so much later than a silence is noticed, the peers of a run have dialled this master."""
 STANDSTILL_SHARE = 0.5
 """Of the peer timeout: a master that stood still for less is not missed by its peers."""
 GATHER_TIMEOUTS = 3.0
 """For so many peer timeouts a peer waits here for others of its run. Then it is sent away, and may come again."""
-HOLD_S = 5.0
+HOLD_S = 8.0
 """For so long a newcomer waits here for a run. Then it is sent away, and may come again: before it takes the silence
 for that of something else than a master."""
 DEPOSED_TIMEOUTS = 2.0
-"""For so many peer timeouts one that was deposed lets nobody found a run."""
+"""For so many peer timeouts one that was deposed lets nobody found a run, where peers may follow another master."""
+DOUBT_TIMEOUTS = 2.0
+"""For so many peer timeouts one that was deposed waits for a majority with those who are here."""
+
+
+class Beginning(Enum):
+    """What is known of a run when its master starts."""
+
+    FOUND = "found"
+    """There is none that could come back."""
+    RESUME = "resume"
+    """There is one, and none is to be founded before that has been led."""
+    UNKNOWN = "unknown"
+
+
+def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, has_state: bool) -> float:
+    """For how long after its start a master lets nobody found a run. With state it knows whether there was one."""
+    if beginning is not Beginning.UNKNOWN:
+        return 0.0 if beginning is Beginning.FOUND else inf
+    if not has_state:
+        return options.peer_timeout_s + BIRTH_MARGIN_S
+    if fence is None:
+        return 0.0
+    if not fence.is_over:
+        return fence.master_timeout_s + options.peer_timeout_s
+    return options.peer_timeout_s + BIRTH_MARGIN_S if fence.newest.peers else 0.0
 
 
 @dataclass
@@ -69,9 +126,14 @@ class _Claim:
     host: str
     peer: int
     run: str
+    term: int
+    """The highest that it had followed when it came."""
     masters: int
     is_accepted: bool
     since: float
+    master_timeout_s: float
+    gives_up_at: float
+    """When its patience ends."""
     asked: int = 0
     """The term that it was asked to follow in."""
 
@@ -93,6 +155,14 @@ class _Gathering:
         """What those who have come have said, whether they follow or not."""
         self.following: Tally[m.Testimony] = Tally(views)
         """Of those who follow in `term`."""
+        self.term_heard = 0
+        """The highest that one of them had followed."""
+        self.fence: Fence | None = None
+        """What is known here of the run's last view, besides what those say who are here."""
+        self.tells_at: float | None = None
+        """When the log is to say who is waited for."""
+        self._patience: tuple[frozenset[int], float] | None = None
+        """Some of them, and when the first of those who are here gives up."""
         self._to_ask: dict[int, _Claim] = {}
         """Who has come and was not asked to follow in `term`."""
         self._with_rivals = 0
@@ -100,6 +170,9 @@ class _Gathering:
     def enter(self, claim: _Claim) -> None:
         self.claims[claim.peer] = claim
         self._with_rivals += claim.masters > 1
+        self.term_heard = max(self.term_heard, claim.term)
+        if self._patience is not None and claim.peer in self._patience[0]:
+            self._patience = self._patience[0], min(self._patience[1], claim.gives_up_at)
 
     def leave(self, claim: _Claim) -> None:
         del self.claims[claim.peer]
@@ -107,6 +180,14 @@ class _Gathering:
         self.here.discard(claim.peer)
         self.following.discard(claim.peer)
         self._to_ask.pop(claim.peer, None)
+        self._patience = None
+
+    def gives_up_at(self, peers: frozenset[int]) -> float:
+        """When the first of these does who are here."""
+        if self._patience is None or self._patience[0] != peers:
+            ends = [claim.gives_up_at for claim in self.claims.values() if claim.peer in peers]
+            self._patience = peers, min(ends, default=inf)
+        return self._patience[1]
 
     def said(self, claim: _Claim, stance: Stance, is_following: bool, now: float) -> None:
         if claim.peer not in (self.following if is_following else self.here).heard:
@@ -116,6 +197,8 @@ class _Gathering:
             self.following.add(claim.peer, stance)
         else:
             self.following.discard(claim.peer)
+        if self.tells_at is None:
+            self.tells_at = now + TELL_S  # most come at once
         if claim.asked < self.term:
             self._to_ask[claim.peer] = claim
 
@@ -138,13 +221,13 @@ class _Gathering:
     def since(self) -> float:
         return next(iter(self.claims.values())).since
 
-    def standing(self) -> Standing:
+    def standing(self, needs_majority: bool = True) -> Standing:
         """How many have come, whether they follow or not."""
-        return stand(self.here, self.has_rivals)
+        return stand(self.here, self.has_rivals, self.fence, needs_majority)
 
-    def standing_following(self) -> Standing:
+    def standing_following(self, needs_majority: bool = True) -> Standing:
         """How many of them follow."""
-        return stand(self.following, self.has_rivals)
+        return stand(self.following, self.has_rivals, self.fence, needs_majority)
 
 
 class Succession:
@@ -155,9 +238,20 @@ class Succession:
         birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
+        fence: Fence | None = None,
+        persists: bool = False,
+        resumes_any: bool = False,
     ) -> None:
-        """`run` is the name of one that may be founded here, and `secret` what only its masters and peers know."""
+        """`run` is the name of one that may be founded here, and `secret` what only its masters and peers know. `fence`
+        is what a process before this one has left; with `persists`, this one is told what to leave (Persist)."""
         self.options = options or MasterOptions()
+        self._fence = fence
+        self._persists = persists
+        self._resumes_any = resumes_any
+        self._owns_fence = False
+        """This process has led the fence's run itself."""
+        self._heard_of: dict[str, FencedView] = {}
+        """By run, the newest view in force that somebody has told of here."""
         self._secret = secret
         self.master = Master(run, self.options, secret=secret)
         self.is_standby = is_standby
@@ -175,6 +269,14 @@ class Succession:
         self._depositions = 0
 
     # Events.
+
+    def begin(self, now: float, hold_s: float) -> list[Effect]:
+        """The process starts. For `hold_s` nobody may found a run."""
+        self._begin(now)
+        self.birth_at = now + hold_s
+        if self._fence is not None and not self._fence.is_over and not self.is_standby:
+            self._log("info", f"waits for {self._whom_it_waits_for()}")
+        return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         self._begin(now)
@@ -264,8 +366,12 @@ class Succession:
             times.append(self._stays_until(gathering, gathering.since))
             if gathering.here.heard and not gathering.standing().peers:
                 times.append(gathering.since + self.options.peer_timeout_s)
-            elif gathering.majority_at is not None and gathering.standing_following().has_majority:
-                times.append(self._waits_until(gathering, gathering.majority_at))
+            elif gathering.majority_at is not None and self._may_lead(gathering):
+                times.append(self._leads_at(gathering, gathering.majority_at))
+            if gathering.tells_at is not None:
+                times.append(gathering.tells_at)
+            if self._has_led(gathering) and self._needs_majority(gathering):
+                times.append(self._doubts_until(gathering))
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
 
@@ -314,21 +420,57 @@ class Succession:
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._put_out(connection, text)
             return
+        if self._refuses_by_fence(connection, message):
+            return
         before = self._gatherings.get(message.run)
         if before is not None and message.peer in before.claims:
             former = before.claims[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
         self._log("info", f"{who} ({host}) has lost its master")
+        master_timeout_s = bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S)
         claim = self._claims[connection] = _Claim(
-            connection, host, message.peer, message.run, message.masters, message.is_accepted, self._now
+            connection,
+            host,
+            message.peer,
+            message.run,
+            message.term,
+            message.masters,
+            message.is_accepted,
+            self._now,
+            master_timeout_s,
+            self._now + bounded_s(message.patience_s, master_timeout_s),
         )
         self._say(connection, m.Gather())
-        gathering = self._gatherings.setdefault(message.run, _Gathering(message.term + 1))
+        known = self._fence.term if self._fence is not None and self._fence.run == message.run else 0
+        gathering = self._gatherings.setdefault(message.run, _Gathering(max(message.term, known) + 1))
         gathering.enter(claim)
+        self._bound(gathering, message.run)
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
+
+    def _refuses_by_fence(self, connection: int, message: m.Resume) -> bool:
+        """Sends away whoever is known not to be in the run that this master waits for."""
+        fence = self._fence
+        if fence is None or message.masters > 1:
+            return False
+        if message.run != fence.run:
+            if fence.is_over or self._now >= self.birth_at:
+                return False
+            text = f"it waits for {fence}, and not for run {message.run!r}"
+            self._dismiss(connection, m.Elsewhere(text) if message.is_accepted else m.StartOver(text))
+            return True
+        views = [fence.installed, *fence.prepared] if fence.installed is not None else fence.prepared
+        if message.term > fence.term or any(message.peer in view.peers for view in views if view is not None):
+            return False
+        how = "has ended" if fence.is_over else "has gone on"
+        text = f"evicted: run {message.run!r} {how} without peer {message.peer}; connect again"
+        if message.is_accepted:
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, fence.secret))
+        else:
+            self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
+        return True
 
     def _claimant_said(self, claim: _Claim, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
@@ -345,6 +487,7 @@ class Succession:
                 text = f"peer {claim.peer} testifies what cannot be"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
+            self._note_view(claim.run, gathering, stance.installed)
             is_following = isinstance(message, m.Follow) and message.term == gathering.term
             gathering.said(claim, stance, is_following, self._now)
             if isinstance(message, m.Follow):
@@ -352,6 +495,63 @@ class Succession:
             else:
                 self._ask(claim.run)
         # else: said before it heard that its master was lost
+
+    def _fence_of(self, run: str, gathering: _Gathering) -> Fence | None:
+        """None: somebody else may have led it since, for all that is known here."""
+        fence = self._fence
+        if fence is None or fence.run != run or gathering.has_rivals or gathering.term_heard > fence.term:
+            return None
+        return fence
+
+    def _bound(self, gathering: _Gathering, run: str) -> None:
+        """Notes what is known of the run's last view, besides what those say who are here."""
+        heard_of = self._heard_of.get(run)
+        gathering.fence = self._fence_of(run, gathering)
+        if gathering.fence is None and heard_of is not None and not gathering.has_rivals:
+            gathering.fence = Fence(run, b"", 0, heard_of)
+
+    def _note_view(self, run: str, gathering: _Gathering, installed: m.InstalledView | None) -> None:
+        """Who was left out of it must not go on from an earlier one, even when those who told of it are gone."""
+        before = self._heard_of.get(run)
+        if installed is None or (before is not None and before.view >= installed.view):
+            return
+        self._heard_of.pop(run, None)
+        self._heard_of[run] = FencedView(installed.view, gathering.here.views.of(installed).peers)
+        for oldest in list(self._heard_of)[:-RUNS_HEARD_OF_MAX]:
+            del self._heard_of[oldest]
+        self._bound(gathering, run)
+
+    def _has_led(self, gathering: _Gathering) -> bool:
+        """Nobody but this process has led its run last."""
+        return self._owns_fence and gathering.fence is not None and gathering.fence is self._fence
+
+    def _doubts_until(self, gathering: _Gathering) -> float:
+        return gathering.since + DOUBT_TIMEOUTS * self.options.peer_timeout_s
+
+    def _needs_majority(self, gathering: _Gathering) -> bool:
+        return not self._has_led(gathering) or self._now < self._doubts_until(gathering)
+
+    def _waits_for_all(self, gathering: _Gathering) -> bool:
+        """Others may have gone on without those who are here."""
+        is_fenced = gathering.fence is not None and gathering.fence is self._fence
+        return not (self._resumes_any or gathering.has_rivals or is_fenced)
+
+    def _leads_at(self, gathering: _Gathering, majority_at: float) -> float:
+        """When it goes on with those who follow. As long as they go on coming, they are not late, but this master
+        busy."""
+        timeout_s = self.options.peer_timeout_s
+        heard_at = max(majority_at, gathering.heard_at)
+        at = min(heard_at + timeout_s, majority_at + GATHER_TIMEOUTS * timeout_s)
+        if self._waits_for_all(gathering):
+            gives_up_at = gathering.gives_up_at(gathering.standing().expected)
+            at = max(at, gives_up_at - timeout_s) if gives_up_at < inf else at
+        return at
+
+    def _may_lead(self, gathering: _Gathering) -> bool:
+        """Those who follow are enough, and nobody here tells of a later view."""
+        needs_majority = self._needs_majority(gathering)
+        here, following = gathering.standing(needs_majority), gathering.standing_following(needs_majority)
+        return here.has_majority and following.has_majority and following.view == here.view
 
     def _consider_all(self) -> None:
         for run in list(self._gatherings):
@@ -367,39 +567,74 @@ class Succession:
     def _ask(self, run: str) -> None:
         """Asks those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
-        here = gathering.standing()
+        here = gathering.standing(self._needs_majority(gathering))
         if not here.peers and self._is_over(gathering.since):
-            # Nobody here was ever accepted, so there is nothing to go on with.
-            for claim in list(gathering.claims.values()):
-                if claim.peer in gathering.here.heard:
-                    self._release(claim.connection)
-                    self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
-        if here.has_majority:
+            self._start_over(run, gathering)
+            return
+        if not here.has_majority:
+            gathering.majority_at = None
+        else:
+            self._note_term(run, gathering)
             gathering.majority_at = self._now if gathering.majority_at is None else gathering.majority_at
             for claim in gathering.to_ask():
                 claim.asked = gathering.term
                 self._say(claim.connection, m.Lead(claim.asked))
+        self._tell_who_is_awaited(run, gathering, here)
+
+    def _start_over(self, run: str, gathering: _Gathering) -> None:
+        """Nobody here was ever accepted, so there is nothing to go on with."""
+        fence = self._fence_of(run, gathering)
+        if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
+            self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))
+            self.birth_at = min(self.birth_at, self._now)
+        for claim in list(gathering.claims.values()):
+            if claim.peer in gathering.here.heard:
+                self._release(claim.connection)
+                self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
+
+    def _note_term(self, run: str, gathering: _Gathering) -> None:
+        """Peers are about to be asked to follow in it."""
+        fence = self._fence_of(run, gathering)
+        if fence is not None and fence.term < gathering.term:
+            self._remember(msgspec.structs.replace(fence, term=gathering.term))
+            self._bound(gathering, run)
+
+    def _remember(self, fence: Fence) -> None:
+        self._fence = fence
+        if self._persists:
+            self._effects.append(Persist(fence))
+
+    def _tell_who_is_awaited(self, run: str, gathering: _Gathering, here: Standing) -> None:
+        if gathering.tells_at is None or self._now < gathering.tells_at:
+            return
+        gathering.tells_at = None
+        absent = sorted(frozenset().union(*here.decisive.values()) - gathering.here.heard)
+        text = f"of run {run} {here}"
+        if absent:
+            text += f"; it waits for peers {absent[:NAMED_MAX]}"
+        if absent and gathering.majority_at is not None:
+            left_s = self._leads_at(gathering, gathering.majority_at) - self._now
+            text += f", and goes on without them in {max(0.0, left_s):.1f} s"
+        self._log("info", text)
 
     def _consider(self, run: str) -> None:
         """Leads the run if it may."""
         gathering = self._gatherings[run]
-        following = gathering.standing_following()
         majority_at = gathering.majority_at
-        is_late = majority_at is not None and self._now >= self._waits_until(gathering, majority_at)
-        if following.is_complete or (following.has_majority and is_late):
+        if majority_at is None or not self._may_lead(gathering):
+            return
+        needs_majority = self._needs_majority(gathering)
+        following = gathering.standing_following(needs_majority)
+        all_follow = gathering.here.count(following.expected) == gathering.following.count(following.expected)
+        is_enough = following.is_complete or (not needs_majority and all_follow)
+        if is_enough or self._now >= self._leads_at(gathering, majority_at):
             self._lead(run)
-
-    def _waits_until(self, gathering: _Gathering, majority_at: float) -> float:
-        """For the rest of the view: as long as they go on coming, they are not late, but this master busy."""
-        timeout_s = self.options.peer_timeout_s
-        heard_at = max(majority_at, gathering.heard_at)
-        return min(heard_at + timeout_s, majority_at + GATHER_TIMEOUTS * timeout_s)
 
     def _lead(self, run: str) -> None:
         gathering = self._gatherings[run]
-        recovered = rebuild(gathering.following, gathering.has_rivals)
+        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, self._needs_majority(gathering))
         witnesses = {
-            peer: Witness(claim.connection, claim.host, claim.masters, claim.since)
+            peer: Witness(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
             for peer, claim in gathering.claims.items()
             if peer in recovered.members
         }
@@ -407,6 +642,8 @@ class Succession:
         name = f"{self._names}-{self._depositions}"
         self.master = successor(run, gathering.term, self.options, recovered, witnesses, self._now, name)
         self._gatherings.clear()
+        self._heard_of.pop(run, None)
+        self.birth_at = min(self.birth_at, self._now)
         for claim in list(self._claims.values()):
             self._release(claim.connection)
             if claim.run == run and claim.peer in recovered.members:
@@ -433,15 +670,26 @@ class Succession:
         self._log("warning", f"run {old.run} is led no further by this master: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
-        self.birth_at = self._now + DEPOSED_TIMEOUTS * self.options.peer_timeout_s
+        self._fence, self._owns_fence = old.fence(), True
+        may_be_led_elsewhere = old.has_rivals or self._fence.installed is None
+        hold_s = (
+            DEPOSED_TIMEOUTS * self.options.peer_timeout_s if may_be_led_elsewhere else self._outlives_s(self._fence)
+        )
+        self.birth_at = self._now + hold_s
         self.master = Master(f"{self._names}-{self._depositions}", self.options, secret=self._secret)
         for connection, host in old.strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
 
+    def _outlives_s(self, fence: Fence) -> float:
+        """For how long peers of its run may look for a master that has just been lost."""
+        return fence.master_timeout_s + self.options.peer_timeout_s
+
     def _stays_until(self, gathering: _Gathering, since: float) -> float:
         """Longer while a majority is here, which may lead on without the rest before that."""
-        majority_at = since if gathering.majority_at is None else gathering.majority_at
-        return max(since, majority_at) + GATHER_TIMEOUTS * self.options.peer_timeout_s
+        leads_at = since
+        if gathering.majority_at is not None:
+            leads_at = self._leads_at(gathering, gathering.majority_at)
+        return max(since, leads_at) + GATHER_TIMEOUTS * self.options.peer_timeout_s
 
     def _send_away(self) -> bool:
         """Who waits for long comes again if it lives: nothing else would tell. Whether there was one."""
@@ -461,6 +709,8 @@ class Succession:
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
         if self._claims or (self._now < self.birth_at and message.may_found and not self.is_standby):
             self._held[connection] = host, message, self._now
+            who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"
+            self._effects.append(Log("info", who, is_of_stranger=True))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -484,9 +734,17 @@ class Succession:
         for connection, (_, _, since) in list(self._held.items()):
             if self._now >= since + HOLD_S:
                 del self._held[connection]
-                runs = ", ".join(f"{run!r} ({each.standing()})" for run, each in self._gatherings.items())
-                whom = f"the peers of run {runs}" if runs else "peers of a run, which may come"
-                self._dismiss(connection, m.Elsewhere(f"it waits for {whom}"))
+                self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for()}"))
+
+    def _whom_it_waits_for(self) -> str:
+        if self._gatherings:
+            runs = ", ".join(f"{run!r} ({each.standing()})" for run, each in self._gatherings.items())
+            return f"the peers of run {runs}"
+        left_s = self.birth_at - self._now
+        until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
+        if self._fence is not None and not self._fence.is_over:
+            return f"the peers of {self._fence}, {until}"
+        return f"peers of a run, which may come, {until}"
 
     def _release_held(self) -> None:
         held, self._held = self._held, {}
@@ -539,4 +797,7 @@ class Succession:
 
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []
-        return effects
+        for effect in effects:
+            if isinstance(effect, Persist) and effect.fence is not self._fence:
+                self._fence, self._owns_fence = effect.fence, True
+        return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]

@@ -13,7 +13,7 @@ from zlib import crc32
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.ledger import Ledger
-from pccl.protocol.master import Circle, Master, MasterOptions, _Group, _Member
+from pccl.protocol.master import Circle, Master, MasterOptions, Persist, _Group, _Member
 from pccl.protocol.pairs import parties
 from pccl.protocol.testimony import Group, Recovered, unheard
 from pccl.version import __version__
@@ -39,6 +39,7 @@ class Witness:
     masters: int
     since: float
     """When it said Resume."""
+    master_timeout_s: float = m.MASTER_TIMEOUT_S
 
 
 def successor(
@@ -50,8 +51,8 @@ def successor(
     now: float,
     name: str,
 ) -> Master:
-    """A master that leads this run. The first effects are what `Master.received` would return; they begin with Resumed
-    to all who go on. `name` is one that no other leader has."""
+    """A master that leads this run. The first effects are what `Master.received` would return; they begin with Persist,
+    and Resumed to all who go on. `name` is one that no other leader has."""
     threads = max(each.engine_threads for each in recovered.members.values())
     secrets = Counter(each.secret for each in recovered.members.values())
     secret = max(secrets, key=lambda each: (secrets[each], each))
@@ -62,6 +63,8 @@ def successor(
     master._next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM, salt) + 1
     master.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
     master.installed_view = recovered.view
+    master._in_force = recovered.in_force
+    master._possible = list(recovered.possible)
     master._meeting = recovered.meeting
     master._circles = [Circle(len(peers), peers & recovered.members.keys()) for peers in recovered.decisive.values()]
     master.has_rivals = any(witness.masters > 1 for witness in witnesses.values())
@@ -86,6 +89,7 @@ def successor(
         end = unheard(testimony, recovered)
         if end is not None:
             master._unheard[peer] = end
+    master._effects.append(Persist(master.fence()))
     for witness in witnesses.values():
         master._say(witness.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.decisive)))
     for group in recovered.groups:
@@ -126,6 +130,8 @@ def _add_member(master: Master, peer: int, testimony: m.Testimony, witness: Witn
         me.name,
         site=testimony.site,
         site_size=testimony.site_size,
+        masters=witness.masters,
+        master_timeout_s=witness.master_timeout_s,
     )
     member = master._members[peer] = _Member(peer, connection, hello, hosts, witness.host, master._now)
     member.accepted = testimony.installed is not None

@@ -16,6 +16,18 @@ them have come, or one who has it installed.)
 Every master that leads had a majority of the same view, or of one that a majority of it had to answer before it came
 into force, and a witness follows the highest term only. So two masters can never both lead.
 
+Where peers know one master only, that one evicts whomever it loses, also most of a view, and those may come first to
+its successor. What keeps them from leading is a `Fence`, where the successor has one:
+
+    1  Of the views in force the fence's counts, unless a witness has installed a later one. Those whom it does not name
+       are nobody.
+    2  A view that the fence says was prepared is treated as one that a witness tells of: it may be in force unless one
+       of its peers here has not answered it. So who was left out of it cannot go on before somebody of it has come.
+    3  Where it is not in force, and the one before lacks its majority, a majority of the prepared view goes on: nobody
+       but the master that has the fence can have led the others.
+    4  A master that has led the run itself until just then needs no majority: whoever does not come is lost, as it
+       would have been if that master had never doubted (`succession`).
+
 Who goes on: all witnesses of the last view. Whoever is missing is lost to the others, as if it had died. Where a
 witness has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of that view: nobody
 else goes on. Newcomers testify too, for a view that would have accepted them may be in force; if it is not, they say
@@ -41,6 +53,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pccl.protocol import messages as m
+from pccl.protocol.fence import Fence, FencedView
 from pccl.protocol.master import majority
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.tally import Stance, Tally, Views
@@ -56,7 +69,7 @@ class Standing:
     peers: frozenset[int]
     """Of the last one."""
     decisive: dict[int, frozenset[int]]
-    """The peers of each view that counts as the last one."""
+    """The peers of each view that counts as the last one, that in force first."""
     expected: frozenset[int]
     """Who can go on."""
     has_majority: bool
@@ -64,8 +77,12 @@ class Standing:
     """They are a majority, and none is missing."""
     here: int
     """How many of `peers` have come."""
+    is_reduced: bool = False
+    """It counts a view that never came into force, but which the run's last master had prepared."""
 
     def __str__(self) -> str:
+        if not self.peers:
+            return "nobody of its last view has come"
         return f"{self.here} of the {len(self.peers)} peers of view {self.view} have come"
 
 
@@ -119,6 +136,9 @@ class Recovered:
     is_unchanged: bool
     """All that was goes on as it stands."""
     meeting: int
+    in_force: FencedView
+    possible: list[FencedView]
+    """As of Fence: `installed` and `prepared`."""
 
 
 def is_sound(peer: int, stance: Stance, views: Views | None = None) -> bool:
@@ -139,36 +159,72 @@ def _may_be_in_force(view: int, peers: frozenset[int], tally: Tally[Any]) -> boo
     return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
 
 
-def stand(stances: Tally[Any] | Mapping[int, Stance], has_rivals: bool = True) -> Standing:
-    """`has_rivals`: witnesses may follow other masters. Of a tally it takes the same time however many have come."""
+def _in_force(installed: m.InstalledView, peers: frozenset[int], fence: Fence | None) -> FencedView:
+    """The last view that certainly is, where `installed` is the last that a witness tells of."""
+    if fence is not None and fence.installed is not None and fence.installed.view >= installed.view:
+        return fence.installed
+    return FencedView(installed.view, peers)
+
+
+def stand(
+    stances: Tally[Any] | Mapping[int, Stance],
+    has_rivals: bool = True,
+    fence: Fence | None = None,
+    needs_majority: bool = True,
+) -> Standing:
+    """`has_rivals`: witnesses may follow other masters. Otherwise a `fence` counts, if there is one. Of a tally it
+    takes the same time however many have come."""
     tally = stances if isinstance(stances, Tally) else Tally.of(stances)
     installed = tally.last_installed()
     if installed is None:
         return Standing(0, frozenset(), {}, frozenset(), has_majority=False, is_complete=False, here=0)
     peers = tally.views.of(installed).peers
-    decisive = {installed.view: peers}
-    for view in tally.prepared(after=installed.view):
-        listed = tally.views.of(view).peers
-        if _may_be_in_force(view.view, listed, tally):
-            decisive[view.view] = listed
+    last = _in_force(installed, peers, fence)
     settled_by = tally.settled(after=installed.view, by=peers)
-    going_on = list(decisive.values()) + ([] if settled_by is None else [tally.views.of(settled_by).peers])
-    expected = tally.common(going_on)
-    members = tally.count(expected)  # they are in all that is decisive
-    has_majority = members > 0 and all(
-        tally.count(listed) >= majority(len(listed))
-        and not (has_rivals and len(listed) - members >= majority(len(listed)))
-        for listed in decisive.values()
-    )
-    is_complete = has_majority and members == len(expected)
-    return Standing(installed.view, peers, decisive, expected, has_majority, is_complete, tally.count(peers))
+    settled = [] if settled_by is None else [tally.views.of(settled_by).peers]
+
+    def judged(decisive: dict[int, frozenset[int]], is_reduced: bool) -> Standing:
+        expected = tally.common([peers, *decisive.values(), *settled])
+        members = tally.count(expected)  # they are in all that is decisive
+        has_majority = members > 0 and all(
+            not needs_majority
+            or (
+                tally.count(listed) >= majority(len(listed))
+                and not (has_rivals and len(listed) - members >= majority(len(listed)))
+            )
+            for listed in decisive.values()
+        )
+        is_complete = has_majority and not is_reduced and members == len(expected)
+        here = tally.count(peers)
+        return Standing(installed.view, peers, decisive, expected, has_majority, is_complete, here, is_reduced)
+
+    decisive = {last.view: last.peers}
+    for view, listed in _prepared(tally, last.view, fence).items():
+        if _may_be_in_force(view, listed, tally):
+            decisive[view] = listed
+    found = judged(decisive, is_reduced=False)
+    if found.has_majority or fence is None or fence.newest.view <= last.view or fence.newest.view in decisive:
+        return found
+    reduced = judged({fence.newest.view: fence.newest.peers}, is_reduced=True)
+    return reduced if reduced.has_majority else found
 
 
-def rebuild(stances: Tally[m.Testimony] | Mapping[int, m.Testimony], has_rivals: bool = True) -> Recovered:
-    """The testimony must have a majority."""
+def _prepared(tally: Tally[Any], after: int, fence: Fence | None) -> dict[int, frozenset[int]]:
+    """The peers of each view newer than `after`, as one witness or the fence tells of it."""
+    found = {view.view: view.peers for view in (fence.prepared if fence is not None else ()) if view.view > after}
+    return found | {view.view: tally.views.of(view).peers for view in tally.prepared(after)}
+
+
+def rebuild(
+    stances: Tally[m.Testimony] | Mapping[int, m.Testimony],
+    has_rivals: bool = True,
+    fence: Fence | None = None,
+    needs_majority: bool = True,
+) -> Recovered:
+    """The testimony must have a majority, if it needs one."""
     tally = stances if isinstance(stances, Tally) else Tally.of(stances)
     testimonies = tally.stances
-    standing = stand(tally, has_rivals)
+    standing = stand(tally, has_rivals, fence, needs_majority)
     installed = tally.last_installed()
     assert installed is not None
     assert standing.has_majority
@@ -176,13 +232,18 @@ def rebuild(stances: Tally[m.Testimony] | Mapping[int, m.Testimony], has_rivals:
     members = {peer: each for peer, each in testimonies.items() if (peer, each.me.group) in seats}
     others = {peer: each for peer, each in testimonies.items() if peer not in members}
     groups = [_group(ring, members) for ring in installed.rings]
-    newer = tally.prepared(after=installed.view)
-    is_unchanged = not newer and all(
-        each.installed is not None and each.installed.view == installed.view for each in members.values()
+    newer = _prepared(tally, installed.view, fence)
+    in_force, *possible = (FencedView(view, listed) for view, listed in standing.decisive.items())
+    if standing.is_reduced:
+        in_force, possible = _in_force(installed, standing.peers, fence), [in_force]
+    is_unchanged = (
+        not newer
+        and in_force.view == installed.view
+        and all(each.installed is not None and each.installed.view == installed.view for each in members.values())
     )
     return Recovered(
         view=installed.view,
-        view_heard=max([installed.view, *(view.view for view in newer)]),
+        view_heard=max([installed.view, in_force.view, *newer]),
         peers=standing.peers,
         decisive=standing.decisive,
         members=members,
@@ -192,6 +253,8 @@ def rebuild(stances: Tally[m.Testimony] | Mapping[int, m.Testimony], has_rivals:
         groups=[group for group in groups if group.ring],
         is_unchanged=is_unchanged and all(group.is_steady for group in groups),
         meeting=max((number for each in members.values() for number in _meetings(each)), default=0),
+        in_force=in_force,
+        possible=possible,
     )
 
 

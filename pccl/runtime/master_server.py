@@ -6,6 +6,9 @@ both by one number, and hears when there is none (`detached`) and when there is 
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
 A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
 else keeps this process busy, within the limits of `pulse`; one task hears of those that fall silent.
+
+Where there is a state directory, what the machine wants remembered (`Persist`) is written there by a thread, and all
+effects that follow wait for it, in order. So nothing is announced that is not on disk, and the disk holds up no event.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import secrets
 import socket
 import ssl
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,11 +27,12 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, Send, TakeBeats
-from pccl.protocol.succession import Succession
+from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, Persist, Send, TakeBeats
+from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime import addresses, handshake
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.candidates import Address
+from pccl.runtime.fence_file import FenceFile
 from pccl.runtime.inherited import close_in_child
 from pccl.runtime.refusals import Refusals
 from pccl.runtime.ring_search import best_ring
@@ -48,6 +53,8 @@ LIFE_SHARE = 0.1
 """Of the peer timeout: how often this process notes that it lives."""
 WATCH_SHARE = 0.5
 """Of the peer timeout: how often a standby looks for the others."""
+WRITE_AGAIN_S = 1.0
+"""After so long what could not be written to disk is tried again."""
 SECRET_BYTES = 16
 """Of a run's secret."""
 _Opening = m.FromPeer | m.StatusRequest | m.Reattach
@@ -76,21 +83,34 @@ class MasterServer:
         options: MasterOptions | None = None,
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
-        birth_s: float = 0.0,
+        beginning: Beginning = Beginning.FOUND,
         standby_of: Sequence[Address] = (),
         client_context: ssl.SSLContext | None = None,
+        state: FenceFile | None = None,
+        resumes_any: bool = False,
     ) -> None:
-        """For `birth_s` nobody may found a run here: peers of one may be on their way. A standby founds none;
-        `client_context` is for its questions to the others, where these speak TLS."""
+        """A standby founds no run; `client_context` is for its questions to the others, where these speak TLS. `state`
+        is this server's from here on."""
         self._listener = listener
         self._token = token
         self._ssl_context = ssl_context
         self._client_context = client_context
         self._options = options or MasterOptions()
-        self._birth_s = birth_s
+        self._state = state
+        self._beginning = beginning
+        fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
+        self._hold_s = hold_s(beginning, self._options, fence, state is not None)
         self._machine = Succession(
-            secrets.token_hex(8), self._options, is_standby=bool(standby_of), secret=secrets.token_bytes(SECRET_BYTES)
+            secrets.token_hex(8),
+            self._options,
+            is_standby=bool(standby_of),
+            secret=secrets.token_bytes(SECRET_BYTES),
+            fence=fence,
+            persists=state is not None,
+            resumes_any=resumes_any,
         )
+        self._postponed: deque[Effect] = deque()
+        """What waits for the disk, beginning with what is written."""
         self._standby_of = standby_of
         self._lived_at = 0.0
         """When this process last did something."""
@@ -118,13 +138,16 @@ class MasterServer:
         """In a forked child: closes its copies, so that the parent's death is still seen by all peers."""
         self._listener.close()
         self._beacon.forget_after_fork()
+        if self._state is not None:
+            self._state.close()
         for client in self._clients.values():
             client.connection.forget_after_fork()
 
     async def serve(self) -> None:
         self.board.begin()
         self._lived_at = trio.current_time()
-        self._machine.birth_at = self._lived_at + self._birth_s
+        self._tell_memory()
+        self._carry_out(self._machine.begin(self._lived_at, self._hold_s))
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -155,6 +178,22 @@ class MasterServer:
         finally:
             self._listener.close()
             self._beacon.close()
+            if self._state is not None:
+                self._state.close()
+
+    def _tell_memory(self) -> None:
+        """What this master remembers of a run, for the log."""
+        if self._state is None:
+            logger.info(
+                "keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, and nothing "
+                "keeps a second master behind the same name from leading, too. Give it a state directory against both"
+            )
+        elif self._beginning is Beginning.FOUND and self._state.fence is not None and not self._state.fence.is_over:
+            logger.warning(
+                "told to found a run, it forgets the one recorded in %s: %s", self._state.directory, self._state.fence
+            )
+        else:
+            logger.info("keeps its record of the run in %s", self._state.directory)
 
     async def _serve_connection(self, sock: socket.socket, sockaddr: tuple[str, int]) -> None:
         number = self._next_connection
@@ -336,6 +375,52 @@ class MasterServer:
             raise AuthError("signs of life go without TLS")  # the thread that hears them knows none
 
     def _carry_out(self, effects: list[Effect]) -> None:
+        """At once, but for what must wait for the disk."""
+        self._timer_changed.set()
+        if self._state is None:
+            self._perform(effects)
+            return
+        is_writing = bool(self._postponed)
+        # Whoever reads such a connection must know at once that it is one for signs of life, of which no record tells.
+        self._perform([effect for effect in effects if isinstance(effect, TakeBeats)])
+        self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeBeats))
+        if not is_writing:
+            self._perform_postponed()
+
+    def _perform_postponed(self) -> None:
+        """Up to what is to be written next."""
+        effects = []
+        while self._postponed and not isinstance(self._postponed[0], Persist):
+            effects.append(self._postponed.popleft())
+        if self._postponed:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._write_state)
+        self._perform(effects)
+
+    async def _write_state(self) -> None:
+        """The record with which what is postponed begins."""
+        persist = self._postponed[0]
+        assert isinstance(persist, Persist)
+        assert self._state is not None
+        failure = ""
+        while True:
+            try:
+                await trio.to_thread.run_sync(self._state.write, persist.fence)
+                break
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread to be had
+                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                if text != failure:
+                    failure = text
+                    logger.warning(
+                        "the run stands still until its state can be written to %s: %s", self._state.directory, failure
+                    )
+            await trio.sleep(WRITE_AGAIN_S)
+        if failure:
+            logger.warning("the state has been written to %s", self._state.directory)
+        self._postponed.popleft()
+        self._perform_postponed()
+
+    def _perform(self, effects: list[Effect]) -> None:
         outgoing: dict[int, list[bytes]] = {}
         cache = FrameCache()
         for effect in effects:
@@ -369,7 +454,6 @@ class MasterServer:
             elif isinstance(effect, Close) and effect.connection in self._beating:
                 self._beating.discard(effect.connection)
                 self._beacon.remove(effect.connection)
-        self._timer_changed.set()
         for client in flooded:
             if self._clients.get(client.number) is client:
                 # It has not read for long, or is away.

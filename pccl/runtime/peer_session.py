@@ -67,6 +67,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
@@ -96,6 +97,8 @@ NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgr
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 ENGINE_POLL_MS = 1000
+DEVICE_GRACE_S = 5.0
+"""How long the array of an op that goes on may be copied from its device after its caller wanted it back."""
 LEAVE_S = 5.0
 FAREWELL_S = 1.0
 STANDS_S = 1.0
@@ -111,7 +114,6 @@ REATTACH_SHARE = 0.5
 REATTACH_PAUSE_S_MIN = 0.02
 REATTACH_PAUSE_S_MAX = 0.5
 """Between two attempts at that."""
-MASTER_TIMEOUT_S = 60.0
 
 
 class SessionError(Exception):
@@ -376,10 +378,13 @@ class PeerSession:
         poller = select.poll()
         for event_fd in self._engine.event_fds:
             poller.register(event_fd, select.POLLIN)
+        end_s = trio.current_time() + DEVICE_GRACE_S
         while not op.is_released:
             poller.poll(ENGINE_POLL_MS)
             with self._contain():
                 self._hear_engine()
+                if op.feed is not None and trio.current_time() >= end_s:
+                    self._stop_reading(op)
                 self._pump()
             if self._is_broken:
                 self._hear_last()
@@ -605,8 +610,7 @@ class PeerSession:
         machine = self._machine
         self._take_over()
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
-        resume = machine.resume(len(self._candidates.masters), trio.current_time(), session.key)
-        opening = resume or self._hello(session.key)
+        opening = self._resume(session.key) or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.FromMaster] | None = None
         while not machine.is_over and not self._attending.cancel_called:
@@ -633,7 +637,7 @@ class PeerSession:
                         break
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"
-                if machine.is_led and machine.run:
+                if machine.is_led:
                     failure = await self._reattach(session, str(error))
                     if not failure:
                         messages = []
@@ -662,6 +666,11 @@ class PeerSession:
             self._heard_master = trio.Event()
             self._pump()
 
+    def _resume(self, session: bytes) -> m.Resume | None:
+        now, limit_s = trio.current_time(), self._options.master_timeout_s
+        patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
+        return self._machine.resume(len(self._candidates.masters), now, session, limit_s, patience_s)
+
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
         return m.Hello(
@@ -677,6 +686,7 @@ class PeerSession:
             masters=len(self._candidates.masters),
             may_found=self._candidates.are_all_asked,
             session=session,
+            master_timeout_s=options.master_timeout_s,
         )
 
     async def _open_control(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
@@ -700,7 +710,8 @@ class PeerSession:
         self._attached = trio.Event()
         self._connection.shutdown()
         self._connection.close()
-        limit_s = min(self._machine.peer_timeout_s, REATTACH_SHARE * self._options.master_timeout_s)
+        machine = self._machine
+        limit_s = min(machine.peer_timeout_s or DIAL_S, REATTACH_SHARE * self._options.master_timeout_s)
         pause_s = REATTACH_PAUSE_S_MIN
         failure = f"no other connection within {limit_s:g} s"
         try:
@@ -713,7 +724,8 @@ class PeerSession:
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"
-                        if error.is_refused and not self._is_beating and len(self._candidates.masters) > 1:
+                        has_choice = not machine.run or len(self._candidates.masters) > 1
+                        if error.is_refused and not self._is_beating and has_choice:
                             return str(error)
                     except trio.TooSlowError:
                         failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
@@ -731,11 +743,13 @@ class PeerSession:
         with trio.fail_after(DIAL_S):
             connection = await dial_control(self._master_host, self._master_port, m.FromMaster)
         try:
-            connection.bound_silence(self._machine.peer_timeout_s)
+            if self._machine.run:
+                connection.bound_silence(self._machine.peer_timeout_s)
             if options.ssl_context is not None:
                 await connection.start_tls(TlsEnd(options.ssl_context, self._master_name))
             opening = m.Reattach(m.PROTOCOL_VERSION, session.key, session.received)
-            answer = await handshake.dial(connection, options.token, self._machine.run, opening, m.ReattachAnswer)
+            run = self._machine.run or None
+            answer = await handshake.dial(connection, options.token, run, opening, m.ReattachAnswer)
             if not isinstance(answer, m.Reattached):
                 raise ProtocolError(answer.reason)
             connection.trust()
@@ -979,6 +993,24 @@ class PeerSession:
         op.copy, op.is_detached = copy, True
         self._detaching[op.op] = op
         self._engine.detach_from(op.op, copy)
+        if op.feed is not None and goes_on:
+            self._spawn(self._bound_reading, op)
+
+    async def _bound_reading(self, op: PendingOp) -> None:
+        await trio.sleep(DEVICE_GRACE_S)
+        self._stop_reading(op)
+        self._pump()
+
+    def _stop_reading(self, op: PendingOp) -> None:
+        """Of an op that should go on: its device has not copied what its caller wants back."""
+        if op.is_released:
+            return
+        if op.feed is not None:
+            op.feed.abandon()
+        me = f"peer {self._machine.peer}"
+        reason = f"aborted on all peers: {me} gave up; its device has copied nothing for {DEVICE_GRACE_S:g} s"
+        self._machine.cancel(op.op, Result.INTERNAL_ERROR, reason)
+        op.release()
 
     def _copied(self, op: PendingOp) -> PrivateCopy | None:
         """None: there is no memory, and the op has been given up on all peers."""

@@ -286,8 +286,8 @@ class Pieces(Lanes):
 
     def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
         """Takes its caller's arrays from an op, which goes on with the copy, or, without one, stops. One whose arrays
-        are not in memory goes on with what it has read of them. Ends with an OpDetached, also if there is no such
-        op."""
+        are not in memory goes on when it has read them, unless its feed was abandoned. Ends with an OpDetached, also if
+        there is no such op."""
         while self._news:  # pieces of the caller's arrays, which are submitted before they are detached
             self._news.popleft()()
         private = copy.buffers if copy is not None else None

@@ -67,13 +67,12 @@ def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
-    monkeypatch.setattr("pccl.master_node.BIRTH_S", 0.1)
     address = f"127.0.0.1:{a_free_port()}"
     peer = Communicator(address)
     with pytest.raises(PCCLError):
         peer.connect(n_attempts=1)
     connecting = Background(partial(peer.connect, n_attempts=10_000))
-    with MasterNode(address):
+    with MasterNode(address, found=True):
         connecting.result()
         assert peer.world_size == 1
         peer.close()

@@ -10,6 +10,7 @@
     a view that is not newer than the last, or one in force before its links were up
     a joint call that ended differently in a group, or succeeded without all
     two masters that lead a run in one term at a time, or that one peer follows in one term
+    a peer that is led on though a view in force has left it out, where masters keep on disk what they did
     a peer that is asked to follow a master to which no majority of the run's last view has come
     a joint call that ends for some under one master and in another way for the rest under the next
     a sync after which contents differ, or whose revision went back while somebody of the last one was there, or that
@@ -57,6 +58,8 @@ class Checks:
         """By group and epoch, whose answers a flush ended with."""
         self._values: dict[Key, Value] = {}
         """What peers have got from committed ops."""
+        self._listed: dict[int, set[int]] = {}
+        """By view, all peers that it was to have."""
         self._offers: dict[Node, m.SyncOffer] = {}
         """What peers came with to their last sync."""
         self._synced: dict[tuple[str, int], list[tuple[int, dict[Node, int]]]] = {}
@@ -78,8 +81,9 @@ class Checks:
         elif isinstance(message, m.JointCall) and message.offer is not None:
             self._offers[node] = message.offer
 
-    def succeeded(self, master: Master, nodes: list[Node], rivals: list[Master]) -> None:
-        """A master has taken a run over. `rivals` lead elsewhere, for all they know."""
+    def succeeded(self, master: Master, nodes: list[Node], rivals: list[Master], is_fenced: bool) -> None:
+        """A master has taken a run over. `rivals` lead elsewhere, for all they know. Where it `is_fenced`, nobody whom
+        a later view has left out goes on."""
         what = f"{master.run} in term {master.term}"
         assert all((each.run, each.term) != (master.run, master.term) for each in rivals), f"two masters lead {what}"
         # Where all who were left with the first are gone with it, one whom it had lost may go on with another.
@@ -87,6 +91,14 @@ class Checks:
         members = {(node, node.number) for node in nodes if node.is_alive and node.number in master._members}
         assert led.isdisjoint(members), f"two masters have led {led & members} of {what}"
         led |= members
+        for node, number in members if is_fenced else ():
+            for other in nodes:
+                if other.machine.run == master.run and other.views and node.views:
+                    last = other.views[-1]
+                    is_left_out = last.view > node.views[-1].view and number not in self._listed.get(
+                        last.view, (number,)
+                    )
+                    assert not is_left_out, f"{node} was left out of view {last.view} of {other} and is led again"
         self._forget_unheard_syncs(master, nodes)
         self.has_succession = True
         for node in nodes:
@@ -132,6 +144,7 @@ class Checks:
         elif isinstance(message, m.Install):
             node.is_accepted = True
         elif isinstance(message, m.Prepare):
+            self._listed[message.view] = {peer for ring in message.rings for peer in ring.peers}
             for ring in message.rings:
                 assert self._rings.setdefault((ring.group, ring.epoch), tuple(ring.peers)) == tuple(ring.peers)
         elif isinstance(message, m.Flush):

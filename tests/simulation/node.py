@@ -75,6 +75,8 @@ class Node:
     tried: set[str] = field(default_factory=set)
     """Masters that it has asked in vain, at this moment."""
     masterless_since: float | None = None
+    reattaching_since: float | None = None
+    """Since when it dials its master again to go on in its session."""
     is_alive: bool = True
     is_frozen: bool = False
     """Stopped, as by SIGSTOP: what it has sent still travels."""

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
-from tests.simulation.seat import Seat
+from tests.simulation.seat import Memory, Seat
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 PEERS_MAX = 5
@@ -98,7 +98,8 @@ class Schedule:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = random.Random(plan.seed)
-        self.world = World(self.rng, masters=plan.masters, has_gates=plan.seed % 2 == 1)
+        memory = (Memory.NONE, Memory.DISK, Memory.WAIVED)[plan.seed // 2 % 3]
+        self.world = World(self.rng, masters=plan.masters, has_gates=plan.seed % 2 == 1, memory=memory)
         self.weak: tuple[Node, Node] | None = None
         """A pair whose link breaks again and again."""
 
@@ -269,6 +270,16 @@ class Schedule:
         if node := self._some():
             self.world.sever(node, self.rng.choice((0, 0, 1, 30)))
 
+    def reset(self) -> None:
+        if node := self._some():
+            self.world.reset(node)
+
+    def reset_all(self) -> None:
+        for node in self.world.alive:
+            self.world.reset(node)
+            if self.chance(0.5):
+                self.world.break_beats(node)
+
     def freeze(self) -> None:
         if node := self._some():
             self.world.freeze(node)
@@ -392,6 +403,8 @@ class Schedule:
     FAULTS: ClassVar[dict[str, float]] = {
         "kill": 3,
         "sever": 0.5,
+        "reset": 4,
+        "reset_all": 1,
         "freeze": 2,
         "hang": 1,
         "thaw": 2,
@@ -501,8 +514,14 @@ class Schedule:
     def _settle(self) -> None:
         """Everything comes to rest, and what time alone can end has ended."""
         world = self.world
-        begun_at = world.now
         world.run()
+        # Without a memory, a master that began anew waits for all as long as the peers do.
+        patience_s = MASTER_TIMEOUT_S if world.memory is Memory.NONE and self.plan.masters == 1 else 0.0
+        end_at = world.now + patience_s
+        while world.now < end_at and any(node.masterless_since is not None for node in world.alive):
+            world.wait(2.5)
+            world.run()
+        begun_at = world.now
         while world.now < begun_at + SETTLED_AFTER_S / 2:
             world.wait(2.5)
             world.run()

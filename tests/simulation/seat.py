@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, Decoder
+from pccl.protocol.control_session import ControlSession
+from pccl.protocol.fence import Fence
 from pccl.protocol.master import Master, MasterOptions
 from pccl.protocol.succession import Succession
 
@@ -16,6 +19,16 @@ if TYPE_CHECKING:
 
 NUMBERS_PER_RUN = 10**12
 """Apart, so that peers, views and epochs of two runs are never mistaken for each other."""
+
+
+class Memory(Enum):
+    """What outlasts a master's process."""
+
+    NONE = "none"
+    """A successor waits for all."""
+    DISK = "disk"
+    WAIVED = "waived"
+    """Nothing, and a successor waits for a majority only."""
 
 
 @dataclass(eq=False)
@@ -33,6 +46,8 @@ class Seat:
     """The leader, as last looked at."""
     run: str = ""
     """Of the machine, as last looked at."""
+    fence: Fence | None = None
+    """On disk."""
 
     @property
     def is_away(self) -> bool:
@@ -42,9 +57,25 @@ class Seat:
     def is_leading(self) -> bool:
         return not self.is_dead and self.machine.is_leading
 
-    def begin(self, run: int, options: MasterOptions | None, birth_at: float, is_standby: bool) -> None:
+    def begin(
+        self,
+        run: int,
+        options: MasterOptions | None,
+        birth_at: float,
+        is_standby: bool,
+        memory: Memory = Memory.NONE,
+    ) -> None:
         """A new process."""
-        self.machine = Succession(f"run-{run}", options, birth_at, is_standby, secret=b"secret of run %d" % run)
+        self.machine = Succession(
+            f"run-{run}",
+            options,
+            birth_at,
+            is_standby,
+            secret=b"secret of run %d" % run,
+            fence=self.fence,
+            persists=memory is Memory.DISK,
+            resumes_any=memory is Memory.WAIVED,
+        )
         self.is_dead = self.is_frozen = False
         self.number(run)
 
@@ -68,14 +99,42 @@ class Control:
     """To the node."""
     outbox: deque[bytes] = field(default_factory=deque)
     """To the master."""
-    decoder: Decoder[m.FromMaster] = field(default_factory=lambda: Decoder(m.FromMaster))
-    opening_decoder: Decoder[m.FromPeer] = field(default_factory=lambda: Decoder(m.FromPeer, OPENING_BYTES_MAX))
+    decoder: Decoder[m.FromMaster | m.Ack] = field(default_factory=lambda: Decoder(m.FromMaster | m.Ack))
+    opening_decoder: Decoder[m.FromPeer | m.Ack] = field(
+        default_factory=lambda: Decoder(m.FromPeer | m.Ack, OPENING_BYTES_MAX)
+    )
+    at_node: ControlSession = field(default_factory=lambda: ControlSession(b""))
+    """The ends of its session."""
+    at_seat: ControlSession = field(default_factory=lambda: ControlSession(b""))
+    has_opened: bool = False
+    """The master has heard the opening, with which the session begins."""
+    is_reset: bool = False
+    """Nothing gets through until another connection carries the session on; each end finds that at its own time."""
+    told: list[bytes] = field(default_factory=list)
+    """All frames that the master has sent."""
     is_known: bool = False
     """The master has accepted it."""
     is_hung_up_on: bool = False
     """The master's end is closed; so says the last thing in `inbox`."""
     is_over: bool = False
     """The master has closed it or heard of its end."""
+
+    def reset(self, keep_inbox: int, keep_outbox: int) -> None:
+        """Of what is under way so many bytes still arrive."""
+        self.is_reset = True
+        for queue, keep in ((self.inbox, keep_inbox), (self.outbox, keep_outbox)):
+            data = b"".join(queue)[:keep]
+            queue.clear()
+            queue.extend(filter(None, [data]))
+            queue.append(b"")
+
+    def reattach(self) -> None:
+        """Another connection carries the session on."""
+        self.is_reset = False
+        self.inbox = deque(self.at_seat.reattach(self.at_node.received))
+        self.outbox = deque(self.at_node.reattach(self.at_seat.received))
+        self.decoder = Decoder(m.FromMaster | m.Ack)
+        self.opening_decoder = Decoder(m.FromPeer | m.Ack)
 
     @property
     def name(self) -> str:

@@ -142,7 +142,7 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
     world.run()  # n1 gives up waiting for n3 to dial
     assert isinstance(world.said[-1][1], m.LinksReady)
     assert world.said[-1][1].failed
-    world.kill(b)
+    world.leave(b)
     world.run_until(lambda: a.links)
     world.thaw(c)
     world.run()

@@ -5,7 +5,8 @@ Time is a number that the test moves. `World.step` delivers one pending thing, c
 
 What is pretended:
 
-    control connections   byte queues that may be cut anywhere, lose their tail, or break, on each end at its own time
+    control connections   byte queues that may be cut anywhere, lose their tail, or break, on each end at its own time;
+                          a session goes on over the next one (`control_session`, the real one)
     signs of life         none travel; when time passes, it is looked up who could have heard whom, and since when not
     links                 `Wire`s, dialled, offered, accepted and closed one by one; a closed wire breaks its link
     the engine            `engine.Engines`; reports reach the machine in the order they happened, in batches
@@ -33,14 +34,15 @@ from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import FrameCache, ProtocolError, encode
-from pccl.protocol.succession import Succession
+from pccl.protocol.control_session import ControlSession
+from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines
 from tests.simulation.gate import OPS
 from tests.simulation.node import Link, Node, Wire
-from tests.simulation.seat import Control, Seat
+from tests.simulation.seat import Control, Memory, Seat
 
 TAG = 5
 BATCH_MAX = 4
@@ -54,8 +56,7 @@ SLOWNESS = 0.95
 """How often something else goes first where a link is slow."""
 MASTERS = (MASTER, "standby")
 MASTER_TIMEOUT_S = 60.0
-BIRTH_S = 2.0
-_Choice = tuple[Callable[[Any], None], Node | Control]
+_Choice = tuple[Callable[[Any], None], Node | Control | tuple[Seat, int]]
 _Event = tuple[Node | None, Callable[[], None], tuple[tuple[str, str], ...]]
 BEATS_FROM = 1_000_000
 """Connections for signs of life are numbered from here."""
@@ -69,15 +70,17 @@ class World:
         options: ms.MasterOptions | None = None,
         masters: int = 0,
         has_gates: bool = False,
+        memory: Memory = Memory.NONE,
     ) -> None:
         """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it. `has_gates`: ops
-        may go past the machines."""
+        may go past the machines. `memory`: of every master."""
         self.rng = rng
         self.cut_bytes = cut_bytes
         self.now = 0.0
         self.masters = masters
         self.has_gates = has_gates
         self.options = options
+        self.memory = memory
         self.seats = [Seat(name, Succession("run-1", options)) for name in MASTERS[: max(1, masters)]]
         self._runs = 0
         for seat in self.seats:
@@ -133,7 +136,7 @@ class World:
 
     def _begin(self, seat: Seat, birth_at: float) -> None:
         self._runs += 1
-        seat.begin(self._runs, self.options, birth_at, is_standby=seat.name != MASTER)
+        seat.begin(self._runs, self.options, birth_at, seat.name != MASTER, self.memory)
 
     def hello(self, node: Node) -> m.Hello:
         return m.Hello(
@@ -148,6 +151,7 @@ class World:
             may_found=len(self.seats) == 1 or not any(other.machine.view for other in self.alive),
             site=node.machine.site,
             site_size=node.machine.site_size,
+            master_timeout_s=MASTER_TIMEOUT_S,
         )
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
@@ -165,10 +169,18 @@ class World:
         self._answer_knocks(node)
 
     def sever(self, node: Node, lost_bytes: int = 0) -> None:
-        """Breaks a living peer's control connection."""
+        """Breaks a living peer's control connection, and it makes no other: its master is lost to it."""
         self._hang_up(node, lost_bytes)
-        if node.control is not None:
+        if node.control is not None and not node.control.is_reset:
             self._close(node.control)
+
+    def reset(self, node: Node) -> None:
+        """Resets a living peer's control connection, from some byte on in each direction. It dials again."""
+        control = node.control
+        if control is None or control.is_over or control.is_reset or control.is_hung_up_on or not control.has_opened:
+            return
+        sizes = [sum(map(len, queue)) for queue in (control.inbox, control.outbox)]
+        control.reset(*(self.rng.randint(0, size) if self.rng else 0 for size in sizes))
 
     def _close(self, control: Control) -> None:
         """At the master's end."""
@@ -234,7 +246,8 @@ class World:
         """A new one begins where one was killed."""
         seat = seat or self.seats[0]
         assert seat.is_dead
-        self._begin(seat, self.now + BIRTH_S)
+        options = self.options or ms.MasterOptions()
+        self._begin(seat, self.now + hold_s(Beginning.UNKNOWN, options, seat.fence, self.memory is Memory.DISK))
         for node in self.nodes:
             node.tried.discard(seat.name)
 
@@ -374,8 +387,14 @@ class World:
 
     def say(self, node: Node, message: m.Message | bytes) -> None:
         """Puts words into a peer's mouth."""
-        if node.control is not None:
-            node.control.outbox.append(message if isinstance(message, bytes) else encode(message))
+        control = node.control
+        if control is None:
+            return
+        frame = message if isinstance(message, bytes) else encode(message)
+        if not isinstance(message, m.Hello | m.Resume):
+            control.at_node.keep(frame)
+        if not control.is_reset:
+            control.outbox.append(frame)
 
     def run(self, steps_max: int = 200_000) -> None:
         """Delivers until nothing is left to deliver, and lets time pass where somebody waits for a link."""
@@ -387,6 +406,8 @@ class World:
                     for link in node.links.values()
                     if not node.is_frozen and not link.is_complete
                 ]
+                for seat in self.seats:
+                    due += seat.machine.master._absent_until.values() if not seat.is_away else ()
                 due += [
                     seat.machine.master.evidence_due_at
                     for seat in self.seats
@@ -503,11 +524,19 @@ class World:
         for control in self._open_controls():
             if control.outbox and self._gets_through(control.node, control.seat.name):
                 choices.append((self._deliver_to_master, control))
+        for seat in self.seats:
+            for connection, node in seat.beats.items():
+                is_closed = not node.is_reachable or node.beats != connection
+                if is_closed and not seat.is_away and self._passes(node, seat.name):
+                    choices.append((self._end_beats, (seat, connection)))
         for node in self.nodes:
             control_of = node.control
             if control_of is None:
                 if node.is_reachable and not node.is_frozen and len(node.tried) < len(self.seats):
                     choices.append((self._dial_master, node))
+            elif node.reattaching_since is not None:
+                if node.is_reachable and not node.is_frozen and self._may_reattach(control_of):
+                    choices.append((self._reattach, node))
             elif (
                 control_of.inbox
                 and node.is_reachable
@@ -548,7 +577,7 @@ class World:
             return (what.name, what.seat.name) in self.slow
         if deliver == self._deliver_reports:
             return (what.name, what.name) in self.slow
-        if deliver != self._deliver_to_peer:
+        if deliver != self._deliver_to_peer or not isinstance(what, Node):
             return False
         assert what.control is not None
         return (what.control.seat.name, what.name) in self.slow
@@ -586,7 +615,7 @@ class World:
         return self.rng.randint(1, min(waiting, BATCH_MAX)) if self.rng else 1
 
     def _hang_up(self, node: Node, lost_bytes: int) -> None:
-        if node.control is None or node.control.is_over:
+        if node.control is None or node.control.is_over or node.control.is_reset:
             return
         outbox = node.control.outbox
         while lost_bytes and outbox:
@@ -607,10 +636,16 @@ class World:
             self._accept(control)
         if not data:
             control.outbox.clear()
-            self._end_control(control, "connection reset")
+            self._lose_control(control)
             return
         try:
             for message in control.opening_decoder.feed(data):
+                if isinstance(message, m.Ack):
+                    control.at_seat.acknowledge(message.received)
+                    continue
+                if control.has_opened:
+                    self._acknowledge(control, control.at_seat, control.inbox)
+                control.has_opened = True
                 self.said.append((node.name, message))
                 if node.home in (seat, None):
                     self.checks.said(node, message)
@@ -621,6 +656,43 @@ class World:
             self._act(seat, [] if control.is_over else [goodbye, ms.Close(control.number)])
             self._end_control(control, str(error))
             control.outbox.clear()
+
+    def _acknowledge(self, control: Control, session: ControlSession, back: deque[bytes]) -> None:
+        """This end has received a message, and may have to say so."""
+        ack = session.receive()
+        if ack is not None and not control.is_reset and not control.is_over:
+            back.append(encode(ack))
+
+    def _lose_control(self, control: Control) -> None:
+        """The master finds the connection closed, and its session may go on."""
+        if control.has_opened and not control.is_over:
+            reason = "connection reset"
+            self._act(control.seat, control.seat.machine.detached(control.number, reason, self.now))
+        else:
+            self._end_control(control, "connection reset")
+
+    def _may_reattach(self, control: Control) -> bool:
+        seat = control.seat
+        return seat.is_dead or (self._gets_through(control.node, seat.name) and self._passes(seat.name, control.node))
+
+    def _reattach(self, node: Node) -> None:
+        control = node.control
+        assert control is not None
+        node.reattaching_since = None
+        seat = control.seat
+        if seat.is_dead or control.is_over or not self._is_member(control):
+            self._take_over(node)
+            node.machine.master_lost("the master does not know the session")
+            self._peer(node)
+            return
+        control.reattach()
+        self._act(seat, seat.machine.reattached(control.number, self.now))
+
+    def _end_beats(self, of: tuple[Seat, int]) -> None:
+        """A master finds a connection for signs of life closed."""
+        seat, connection = of
+        self._lose_beats(seat, connection)
+        self._act(seat, seat.machine.disconnected(connection, "closed by the other side", self.now))
 
     def _end_control(self, control: Control, reason: str) -> None:
         control.is_over = True
@@ -646,7 +718,11 @@ class World:
         if seat.is_dead or not (self._passes(node.name, seat.name) and self._passes(seat.name, node.name)):
             return
         self._connect(node, seat)
-        self.say(node, node.machine.resume(len(self.seats), self.now) or self.hello(node))
+        patience_s = MASTER_TIMEOUT_S
+        if node.masterless_since is not None:
+            patience_s = max(0.0, node.masterless_since + MASTER_TIMEOUT_S - self.now)
+        resume = node.machine.resume(len(self.seats), self.now, b"", MASTER_TIMEOUT_S, patience_s)
+        self.say(node, resume or self.hello(node))
 
     def _pass_seeking(self) -> None:
         """Those without a master try all again, and give up in the end."""
@@ -654,7 +730,13 @@ class World:
             node.tried.clear()
         for node in self.alive:
             since, control = node.masterless_since, node.control
-            if since is None or node.is_frozen:
+            if node.is_frozen:
+                continue
+            if node.reattaching_since is not None and self.now >= node.reattaching_since + self._timeout_s:
+                self._take_over(node)
+                node.machine.master_lost("no other connection")
+                self._peer(node)
+            if since is None:
                 continue
             self._take_over(node)
             if self.now >= since + MASTER_TIMEOUT_S:
@@ -675,10 +757,19 @@ class World:
         self._take_over(node)
         for _ in range(self._batch(len(control.inbox))):
             data = self._take(control.inbox)
+            if not data and control.is_reset and node.machine.is_led:
+                control.inbox.clear()
+                node.reattaching_since = self.now
+                break
             if not data:
                 node.machine.master_lost("the master closed the connection")
                 break
             for message in control.decoder.feed(data):
+                if isinstance(message, m.Ack):
+                    control.at_node.acknowledge(message.received)
+                    continue
+                self._acknowledge(control, control.at_node, control.outbox)
+                assert encode(message) == control.told[control.at_node.received - 1], "lost, doubled or out of order"
                 node.heard(message)
                 node.machine.received(message)
                 if isinstance(message, m.OpAbort) and message.tag in node.machine._overtaken:
@@ -1006,6 +1097,9 @@ class World:
             if isinstance(effect, ms.Log):
                 self.log.append(effect.text)
                 continue
+            if isinstance(effect, ms.Persist):
+                seat.fence = effect.fence
+                continue
             if isinstance(effect, ms.FindRings):
                 self._later(None, partial(self._find_rings, seat, effect))
                 continue
@@ -1035,8 +1129,11 @@ class World:
                 results.append((node, effect.message))
                 # Whom the master lets go of after that, as when it is deposed by a further loss, has been told.
                 accepted = [each for each in accepted if each.is_known]
-            if not control.is_hung_up_on:
-                control.inbox.append(cache.frame(effect.message))
+            frame = cache.frame(effect.message)
+            control.at_seat.keep(frame)
+            control.told.append(frame)
+            if not control.is_hung_up_on and not control.is_reset:
+                control.inbox.append(frame)
         if results:
             self.checks.joint_results(results[0][0].machine.run, results, accepted)
         seat.run = seat.machine.run
@@ -1054,7 +1151,8 @@ class World:
         seat.seen = master
         if master.term > 1:
             rivals = [each.machine.master for each in self.seats if each is not seat and each.is_leading]
-            self.checks.succeeded(master, self.nodes, rivals)
+            is_fenced = self.memory is Memory.DISK and len(self.seats) == 1
+            self.checks.succeeded(master, self.nodes, rivals, is_fenced)
         else:
             self._runs += 1
             seat.number(self._runs)
@@ -1103,7 +1201,7 @@ class World:
             self._later(node, lambda: self._dial_beats(node))
         elif isinstance(effect, ps.SeekMaster):
             self._hang_up(node, 0)
-            node.control = node.beats_seat = node.beats_timeout_s = None
+            node.control = node.beats_seat = node.beats_timeout_s = node.reattaching_since = None
             node.beats = 0
             if node.masterless_since is None:
                 node.masterless_since = self.now

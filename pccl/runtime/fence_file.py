@@ -1,0 +1,112 @@
+"""A directory in which a master keeps what fences its run (`protocol.fence`), one master at a time.
+
+`master.json` is the record. It is replaced as a whole: written beside it, synced to disk, renamed, and the directory
+synced, so after a power failure there is the old one or the new one. `lock` is held as long as the master lives, by
+whatever way it ends; its text says who holds it. Both are readable by their owner alone, for the record names the
+run's secret.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from contextlib import suppress
+
+import msgspec
+
+from pccl.protocol.fence import Fence
+
+FORMAT = 1
+RECORD = "master.json"
+LOCK = "lock"
+
+
+class StateError(Exception):
+    """The directory cannot be used. The message says which and why."""
+
+
+class _Document(msgspec.Struct, frozen=True):
+    format: int
+    fence: Fence
+
+
+class FenceFile:
+    """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
+
+    def __init__(self, directory: str, owner: str) -> None:
+        """Makes the directory if there is none, and reads the record. `owner` is told to whoever comes later.
+        StateError."""
+        self.directory = directory
+        self._lock_fd = -1
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            self._lock_fd = os.open(self._path(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateError(f"no state can be kept in {directory}: {error.strerror}") from None
+        try:
+            self._take_lock(owner)
+            self.fence = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _take_lock(self, owner: str) -> None:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock_fd, 200, 0).decode(errors="replace").strip() or "another process"
+            raise StateError(f"{self.directory} is in use by {holder}; a directory is for one master") from None
+        except OSError as error:
+            raise StateError(f"{self._path(LOCK)} cannot be locked: {error.strerror}") from None
+        text = f"the master at {owner}, process {os.getpid()} on {socket.gethostname()}\n".encode()
+        with suppress(OSError):  # a full disk: only the name is missing
+            os.ftruncate(self._lock_fd, 0)
+            os.pwrite(self._lock_fd, text, 0)
+
+    def _read(self) -> Fence | None:
+        path = self._path(RECORD)
+        try:
+            with open(path, "rb") as file:
+                document = msgspec.json.decode(file.read(), type=_Document)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateError(f"{path} cannot be read: {error.strerror}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StateError(
+                f"{path} is no record of a master ({error}); move it away if no peer of its run is alive"
+            ) from None
+        if document.format != FORMAT:
+            raise StateError(
+                f"{path} has format {document.format}, this pccl writes {FORMAT}; use the version that wrote it"
+            )
+        return document.fence
+
+    def write(self, fence: Fence) -> None:
+        """Returns when it is on disk. OSError."""
+        data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, fence)), indent=1)
+        path = self._path(RECORD)
+        new = path + ".new"
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(new, path)
+        directory_fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory_fd)
+        finally:
+            os.close(directory_fd)
+
+    def close(self) -> None:
+        """Gives the directory free. In a forked child it closes the child's copy, and the parent keeps its lock."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd != -1:
+            os.close(fd)

@@ -1,0 +1,98 @@
+"""What a master keeps on disk: all of a record or the one before, and one master at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pccl.protocol.fence import Fence, FencedView
+from pccl.runtime.fence_file import LOCK, RECORD, FenceFile, StateError
+
+FENCE = Fence("a run", b"\x00\xffsecret", 3, FencedView.of(7, [1, 2, 3]), [FencedView.of(8, [1, 2])], False, 90.0)
+
+
+def test_a_record_is_read_again(tmp_path: Path) -> None:
+    directory = str(tmp_path / "new" / "state")
+    state = FenceFile(directory, "here")
+    assert state.fence is None
+    state.write(FENCE)
+    state.close()
+    again = FenceFile(directory, "here")
+    assert again.fence == FENCE
+    again.close()
+
+
+def test_only_the_owner_reads_it(tmp_path: Path) -> None:
+    state = FenceFile(str(tmp_path / "state"), "here")
+    state.write(FENCE)
+    state.close()
+    assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(tmp_path / "state" / RECORD).st_mode) == 0o600
+
+
+def test_the_second_is_told_who_is_there(tmp_path: Path) -> None:
+    first = FenceFile(str(tmp_path), "10.0.0.1:48148")
+    with pytest.raises(StateError, match=f"is in use by the master at 10.0.0.1:48148, process {os.getpid()} on "):
+        FenceFile(str(tmp_path), "10.0.0.2:48148")
+    first.close()
+    FenceFile(str(tmp_path), "10.0.0.2:48148").close()
+
+
+def test_a_child_keeps_nobody_out(tmp_path: Path) -> None:
+    """Its copy of the lock's descriptor is closed, and the parent's lock stays."""
+    state = FenceFile(str(tmp_path), "here")
+    child = os.fork()
+    if child == 0:
+        state.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(StateError, match="in use"):
+        FenceFile(str(tmp_path), "there")
+    state.close()
+
+
+def test_a_write_that_fails_leaves_the_record_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = FenceFile(str(tmp_path), "here")
+    state.write(FENCE)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            state.write(Fence("another", b"", 1, None))
+    state.close()
+    again = FenceFile(str(tmp_path), "here")
+    assert again.fence == FENCE
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "\xff"])
+def test_what_is_no_record_is_named_and_lets_the_directory_free(tmp_path: Path, text: str) -> None:
+    (tmp_path / RECORD).write_text(text, encoding="latin-1")
+    for _ in range(2):
+        with pytest.raises(StateError, match=f"{RECORD} is no record of a master"):
+            FenceFile(str(tmp_path), "here")
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    state = FenceFile(str(tmp_path), "here")
+    state.write(FENCE)
+    state.close()
+    path = tmp_path / RECORD
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(StateError, match="has format 2"):
+        FenceFile(str(tmp_path), "here")
+
+
+def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match=r"no state can be kept in .*file/state: "):
+        FenceFile(str(tmp_path / "file" / "state"), "here")
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(StateError, match="no state can be kept"):
+        FenceFile(str(tmp_path), "here")
