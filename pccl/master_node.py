@@ -7,7 +7,6 @@ import math
 import os
 import socket
 import ssl
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -25,6 +24,7 @@ from pccl.runtime.candidates import Address
 from pccl.runtime.fence_file import FenceFile, StateError
 from pccl.runtime.latch import Latch
 from pccl.runtime.master_server import MasterServer
+from pccl.runtime.serving import STOP_TIMEOUT_S
 from pccl.types import Result
 from pccl.web.hosts import Hosts, checked_names
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pccl.master")
 
-STOP_TIMEOUT_S = 5.0
 DEFAULT_HTTP_PORT = 48149
 HTTP_BACKLOG = 64
 
@@ -42,8 +41,12 @@ class MasterNode:
     """Keeps membership and arbitrates outcomes for one run; payload never passes through it.
 
     `run()` listens and returns at once, `interrupt()` stops it, `wait()` waits until it has stopped, and raises if a
-    fault has stopped it. As a context
-    manager it does all three. Thread-safe.
+    fault has stopped it. As a context manager it does all three. Thread-safe.
+
+    One that runs goes on until it is interrupted, also if you let go of it, and a program that comes to its end, or
+    exits, goes on with it: Ctrl-C and SIGTERM end both in order, unless the program has handlers of its own for them,
+    of which one that raises does. The communicators of the program leave the run before. A program that ends by an
+    exception is not held up.
 
     `token` is the run's shared secret: peers that do not know it are refused, and so are those that have one while the
     master has none (default: PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary server-side
@@ -146,6 +149,7 @@ class MasterNode:
             if web_listener is not None and self._http is not None:
                 web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
             service = _Service(
+                self._host,
                 listener,
                 self._options,
                 self._token,
@@ -164,9 +168,8 @@ class MasterNode:
             raise PCCLError(code, "MasterNode.run", str(error)) from None
         self._service = service
         portal.on_fork(service)
-        portal.on_exit(service)
+        portal.outlasts(service)
         portal.current().start(service.serve)
-        weakref.finalize(self, _Service.interrupt, service).atexit = False
 
     @property
     def address(self) -> str:
@@ -183,9 +186,15 @@ class MasterNode:
         return addresses.join(self._http[0], port)
 
     def interrupt(self) -> None:
-        """Stops it: connections are closed, peers see the master lost. May be called again."""
-        if self._service is not None:
-            self._service.interrupt()
+        """Stops it: connections are closed, peers see the master lost, and its ports are free when this returns, as
+        they are at once. May be called again, from any thread and from signal handlers. TIMEOUT after some seconds."""
+        service = self._service
+        if service is None or service.stopped.is_set():
+            return
+        service.interrupt()
+        if not portal.current().is_this_thread and not service.stopped.wait(STOP_TIMEOUT_S):
+            what = f"{service.description} has not stopped within {STOP_TIMEOUT_S:g} s; it does when this process ends"
+            raise PCCLError(Result.TIMEOUT, "MasterNode.interrupt", what)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until it has stopped; False if `timeout` seconds passed first. INTERNAL_ERROR if a fault of pccl has
@@ -206,8 +215,8 @@ class MasterNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.interrupt()
         try:
+            self.interrupt()
             self.wait(STOP_TIMEOUT_S)
         except PCCLError:
             if error is None:
@@ -245,10 +254,11 @@ def _engine_threads(given: int | None) -> int:
 
 
 class _Service:
-    """What runs in the portal. Does not refer to its MasterNode, so that one can be collected."""
+    """What runs in the portal, whatever becomes of its MasterNode."""
 
     def __init__(
         self,
+        host: str,
         listener: socket.socket,
         options: MasterOptions,
         token: str,
@@ -260,7 +270,9 @@ class _Service:
         resumes_any: bool,
     ) -> None:
         self.port: int = listener.getsockname()[1]
+        self.description = f"the master at {addresses.join(host, self.port)}"
         self.stopped = Latch()
+        self.is_interrupted = False
         self.fault = ""
         """Of pccl's own, which has ended it."""
         self._server = MasterServer(
@@ -293,13 +305,14 @@ class _Service:
                         nursery.start_soon(self._web.serve)
                     await self._server.serve()
         except Exception as error:
-            self.fault = faults.report(f"the master at port {self.port}", error)
+            self.fault = faults.report(self.description, error)
             with suppress(Exception):
                 logger.error("%s", self.fault, exc_info=error)
         finally:
             self.stopped.set()
 
     def interrupt(self) -> None:
+        self.is_interrupted = True
         if not self.stopped.is_set():
             portal.current().post(self._scope.cancel)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.protocol.fence import Fence, FencedView
+from pccl.runtime import portal
 from pccl.runtime.fence_file import FenceFile
+from pccl.runtime.latch import Latch
 from pccl.status import run_status
 from tests.crew import WAIT_S, Background, Crew, outcomes, results, until
 
@@ -179,12 +182,50 @@ def test_before_it_runs_there_is_nothing_to_stop() -> None:
     assert master.wait(0)
 
 
-def test_a_forgotten_master_stops() -> None:
+def test_a_forgotten_master_goes_on() -> None:
     master = MasterNode("127.0.0.1:0")
     master.run()
-    peer = Communicator(master.address)
-    peer.connect()
+    service, address = weakref.ref(master._service), master.address
     del master
     gc.collect()
-    until(lambda: results(outcomes([peer.are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED], "it has stopped")
-    peer.close()
+    try:
+        with Communicator(address) as peer:
+            assert peer.are_peers_pending() is False
+    finally:
+        serving = service()
+        assert serving is not None
+        serving.interrupt()
+        assert serving.stopped.wait(WAIT_S)
+
+
+def test_once_interrupted_its_ports_are_free() -> None:
+    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as first:
+        address, http = first.address, first.http_address
+    for _ in range(5):
+        master = MasterNode(address, http=http, found=True)
+        master.run()
+        try:
+            peer = Communicator(address)
+            peer.connect()
+        finally:
+            master.interrupt()
+        peer.close()
+        assert master.wait(0)
+
+
+def test_a_master_that_does_not_stop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.master_node.STOP_TIMEOUT_S", 0.01)
+    with MasterNode("127.0.0.1:0") as master:
+        held, goes_on = Latch(), Latch()
+
+        def hold() -> None:
+            held.set()
+            goes_on.wait(WAIT_S)
+
+        portal.current().post(hold)
+        assert held.wait(WAIT_S)
+        error = refusal(master.interrupt)
+        goes_on.set()
+        assert error.result is Result.TIMEOUT
+        assert f"the master at {master.address} has not stopped within 0.01 s" in str(error)
+        assert master.wait(WAIT_S)

@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 18 };
+enum { PCCL_NATIVE_ABI = 19 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -495,6 +495,10 @@ void pccl_kernel_sign_words(const pccl_signs *of, uint32_t direction, uint32_t b
 uint64_t pccl_fpenv_get(void);
 void pccl_fpenv_set(uint64_t environment);
 uint64_t pccl_fpenv_default(void);
+
+/* At the end of the process, once all else has been done, this signal's default action ends it: whoever waits for the
+ * process learns that it was told to end. */
+int pccl_end_by_signal(int number);
 
 uint32_t pccl_native_abi(void);
 

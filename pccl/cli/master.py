@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN = "0.0.0.0:48148"
 DEFAULT_HTTP = "127.0.0.1:48149"
-STOP_TIMEOUT_S = 5.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -161,9 +160,10 @@ def run(arguments: argparse.Namespace) -> int:
     if ends.get() is None:
         tell(f"pccl master: {why}", sys.stderr)
         return 1
-    node.interrupt()
-    if not node.wait(STOP_TIMEOUT_S):
-        tell(f"pccl master: did not stop within {STOP_TIMEOUT_S:g} s", sys.stderr)
+    try:
+        node.interrupt()
+    except PCCLError as error:
+        tell(f"pccl master: {error}", sys.stderr)
         return 1
     return 0
 

@@ -30,6 +30,8 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
         targets = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"no host has such a name: {error}") from None
+    except RuntimeError as error:  # the program has ended: a name takes a thread, and there can be no new one
+        raise OSError(f"{host} cannot be looked up: {error}") from None
     connected: list[socket.socket] = []
     failures: list[OSError] = []
 

@@ -20,6 +20,7 @@ import ssl
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -30,6 +31,7 @@ from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, Persist, Send, TakeBeats
 from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime import addresses, handshake
+from pccl.runtime.aside import Aside
 from pccl.runtime.beacon import Beacon, Silent
 from pccl.runtime.candidates import Address
 from pccl.runtime.fence_file import FenceFile
@@ -123,6 +125,8 @@ class MasterServer:
         self._strangers = Strangers()
         self._refusals = Refusals(logger, trio.current_time)
         self._beacon = Beacon(self._options.peer_timeout_s)
+        self._searcher = Aside("pccl-search")
+        self._writer = Aside("pccl-state") if state is not None else None
         self._beating: set[int] = set()
         """Connections that the beacon has."""
         self._next_connection = 1
@@ -178,6 +182,9 @@ class MasterServer:
         finally:
             self._listener.close()
             self._beacon.close()
+            self._searcher.close()
+            if self._writer is not None:
+                self._writer.close()
             if self._state is not None:
                 self._state.close()
 
@@ -402,13 +409,14 @@ class MasterServer:
         persist = self._postponed[0]
         assert isinstance(persist, Persist)
         assert self._state is not None
+        assert self._writer is not None
         failure = ""
         while True:
             try:
-                await trio.to_thread.run_sync(self._state.write, persist.fence)
+                await self._writer.run(partial(self._state.write, persist.fence), is_left=False)
                 break
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread to be had
-                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            except OSError as error:
+                text = error.strerror or str(error)
                 if text != failure:
                     failure = text
                     logger.warning(
@@ -465,7 +473,7 @@ class MasterServer:
         def search() -> dict[int, list[int]]:
             return {group: best_ring(problem) for group, problem in effect.problems.items()}
 
-        rings = await trio.to_thread.run_sync(search, abandon_on_cancel=True)
+        rings = await self._searcher.run(search, is_left=True)
         self._carry_out(self._machine.rings_found(effect.search, rings, self._alive_now()))
 
     async def _watch_beats(self) -> None:

@@ -5,7 +5,8 @@ runs as a task there while its caller waits on a `Latch`, which signal handlers 
 cancelled, given a moment to withdraw what it began, and KeyboardInterrupt goes on to the caller.
 
 A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
-to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time.
+to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time. Where servers
+run, they are waited for before that (`pccl.runtime.serving`); all else is closed first, for nobody can use it any more.
 
 Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
 function raises is logged as the bug that it is.
@@ -18,13 +19,13 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl.runtime import faults
+from pccl.runtime import faults, serving
 from pccl.runtime.extension import lib
 from pccl.runtime.latch import Latch
 
@@ -160,6 +161,7 @@ _lock = threading.Lock()
 _portal: Portal | None = None
 _forkables: weakref.WeakSet[Any] = weakref.WeakSet()
 _closers: weakref.WeakSet[Any] = weakref.WeakSet()
+_servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current() -> Portal:
@@ -189,6 +191,13 @@ def on_exit(thing: Any) -> None:
     _closers.add(thing)
 
 
+def outlasts(server: serving.Server) -> None:
+    """The program's end waits for it, until it is interrupted; then it is closed as by `on_exit`."""
+    _servers.add(server)
+    _closers.add(server)
+    serving.at_the_end_of_a_child(_outlast)
+
+
 def _after_fork_in_child() -> None:
     global _portal, _lock
     _lock = threading.Lock()
@@ -197,21 +206,36 @@ def _after_fork_in_child() -> None:
         thing.forget_after_fork()
     _forkables.clear()
     _closers.clear()
+    _servers.clear()
+
+
+def _close(portal: Portal, things: Collection[Any]) -> None:
+    async def close_all() -> None:
+        with trio.move_on_after(EXIT_GRACE_S):
+            async with trio.open_nursery() as nursery:
+                for thing in things:
+                    nursery.start_soon(thing.close)
+
+    job = portal.start(close_all)
+    job.done.wait(EXIT_GRACE_S)
+
+
+def _outlast() -> None:
+    """At the end of the program: waits for the servers that nobody has interrupted."""
+    portal = _portal
+    servers = [server for server in list(_servers) if not (server.is_interrupted or server.stopped.is_set())]
+    if portal is None or not servers or serving.has_failed():
+        return
+    _close(portal, set(_closers) - set(servers))
+    serving.outlast(servers)
 
 
 def _at_exit() -> None:
     portal = _portal
     if portal is None:
         return
-
-    async def close_all() -> None:
-        with trio.move_on_after(EXIT_GRACE_S):
-            async with trio.open_nursery() as nursery:
-                for thing in list(_closers):
-                    nursery.start_soon(thing.close)
-
-    job = portal.start(close_all)
-    job.done.wait(EXIT_GRACE_S)
+    _outlast()
+    _close(portal, set(_closers))
     portal.stop()
 
 

@@ -62,7 +62,7 @@ def test_exit_while_a_call_waits_in_another_thread_is_quick(run: Run, command: s
 
 
 OVERTAKEN = """
-import atexit, os, threading
+import atexit, os, sys, threading
 over, hashing = threading.Event(), threading.Event()
 atexit.register(over.wait, 60)  # the last to be called
 import numpy, pccl
@@ -80,17 +80,15 @@ def call():
     over.set()
 
 async_communicator.fingerprint = fingerprint
-node = pccl.MasterNode("127.0.0.1:0")
-node.run()
-peer = pccl.Communicator(node.address)
+peer = pccl.Communicator(sys.argv[1])
 peer.connect()
 threading.Thread(target=call, daemon=True).start()
 hashing.wait()
 """
 
 
-def test_a_call_that_the_exit_overtakes_fails_as_any_other() -> None:
-    command = [sys.executable, "-P", "-c", OVERTAKEN]
+def test_a_call_that_the_exit_overtakes_fails_as_any_other(master: MasterNode) -> None:
+    command = [sys.executable, "-P", "-c", OVERTAKEN, master.address]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
@@ -127,6 +125,7 @@ def test_exit_of_a_process_that_runs_its_master_and_a_peer_is_quick(start: Start
     worker.do("gather", world=2)
     assert other.answer().error == ""
     start_s = time.monotonic()
+    worker.do("interrupt_master")
     assert worker.end() == 0
     assert time.monotonic() - start_s < PROMPT_S
     until(lambda: other.ask("world").error == "MASTER_CONNECTION_FAILED", "the master is missed", limit_s=PROMPT_S)

@@ -330,6 +330,10 @@ class Member:
         self.node.run()
         return self.node.address
 
+    def interrupt_master(self) -> None:
+        assert self.node is not None
+        self.node.interrupt()
+
     def wait_for_master(self) -> None:
         assert self.node is not None
         self.node.wait()
