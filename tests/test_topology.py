@@ -70,3 +70,18 @@ def test_neighbours() -> None:
 )
 def test_ring_pairs(ring: list[int], expected: set[tuple[int, int]]) -> None:
     assert topology.ring_pairs(ring) == expected
+
+
+def test_the_one_with_the_most_failing_links_goes() -> None:
+    assert topology.fewest_evictions([(1, 4)], set(), [(1, 2), (1, 3)]) == {1}
+    assert topology.fewest_evictions([(1, 4)], set(), [(2, 4), (3, 4), (1, 2)]) == {4}
+    assert topology.fewest_evictions([(1, 2), (3, 4)], set(), [(1, 5), (3, 5)]) == {1, 3}
+
+
+def test_a_newcomer_goes_though_the_incumbent_lacks_links_that_need_not_be() -> None:
+    assert topology.fewest_evictions([(1, 4)], {4}, [(1, 2), (1, 3)]) == {4}
+
+
+def test_who_was_evicted_before_goes_if_nothing_else_tells_them_apart() -> None:
+    assert topology.fewest_evictions([(1, 4)], set(), (), {1}) == {1}
+    assert topology.fewest_evictions([(1, 4)], set(), [(2, 4)], {1}) == {4}

@@ -356,7 +356,8 @@ class _Sync:
     receivers: set[int]
     members: set[int]
     donors: list[int]
-    failure: str | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+    """Who could not be brought up, and why."""
 
 
 class Master:
@@ -886,6 +887,7 @@ class Master:
         if group.sync is not None:
             group.sync.receivers.discard(peer)
             group.sync.members.discard(peer)
+            group.sync.failures.pop(peer, None)
         self._stop(group)
         group.awaiting_flush.discard(peer)
         group.ring.remove(peer)
@@ -1416,7 +1418,18 @@ class Master:
         for donor, reason in message.suspects:
             self._log("warning", f"{member} could not use donor {donor}: {reason}", {**member.about, "other": donor})
         if not message.success:
-            sync.failure = sync.failure or f"{member} could not be brought up: {message.reason}"
+            sync.failures[member.peer] = f"{member} could not be brought up: {message.reason}"
+            if message.suspects:
+                self._doubt_links(member)
+
+    def _doubt_links(self, member: _Member) -> None:
+        """Has all of its links made anew, which tries them. If they fail it is evicted, and what it could not do is
+        no concern of the others."""
+        group = self._groups[member.hello.group]
+        pairs = {pair for pair in topology.linked_pairs(group.ring) if member.peer in pair}
+        if group.running and pairs:
+            self._relink |= pairs
+            self._stop(group)
 
     def _on_probes(self, member: _Member, message: m.Probes) -> None:
         course = self._optimization
@@ -1476,17 +1489,18 @@ class Master:
         return progress
 
     def _step_sync(self, group: _Group) -> bool:
-        if group.changed:
-            return False
         sync = group.sync
+        if group.changed or (sync is not None and sync.failures and not group.running):
+            return False  # who could not be brought up may be about to go
         if sync.receivers if sync is not None else not 0 < group.accepted == group.waiting[Kind.SYNC]:
             return False
         members = [self._members[peer] for peer in group.ring]
         if sync is not None:
             group.sync = None
             waiting = [member for member in members if member.peer in sync.members]
-            if sync.failure is not None:
-                self._finish(waiting, Kind.SYNC, Result.NO_SHARED_STATE_AVAILABLE, sync.failure)
+            if sync.failures:
+                failure = next(iter(sync.failures.values()))
+                self._finish(waiting, Kind.SYNC, Result.NO_SHARED_STATE_AVAILABLE, failure)
             else:
                 self._synced(group, waiting, sync.revision)
             return True

@@ -1456,7 +1456,7 @@ class PeerSession:
                     return  # another one has followed it
                 try:
                     with self._leaving_on_store_errors():
-                        suspects = await syncing.transfer.fetch(plan, effect.donors, connect)
+                        suspects = await syncing.transfer.fetch(plan, effect.donors, connect, machine.peer_timeout_s)
                     success, reason = True, ""
                 except TransferError as error:
                     suspects, reason = error.suspects, str(error)

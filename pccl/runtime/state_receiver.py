@@ -13,8 +13,8 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
    Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more lanes,
    one after the other, up to as many as it wants connections in a link, as long as they make it faster.
 3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
-   left out, and its blocks go to the others. Silent is who sends nothing for STALL_S while others move, or for
-   PATIENCE_S when there is nobody to compare with. A donor with several lanes may lose all but one.
+   left out, and its blocks go to the others. Silent is who sends nothing for the peer timeout, or for STALL_S while
+   others move. A donor with several lanes may lose all but one.
 
 The fetch fails when no donor is left. Verified blocks stay, as they are right whoever sent them.
 
@@ -47,7 +47,8 @@ from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_
 logger = logging.getLogger("pccl.state")
 
 STALL_S = 5.0
-PATIENCE_S = 60.0
+PATIENCE_S = 5.0
+"""The peer timeout where nothing else is said."""
 WATCH_S = 0.25
 IDLE_S = 0.1
 """How often a lane with nothing to do looks for blocks that are late."""
@@ -97,6 +98,8 @@ class Receiver:
         """Tensors of which at least one byte was replaced."""
         self.suspects: dict[int, str] = {}
         """Donors that failed, and how, in the order in which they did."""
+        self.patience_s = PATIENCE_S
+        """How long a donor may send nothing."""
         self._fetching: _Fetch | None = None
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect) -> None:
@@ -400,7 +403,8 @@ class _Fetch:
             for connection in waiting:
                 # Who fell silent at about the same time as all others is not to blame: we may be cut off ourselves.
                 is_alone = are_others_idle or connection.lane.silent_s - least_s >= STALL_S / 2
-                limit_s = STALL_S if is_alone else PATIENCE_S
+                patience_s = self._receiver.patience_s
+                limit_s = min(STALL_S, patience_s) if is_alone else patience_s
                 if connection.lane.silent_s >= limit_s:
                     connection.end(f"sent nothing for {limit_s:g} s")
             self._add_lanes(now)

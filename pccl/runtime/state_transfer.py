@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pccl.protocol import messages as m
 from pccl.runtime import state_donor
 from pccl.runtime.state_blocks import Fingerprint, StateTensor
-from pccl.runtime.state_receiver import Connect, Receiver, Stream, TransferError
+from pccl.runtime.state_receiver import PATIENCE_S, Connect, Receiver, Stream, TransferError
 from pccl.runtime.wire import ByteStream
 
 __all__ = ["Stream", "Transfer", "TransferError"]
@@ -50,10 +50,14 @@ class Transfer:
 
         await state_donor.serve(stream, self.tensors, self.own, sent, tells)
 
-    async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect) -> list[tuple[int, str]]:
-        """Brings the tensors to the elected content. Returns the donors that failed and how; TransferError, with the
-        same, when none is left to ask. When cancelled, what has come stays, and another fetch may follow."""
+    async def fetch(
+        self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect, patience_s: float = PATIENCE_S
+    ) -> list[tuple[int, str]]:
+        """Brings the tensors to the elected content. A donor may send nothing for `patience_s`. Returns the donors that
+        failed and how; TransferError, with the same, when none is left to ask. When cancelled, what has come stays, and
+        another fetch may follow."""
         self._receiver.suspects.clear()
+        self._receiver.patience_s = patience_s
         await self._receiver.fetch(plan, donors, connect)
         self.own = Fingerprint(
             tuple(bytes(digests) for digests in self._receiver.held), plan.root if plan.fetch_content else self.own.root

@@ -293,3 +293,66 @@ def test_pair_that_cannot_connect_is_told_apart_by_the_one_that_dials(world: Wor
     _pass(world, 0.1)
     assert len(world.accepted) == 2
     assert world.reduce(world.accepted) == [Result.SUCCESS] * 2
+
+
+# Paths that carry small packets only.
+
+
+@pytest.fixture(params=["there", "back", "both ways"])
+def hole(request: pytest.FixtureRequest) -> Callable[[World, Node], None]:
+    def open_holes(world: World, sick: Node) -> None:
+        for other in world.nodes:
+            if other is not sick and request.param != "back":
+                world.open_hole(sick, other)
+            if other is not sick and request.param != "there":
+                world.open_hole(other, sick)
+
+    return open_holes
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_who_is_cut_off_from_several_is_evicted_and_not_one_of_those(
+    world: World, hole: Callable[[World, Node], None], at: int
+) -> None:
+    nodes = world.join(0, 0, 0, 0)
+    sick = nodes[at]
+    hole(world, sick)
+    for node in nodes:
+        world.launch(node, TAG)
+    _pass(world, TIMEOUT_S + 1.0)
+    healthy = [node for node in nodes if node is not sick]
+    assert world.accepted == healthy
+    assert sick.ended is not None
+    assert sick.ended.code is Result.RANK_CONNECTION_FAILED
+    assert world.reduce(healthy) == [Result.SUCCESS] * 3
+    world.check_rest()
+
+
+def test_newcomer_whose_links_carry_small_packets_only_is_not_let_in(
+    world: World, hole: Callable[[World, Node], None]
+) -> None:
+    nodes = world.join(0, 0, 0)
+    sick = world.add()
+    hole(world, sick)
+    world.run()
+    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in nodes]
+    _pass(world, TIMEOUT_S + 1.0)
+    assert [node.call(call) for node, call in zip(nodes, calls, strict=True)] == [Result.SUCCESS] * 3
+    assert world.accepted == nodes
+    assert sick.ended is not None
+    assert world.reduce(nodes) == [Result.SUCCESS] * 3
+
+
+def test_who_cannot_be_brought_up_for_its_links_costs_the_others_nothing(world: World) -> None:
+    nodes = world.join(0, 0, 0)
+    sick = world.add()
+    world.run()
+    world.admit_all()
+    for node in nodes:
+        node.revision = 7
+    for other in nodes:
+        world.open_hole(other, sick)
+    calls = [world.joint(node, Kind.SYNC) for node in (*nodes, sick)]
+    _pass(world, TIMEOUT_S + 1.0)
+    assert world.accepted == nodes
+    assert [node.call(call) for node, call in zip(nodes, calls, strict=False)] == [Result.SUCCESS] * 3

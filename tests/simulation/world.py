@@ -102,7 +102,7 @@ class World:
         """Everything that the master was told, with the name of the node."""
         self.told: list[tuple[str, m.FromMaster]] = []
         self.checks = Checks(self.nodes)
-        self.engines = Engines(self._later, self.node_of, self._pick, self._tell_caller)
+        self.engines = Engines(self._carry, self.node_of, self._pick, self._tell_caller)
         self._events: list[_Event] = []
         """What is under way outside of control connections, with the node it concerns and the directions it needs."""
 
@@ -255,6 +255,10 @@ class World:
         """Nothing gets from `a` to `b` any more."""
         self._note_heard()
         self.blocked.add((str(a), str(b)))
+
+    def open_hole(self, a: Node, b: Node) -> None:
+        """Of what gets from `a` to `b`, only small packets do any more: the first words on a connection, no payload."""
+        self.blocked.add((_large(a), str(b)))
 
     def cut(self, a: Node | str, b: Node | str) -> None:
         self.block(a, b)
@@ -597,6 +601,12 @@ class World:
             ways = ((source.name, node.name), (node.name, source.name))[: 1 + is_answered]
         self._events.append((node, action, ways))
 
+    def _carry(self, node: Node, action: Callable[[], None], source: Node, is_answered: bool = False) -> None:
+        """Payload gets to a node, as of `_later`."""
+        self._later(node, action, source, is_answered)
+        node_, action, ways = self._events.pop()
+        self._events.append((node_, action, (*ways, (_large(source), node.name))))
+
     def _pick(self, wires: list[Wire]) -> Wire:
         return self.rng.choice(wires) if self.rng else wires[0]
 
@@ -820,8 +830,9 @@ class World:
                 node.machine.link_lost(number, "connection reset")
 
     def _is_cut(self, a: Node, b: Node) -> bool:
-        """Nothing that needs an answer gets through between them."""
-        return not (self._gets_through(a, b) and self._gets_through(b, a))
+        """Nothing that needs an answer gets through between them, or nothing large."""
+        is_open = self._gets_through(a, b) and self._gets_through(b, a)
+        return not is_open or not self.blocked.isdisjoint({(_large(a), b.name), (_large(b), a.name)})
 
     def _pass_stillness(self) -> None:
         """Engines find links on which bytes lie that do not get across."""
@@ -941,6 +952,8 @@ class World:
         link = node.links.get(number)
         if link is None or not node.is_reachable:
             return
+        if self._is_cut(node, other):
+            return  # its padding does not get there, or none comes back
         link.expires_at = link.ends_at
         is_another = other.number != link.effect.member.peer  # it has begun anew
         if is_another or not other.is_reachable or frozenset((node.name, other.name)) in self.unreachable:
@@ -1278,6 +1291,11 @@ class World:
     def check_rest(self) -> None:
         """At rest, with nobody frozen: nobody waits for something that nobody else could bring about."""
         self.checks.rest(self.master, self.accepted, self.is_linked, bool(self.engines.held_back))
+
+
+def _large(node: Node) -> str:
+    """Who sends large packets, in `World.blocked`."""
+    return f"large packets of {node}"
 
 
 def rings(nodes: list[Node]) -> set[tuple[int, ...]]:
