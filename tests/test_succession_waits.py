@@ -39,7 +39,7 @@ def _founded() -> Succession:
 
 def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up() -> None:
     machine = _founded()
-    machine.silent(BEATS, TIMEOUT_S, TIMEOUT_S)
+    machine.received(CONTROL, m.JointCall(1, "none that there is"), TIMEOUT_S)
     assert not machine.is_leading
     (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 6.0)
     assert isinstance(answer, m.Goodbye)
@@ -50,7 +50,7 @@ def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up(
 def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it() -> None:
     machine = _founded()
     machine.master.term = 2
-    machine.silent(BEATS, TIMEOUT_S, TIMEOUT_S)
+    machine.received(CONTROL, m.JointCall(1, "none that there is"), TIMEOUT_S)
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7, term=1), 6.0)
     assert isinstance(answer, m.Goodbye)
     assert answer.reason == "evicted: run 'run' has ended without peer 7; connect again"

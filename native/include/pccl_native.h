@@ -375,6 +375,10 @@ int pccl_beacon_event_fd(const pccl_beacon *beacon);
 /* As pccl_engine_poll_events. */
 int pccl_beacon_poll_events(pccl_beacon *beacon, pccl_beacon_event *events, int events_max);
 
+/* The connections, at most so many, of which nothing was heard for `quiet_ms` up to the last turn, those with an event
+ * that was not polled yet included. Returns how many they are. */
+int pccl_beacon_quiet(pccl_beacon *beacon, uint32_t quiet_ms, uint64_t *connections, int connections_max);
+
 /* Adds a connected stream socket, which counts as heard from now, and takes ownership of it, also on failure.
  * Connection numbers are the caller's and are never used twice. */
 int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd);

@@ -363,6 +363,29 @@ int pccl_beacon_poll_events(pccl_beacon *beacon, pccl_beacon_event *events, int 
     return count;
 }
 
+static int beacon_list_quiet(
+    const beat_connection *each, int64_t since_ms, uint64_t *connections, int count, int connections_max)
+{
+    if (each->heard_ms > since_ms || count >= connections_max)
+        return count;
+    connections[count] = each->event.connection;
+    return count + 1;
+}
+
+int pccl_beacon_quiet(pccl_beacon *beacon, uint32_t quiet_ms, uint64_t *connections, int connections_max)
+{
+    int count = 0;
+    pthread_mutex_lock(&beacon->mutex);
+    int64_t since_ms = beacon->turned_ms - quiet_ms;
+    pccl_list *node;
+    for (node = beacon->connections.next; node != &beacon->connections; node = node->next)
+        count = beacon_list_quiet(connection_of(node), since_ms, connections, count, connections_max);
+    for (node = beacon->told.next; node != &beacon->told; node = node->next)
+        count = beacon_list_quiet(connection_of(node), since_ms, connections, count, connections_max);
+    pthread_mutex_unlock(&beacon->mutex);
+    return count;
+}
+
 static int beacon_prepare_socket(int fd)
 {
     int flags = fcntl(fd, F_GETFL);

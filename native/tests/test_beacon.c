@@ -67,6 +67,27 @@ static void test_those_who_beat_are_alive(void)
     pccl_beacon_destroy(b);
 }
 
+static void test_who_is_late_is_known_before_and_until_it_is_told(void)
+{
+    int fds[2];
+    uint64_t quiet[2] = {0, 0};
+    pccl_beacon *a = beacon(TIMEOUT_MS);
+    REQUIRE(a != NULL && pair(fds) == 0);
+    CHECK(pccl_beacon_add(a, 7, fds[0]) == PCCL_OK);
+    CHECK(pccl_beacon_quiet(a, LONG_MS, quiet, 2) == 0);
+    while (pccl_beacon_quiet(a, 1, quiet, 2) == 0)
+        (void)poll(NULL, 0, 1);
+    CHECK(quiet[0] == 7 && quiet[1] == 0);
+    struct pollfd news = {.fd = pccl_beacon_event_fd(a), .events = POLLIN, .revents = 0};
+    CHECK(poll(&news, 1, HANG_MS) == 1);
+    CHECK(pccl_beacon_quiet(a, TIMEOUT_MS, quiet, 2) == 1);
+    CHECK(pccl_beacon_quiet(a, 1, quiet, 0) == 0);
+    CHECK(next_event(a, HANG_MS).kind == PCCL_BEACON_SILENT);
+    CHECK(pccl_beacon_quiet(a, 1, quiet, 2) == 0);
+    pccl_beacon_destroy(a);
+    close(fds[1]);
+}
+
 static void test_silence_is_told_once_and_closes(void)
 {
     int fds[2];
@@ -320,6 +341,7 @@ int main(void)
 {
     RUN(test_wrong_arguments);
     RUN(test_those_who_beat_are_alive);
+    RUN(test_who_is_late_is_known_before_and_until_it_is_told);
     RUN(test_silence_is_told_once_and_closes);
     RUN(test_one_who_never_reads_is_heard_as_long_as_it_beats);
     RUN(test_what_is_no_beat_closes);

@@ -39,6 +39,9 @@ there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is
 has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
 is not admitted before it has one, so that whoever may hold up the others can be missed.
 
+One peer's silence is the peer's. Where most peers of a view fall silent at once, by signs of life that are late by half
+that time already, it is rather this master that hears nobody: it is `deposed` then, and evicts none of them.
+
 Absence. A peer whose control connection breaks dials again and goes on in its session (`control_session`): the runtime
 says `detached`, then `reattached`, and until then the peer is absent: it is told nothing, and what is said to it waits.
 A peer that has died must not be waited for, so:
@@ -135,6 +138,8 @@ NAME_CHARACTERS_MAX = 255
 SITE_PEERS_MAX = 2**12
 OPEN_OPS_MAX = 2**18
 """Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
+QUIET_SHARE = 0.5
+"""Of the peer timeout: of a connection that has carried no sign of life for so long, several are missing."""
 LONG_WAIT_S = 10.0
 """A joint call that waits longer is logged once, with whom it waits for."""
 
@@ -437,6 +442,8 @@ class Master:
         """Views that may be in force, of a master before this one; until this one has one in force."""
         self._parted: set[int] = set()
         """Peers of the view in force that are not expected back: they have left, or were evicted."""
+        self._quiet: set[int] = set()
+        """Peers whose signs of life are late, as was said last."""
         self.deposed = ""
         """Why this master must lead no further; empty: it may."""
         self.has_rivals = False
@@ -518,13 +525,18 @@ class Master:
         self._advance()
         return self._drain()
 
+    def note_quiet(self, connections: Iterable[int]) -> None:
+        """Over these connections no sign of life has come for QUIET_SHARE of the peer timeout. To be said before any
+        event that may mean a loss."""
+        self._quiet = {self._beats[connection] for connection in connections if connection in self._beats}
+
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         """No sign of life has come over this connection for so long. It is closed."""
         self._now = now
         peer = self._beats.pop(connection, None)
         if peer is not None:
             self._members[peer].beats = None
-            self._evict(peer, f"silent for {silent_s:.1f} s")
+            self._evict_silent(peer, f"silent for {silent_s:.1f} s")
             self._advance()
         return self._drain()
 
@@ -554,7 +566,9 @@ class Master:
             if now >= due_at:
                 has_beaten = self._members[peer].has_beaten
                 allowed_s = self.options.peer_timeout_s if has_beaten else self.options.hello_timeout_s
-                self._evict(peer, f"silent for {allowed_s:.1f} s")
+                self._evict_silent(peer, f"silent for {allowed_s:.1f} s")
+            if self.deposed:
+                return self._drain()
         for peer, until in list(self._absent_until.items()):
             if now >= until and peer in self._absent_until:
                 self._lose(peer, f"not back within {self.options.peer_timeout_s:g} s")
@@ -838,6 +852,26 @@ class Master:
             if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
         return [peer for peer in found if self._members[peer].accepted] or found
+
+    def _evict_silent(self, peer: int, reason: str) -> None:
+        if self._members[peer].absence:
+            self._lose(peer, reason)  # a host that closes connections is there, and the peer may come back
+        elif self.is_accepted(peer) and self.has_lost_sight(but_of=peer):
+            self.deposed = (
+                f"most of its {self._accepted} peers have given no sign of life since about the same time, as if its "
+                f"own network were out"
+            )
+        else:
+            self._evict(peer, reason)
+
+    def has_lost_sight(self, but_of: int) -> bool:
+        """Of most of the accepted peers this master has no sign of life either: their connections for them are late or
+        gone. `but_of` is one of them."""
+        lost = 0
+        for peer, member in self._members.items():
+            is_gone = (member.beats is None and member.has_beaten) or bool(member.absence)
+            lost += member.accepted and (peer == but_of or peer in self._quiet or is_gone)
+        return lost >= majority(self._accepted)
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)

@@ -59,7 +59,7 @@ in one term (`successor.block`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -327,6 +327,10 @@ class Succession:
         self._check_deposition()
         return self._drain()
 
+    def note_quiet(self, connections: Iterable[int]) -> None:
+        """As of Master."""
+        self.master.note_quiet(connections)
+
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         self._begin(now)
         self._effects += self.master.silent(connection, silent_s, now)
@@ -399,6 +403,8 @@ class Succession:
             return
         if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
+        elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
+            self._depose(f"{who} has lost it, and most of the others give no sign of life either")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
@@ -449,6 +455,10 @@ class Succession:
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
+
+    def _is_missed_by(self, message: m.Resume) -> bool:
+        """One of those whom this master leads has lost it."""
+        return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
     def _refuses_by_fence(self, connection: int, message: m.Resume) -> bool:
         """Sends away whoever is known not to be in the run that this master waits for."""
@@ -583,6 +593,7 @@ class Succession:
 
     def _start_over(self, run: str, gathering: _Gathering) -> None:
         """Nobody here was ever accepted, so there is nothing to go on with."""
+        gathering.tells_at = None
         fence = self._fence_of(run, gathering)
         if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
             self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))

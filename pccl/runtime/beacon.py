@@ -26,6 +26,7 @@ from pccl.runtime.wire import ConnectionLost, SocketChannel
 logger = logging.getLogger("pccl.peer")
 
 EVENTS_MAX = 64
+QUIET_MAX = 2**14
 FIRST_BEAT_S = 10.0
 """As long as a master waits for a newcomer's first sign of life by default."""
 PAUSES_PER_TIMEOUT = 20
@@ -57,6 +58,7 @@ class Beacon:
         if self._handle == ffi.NULL:
             raise OSError(f"no thread for signs of life: {text(error)}")
         self._events = ffi.new("pccl_beacon_event[]", EVENTS_MAX)
+        self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         self._timeout_s = timeout_s
         self._pulse: Pulse | None = None
 
@@ -77,6 +79,11 @@ class Beacon:
         """Closes it, without an event."""
         if self._handle != ffi.NULL:
             lib.pccl_beacon_remove(self._handle, connection)
+
+    def quiet(self, seconds: float) -> list[int]:
+        """The connections that have carried no sign of life for so long, at most QUIET_MAX."""
+        count = lib.pccl_beacon_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
+        return list(self._quiet[0:count])
 
     async def events(self) -> list[Silent | Closed]:
         """Waits for the next ones. Each connection has one, its last."""

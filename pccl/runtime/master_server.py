@@ -28,7 +28,17 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.master import Close, Effect, FindRings, Log, MasterOptions, Persist, Send, TakeBeats
+from pccl.protocol.master import (
+    QUIET_SHARE,
+    Close,
+    Effect,
+    FindRings,
+    Log,
+    MasterOptions,
+    Persist,
+    Send,
+    TakeBeats,
+)
 from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime import addresses, handshake
 from pccl.runtime.aside import Aside
@@ -236,6 +246,7 @@ class MasterServer:
     def _lost(self, client: _Client, reason: str) -> None:
         """Its connection has ended."""
         if client.connection.session is not None:
+            self._sense()
             self._carry_out(self._machine.detached(client.number, reason, self._alive_now()))
         else:
             self._forget(client)
@@ -283,6 +294,8 @@ class MasterServer:
                 self._end_session(connection)
                 return str(error)
             for message in messages:
+                if isinstance(message, m.Resume):
+                    self._sense()
                 self._carry_out(self._machine.received(client.number, message, self._alive_now()))
             if client.is_for_beats:
                 try:
@@ -478,7 +491,9 @@ class MasterServer:
 
     async def _watch_beats(self) -> None:
         while True:
-            for event in await self._beacon.events():
+            events = await self._beacon.events()
+            self._sense([event.connection for event in events if isinstance(event, Silent)])
+            for event in events:
                 self._beating.discard(event.connection)
                 now = self._alive_now()
                 if isinstance(event, Silent):
@@ -492,6 +507,12 @@ class MasterServer:
 
         interval_s = WATCH_SHARE * self._options.peer_timeout_s
         await watch(self._standby_of, self._token, self._client_context, interval_s, tell)
+
+    def _sense(self, silent: Sequence[int] = ()) -> None:
+        """Tells the machine whose signs of life are late, before it judges who is lost: also the `silent` ones that it
+        is about to be told of."""
+        quiet = self._beacon.quiet(QUIET_SHARE * self._options.peer_timeout_s)
+        self._machine.note_quiet([*quiet, *silent])
 
     async def _live(self) -> None:
         """Notes that this process is not stopped, so that one that was can be told from its peers' silence."""
@@ -515,4 +536,5 @@ class MasterServer:
             with trio.CancelScope(deadline=deadline if deadline is not None else float("inf")):
                 await self._timer_changed.wait()
             if deadline is not None and trio.current_time() >= deadline:
+                self._sense()
                 self._carry_out(self._machine.tick(self._alive_now()))

@@ -362,6 +362,16 @@ class Schedule:
             if seat.is_frozen:
                 self.world.thaw_master(seat)
 
+    def cut_master_off(self) -> None:
+        """As by pulling the cable of its machine, in both directions or one. Some peers may be on that machine."""
+        name = self._seat().name
+        ways = self.rng.choice(((True, True), (True, True), (True, False), (False, True)))
+        for node in self.world.alive:
+            if self.chance(0.9):
+                for is_cut, (sender, receiver) in zip(ways, ((node, name), (name, node)), strict=True):
+                    if is_cut:
+                        self.world.block(sender, receiver)
+
     def kill_master(self) -> None:
         seat = self._seat()
         if not seat.is_dead and (self.plan.masters or (not seat.is_frozen and self.chance(0.2))):
@@ -433,6 +443,7 @@ class Schedule:
         "replace_master": 3,
         "freeze_master": 1,
         "thaw_master": 2,
+        "cut_master_off": 1,
     }
 
     # The end.

@@ -12,6 +12,7 @@ from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
+from tests.simulation.seat import Memory
 from tests.simulation.world import MASTER, TAG, World, rings
 
 TIMEOUT_S = MasterOptions().peer_timeout_s
@@ -204,16 +205,63 @@ def test_master_that_comes_back_in_time_misses_nobody(world: World) -> None:
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
 
 
-def test_all_peers_fall_silent_but_one(world: World) -> None:
-    nodes = world.join(0, 0, 0, 0, 0)
+def _led_through(world: World, seconds: float) -> None:
+    end_at = world.now + seconds
+    while world.now < end_at:
+        world.wait(0.25)
+        world.run()
+
+
+def test_all_peers_fall_silent_but_one() -> None:
+    """The master may be cut off itself, so it waits for them. They are dead, and the one goes on in time."""
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0, 0, 0)]
     ops = [world.launch(node, TAG) for node in nodes[1:]]
     for node in nodes[1:]:
         world.freeze(node)
-    world.wait(TIMEOUT_S + 0.1)
-    world.run()
+    _led_through(world, 3 * TIMEOUT_S - 1.0)
+    assert nodes[0].view.ring == (1, 2, 3, 4, 5)
+    _led_through(world, 1.5)
     assert nodes[0].view.ring == (1,)
     for node in nodes[1:]:
         world.thaw(node)
+    _led_through(world, 1.0)
     for node, op in zip(nodes[1:], ops, strict=True):
-        _end(world, node)
         assert node.result(op) is Result.MASTER_CONNECTION_FAILED
+        assert node.ended is not None
+        assert "evicted" in node.ended.reason
+
+
+@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("outage_s", [TIMEOUT_S + 0.1, 2 * TIMEOUT_S, 6 * TIMEOUT_S])
+@pytest.mark.parametrize("ways", [(True, True), (True, False), (False, True)])
+def test_a_master_whose_cable_is_out_keeps_peers_that_hear_each_other(
+    memory: Memory, outage_s: float, ways: tuple[bool, bool]
+) -> None:
+    world = World(masters=1, memory=memory)
+    nodes = [*world.join(0), *world.join(0, 0, 0)]
+    for node in nodes:
+        for is_cut, ends in zip(ways, ((node, MASTER), (MASTER, node)), strict=True):
+            if is_cut:
+                world.block(*ends)
+    newcomer = world.add() if ways[0] else None
+    _led_through(world, outage_s)
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+    world.heal()
+    _led_through(world, 3.0)
+    assert [node.ended for node in nodes] == [None] * 4
+    assert world.master.accepted == [node.number for node in nodes]
+    assert {node.view.ring for node in nodes} == {(1, 2, 3, 4)}
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+    if newcomer is not None:
+        world.admit_all()
+        assert set(world.reduce([*nodes, newcomer])) == {Result.SUCCESS}
+
+
+def test_the_silence_of_few_is_their_own() -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0, 0)]
+    for node in nodes[2:]:
+        world.isolate(node)
+    _led_through(world, TIMEOUT_S + 0.5)
+    assert {node.view.ring for node in nodes[:2]} == {(1, 2)}

@@ -441,6 +441,7 @@ class World:
                 continue
             deadline = seat.machine.deadline()
             if deadline is not None and deadline <= self.now:
+                self._sense(seat)
                 self._act(seat, seat.machine.tick(self.now))
                 deadline = seat.machine.deadline()
             assert deadline is None or deadline > self.now
@@ -659,6 +660,8 @@ class World:
                 self.said.append((node.name, message))
                 if node.home in (seat, None):
                     self.checks.said(node, message)
+                if isinstance(message, m.Resume):
+                    self._sense(seat)
                 self._act(seat, seat.machine.received(control.number, message, self.now))
         except ProtocolError as error:
             # As the server does.
@@ -906,6 +909,7 @@ class World:
                     self._lose_beats(seat, connection)
                     self._act(seat, seat.machine.disconnected(connection, "closed by the other side", self.now))
                 elif silent_s >= self._timeout_s:
+                    self._sense(seat, connection)
                     self._lose_beats(seat, connection)
                     self._act(seat, seat.machine.silent(connection, silent_s, self.now))
         for node in self.alive:
@@ -917,6 +921,15 @@ class World:
                 self._peer(node)
             elif not node.beats:
                 self._later(node, lambda node=node: self._dial_beats(node))  # type: ignore[misc]
+
+    def _sense(self, seat: Seat, *silent: int) -> None:
+        """As the runtime does before the machine judges who is lost."""
+        late = [
+            connection
+            for connection, node in seat.beats.items()
+            if not self._is_heard(node) and self.now - node.heard_at >= ms.QUIET_SHARE * self._timeout_s
+        ]
+        seat.machine.note_quiet([*late, *silent])
 
     def _dial_beats(self, node: Node) -> None:
         seat = node.beats_seat
