@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 19 };
+enum { PCCL_NATIVE_ABI = 20 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -200,7 +200,11 @@ enum pccl_event_kind {
     PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: of a gate; what follows is as if it had been submitted */
     PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
                             * waits for the next event that something depends on, or for many like it */
-    PCCL_EVENT_OP_DETACHED = 13 /* id: op; system_error: ENOENT where there is no such op, ECANCELED where it has stopped */
+    PCCL_EVENT_OP_DETACHED = 13, /* id: op; system_error: ENOENT where there is no such op, ECANCELED where it has stopped */
+    PCCL_EVENT_ENGINE_FAILED = 14 /* detail, system_error: this machine is to blame and no peer: it has no memory, or
+                                   * somebody has closed the engine's descriptors. The engine does nothing any more
+                                   * but to be destroyed, which restores what ops had. Once; the descriptor to wait on
+                                   * may be gone, too: see pccl_engine_has_failed */
 };
 
 typedef struct {
@@ -257,6 +261,9 @@ void pccl_engine_forget_after_fork(pccl_engine *engine);
 
 /* Readable while events wait to be polled. */
 int pccl_engine_event_fd(const pccl_engine *engine);
+
+/* Whether ENGINE_FAILED is among the events, or was. */
+int pccl_engine_has_failed(const pccl_engine *engine);
 
 /* Copies up to `events_max` waiting events in the order they happened; returns how many. */
 int pccl_engine_poll_events(pccl_engine *engine, pccl_event *events, int events_max);

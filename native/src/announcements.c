@@ -94,7 +94,7 @@ static const char *announcement_add(
         return "too many ops announced";
     pccl_announcement *kept = calloc(1, sizeof *kept);
     if (kept == NULL)
-        return "no memory for an announcement";
+        return pccl_out_of_memory;
     kept->link = link;
     kept->key = frame->key;
     kept->shape = frame->shape;
@@ -122,7 +122,7 @@ const char *pccl_announcements_keep(
     if (is_eager) {
         payload = malloc(frame->payload_bytes);
         if (payload == NULL)
-            return "no memory for eager payload";
+            return pccl_out_of_memory;
     }
     if (kept == NULL) {
         const char *broken_rule = announcement_add(announcements, conn->link, frame, &kept);

@@ -36,7 +36,7 @@ void pccl_announcements_init(pccl_announcements *announcements);
 void pccl_announcements_free(pccl_announcements *announcements); /* all links must have been forgotten */
 
 /* A READY or EAGER frame, the latter's payload accounted for by the link and expected by the connection: NULL,
- * or the rule that the frame breaks. */
+ * the rule that the frame breaks, or pccl_out_of_memory. */
 const char *pccl_announcements_keep(
     pccl_announcements *announcements, pccl_conn *conn, const pccl_frame *frame);
 

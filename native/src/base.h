@@ -32,6 +32,7 @@ PCCL_NORETURN void pccl_assert_failed(
 static inline size_t pccl_min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t pccl_max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline uint32_t pccl_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t pccl_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static inline uint64_t pccl_min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t pccl_max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static inline uint64_t pccl_div_up_u64(uint64_t a, uint64_t b) { return a / b + (a % b != 0); }

@@ -2,6 +2,7 @@
 
 #include "crc32c.h"
 #include "link.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +27,8 @@
 enum {
     RECEIVE_BYTES_MAX = 1 << 20, /* per wake, so that no connection keeps the others waiting */
     NOT_SENT_LOW_WATER_BYTES = 256 << 10,
+    RETRY_DELAY_MS_MAX = 100,
+    RETRY_MS_MAX = 10000,
     LOCAL_SEND_BUFFER_BYTES = 256 << 10 /* 64 MiB between two ranks and four took a tenth less than with 4 MiB */
 };
 
@@ -94,6 +97,7 @@ pccl_conn *pccl_conn_create(int fd, pccl_boxes *boxes)
     pccl_list_init(&conn->in_notices);
     pccl_list_init(&conn->in_resend);
     pccl_list_init(&conn->in_lost);
+    pccl_list_init(&conn->in_starved);
     return conn;
 }
 
@@ -105,7 +109,10 @@ void pccl_conn_destroy(pccl_conn *conn)
     free(conn);
 }
 
-static int conn_is_over(const pccl_conn *conn) { return conn->is_lost || conn->link->is_failed; }
+static int conn_is_over(const pccl_conn *conn)
+{
+    return conn->is_lost || conn->link->is_failed || conn->link->host->fault.is_set;
+}
 
 static void rx_expect_header(pccl_conn *conn);
 static void tx_drop(pccl_conn *conn);
@@ -125,14 +132,93 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
         return;
     }
     conn->is_lost = 1;
+    pccl_list_remove(&conn->in_starved);
     conn->link->host->on_retract(conn->link->host, conn);
     rx_expect_header(conn);
     tx_drop(conn);
     pccl_link_note_lost(conn->link, conn);
 }
 
-static void conn_fail(pccl_conn *conn, const char *what, int system_error)
+const char pccl_out_of_memory[] = "out of memory";
+
+void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail)
 {
+    if (host->fault.is_set)
+        return;
+    host->fault.is_set = 1;
+    host->fault.system_error = system_error;
+    snprintf(host->fault.detail, sizeof host->fault.detail, "%s", detail);
+}
+
+void pccl_conn_watch(pccl_conn *conn)
+{
+    unsigned waits_for = PCCL_POLL_IN | (pccl_conn_is_drained(conn) ? 0u : (unsigned)PCCL_POLL_OUT);
+    pccl_poller_change(conn->link->host->poller, &conn->poll, waits_for & ~conn->starved);
+}
+
+/* The system may have memory again. */
+static void conn_retry_later(pccl_conn *conn, unsigned direction)
+{
+    int64_t now_ms = pccl_now_ms();
+    if (conn->starved == 0 && conn->retry_delay_ms == 0)
+        conn->starved_ms = now_ms;
+    conn->starved |= direction;
+    if (pccl_list_is_member(&conn->in_starved))
+        return;
+    conn->retry_delay_ms = pccl_min_u32(RETRY_DELAY_MS_MAX, pccl_max_u32(1, 2 * conn->retry_delay_ms));
+    conn->retry_ms = now_ms + conn->retry_delay_ms;
+    pccl_list_append(&conn->link->host->starved_conns, &conn->in_starved);
+}
+
+int64_t pccl_host_retry_ms(const pccl_conn_host *host)
+{
+    int64_t first_ms = INT64_MAX;
+    for (const pccl_list *node = host->starved_conns.next; node != &host->starved_conns; node = node->next) {
+        const pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_starved);
+        first_ms = conn->retry_ms < first_ms ? conn->retry_ms : first_ms;
+    }
+    return first_ms;
+}
+
+void pccl_host_retry(pccl_conn_host *host, int64_t now_ms)
+{
+    pccl_list due; /* what is done with one may take another from it */
+    pccl_list *next;
+    pccl_list_init(&due);
+    for (pccl_list *node = host->starved_conns.next; node != &host->starved_conns; node = next) {
+        next = node->next;
+        if (PCCL_CONTAINER_OF(node, pccl_conn, in_starved)->retry_ms > now_ms)
+            continue;
+        pccl_list_remove(node);
+        pccl_list_append(&due, node);
+    }
+    while (!pccl_list_is_empty(&due)) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(due.next, pccl_conn, in_starved);
+        unsigned starved = conn->starved;
+        pccl_list_remove(&conn->in_starved);
+        conn->starved = 0;
+        if (starved & PCCL_POLL_OUT && !conn_is_over(conn) && pccl_conn_flush(conn))
+            pccl_link_offer(conn);
+        if (starved & PCCL_POLL_IN && !conn_is_over(conn))
+            pccl_conn_receive(conn);
+        if (!conn_is_over(conn))
+            pccl_conn_watch(conn);
+    }
+}
+
+/* What a system call has failed with, other than that it would block. */
+static void conn_fail(pccl_conn *conn, const char *what, int system_error, unsigned direction)
+{
+    int is_starved = system_error == ENOBUFS || system_error == ENOMEM;
+    int is_patient = conn->retry_delay_ms == 0 || pccl_now_ms() - conn->starved_ms < RETRY_MS_MAX;
+    if (is_starved && is_patient) {
+        conn_retry_later(conn, direction);
+        return;
+    }
+    if (system_error == EBADF || system_error == ENOTSOCK) { /* the other side cannot have done that */
+        pccl_host_fail(conn->link->host, system_error, what);
+        return;
+    }
     pccl_conn_lose(conn, system_error, "%s: %s", what, strerror(system_error));
 }
 
@@ -245,6 +331,10 @@ static void rx_reduce(pccl_conn *conn, size_t bytes)
 
 static void rx_blame(pccl_conn *conn, const char *broken_rule)
 {
+    if (broken_rule == pccl_out_of_memory) {
+        pccl_host_fail(conn->link->host, ENOMEM, "there is no memory to keep what another peer has announced");
+        return;
+    }
     pccl_link_fail(conn->link, 0, "connection %u: protocol error: %s", conn->number, broken_rule);
 }
 
@@ -376,9 +466,11 @@ static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
     if (n == 0)
         pccl_conn_lose(conn, 0, "closed by the other side");
     else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
-        conn_fail(conn, "receive", errno);
+        conn_fail(conn, "receive", errno, PCCL_POLL_IN);
     if (n <= 0)
         return 0;
+    if (conn->starved == 0)
+        conn->retry_delay_ms = 0;
     count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
     conn->has_received = 1;
     return (size_t)n;
@@ -698,6 +790,8 @@ static int tx_gather_boxes(pccl_conn *conn, struct iovec *iov, size_t *bytes)
 
 int pccl_conn_flush(pccl_conn *conn)
 {
+    if (conn->starved & PCCL_POLL_OUT)
+        return 0;
     while (!pccl_conn_is_drained(conn)) {
         struct iovec iov[2 * TX_FRAMES_MAX];
         struct msghdr message;
@@ -715,9 +809,11 @@ int pccl_conn_flush(pccl_conn *conn)
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN && errno != EWOULDBLOCK)
-                conn_fail(conn, "send", errno);
+                conn_fail(conn, "send", errno, PCCL_POLL_OUT);
             return 0;
         }
+        if (conn->starved == 0)
+            conn->retry_delay_ms = 0;
         count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
         conn->sent_bytes += (uint64_t)n;
         if (conn->boxes == NULL) {
@@ -747,7 +843,7 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
         if (tx->spill != NULL)
             memcpy(tx->spill, tx->payload, tx->payload_bytes);
         else
-            conn_fail(conn, "half-sent frame", ENOMEM);
+            pccl_host_fail(conn->link->host, ENOMEM, "there is no memory for the rest of a half-sent frame");
         tx->payload = tx->spill;
         tx->op = NULL;
     }

@@ -54,6 +54,10 @@
  * before the socket has taken all of it. What comes is copied from opened boxes to where it belongs. Whatever does not open loses the connection, so nothing but what the other end has sent gets any
  * further than the boxes.
  *
+ * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again after
+ * 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; meanwhile the poller is not asked for that
+ * direction. Where the engine itself has none to keep what a peer has sent, that is no peer's fault: the host fails.
+ *
  * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied
  * to a spill buffer, and a half-received frame is discarded from there on. */
 #ifndef PCCL_CONN_H
@@ -80,6 +84,13 @@ typedef struct {
     uint64_t rx_wire_bytes;
 } pccl_conn_counters; /* written by one thread, atomically; read by any */
 
+/* What this machine lacks and no peer can be blamed for. From then on nothing is read or sent. */
+typedef struct {
+    uint8_t is_set;
+    int system_error;
+    char detail[sizeof((pccl_event *)0)->detail];
+} pccl_host_fault;
+
 /* What the connections of an engine share, and whom they tell. */
 typedef struct pccl_conn_host {
     pccl_poller *poller;
@@ -88,6 +99,8 @@ typedef struct pccl_conn_host {
     pccl_list failed_links; /* pccl_link.in_failed */
     pccl_list lost_conns; /* pccl_conn.in_lost */
     uint8_t wants_tick;
+    pccl_host_fault fault; /* at first none */
+    pccl_list starved_conns; /* pccl_conn.in_starved */
     pccl_list pending_links; /* pccl_link.in_pending */
     pccl_uplink uplink;
 
@@ -159,12 +172,18 @@ typedef struct pccl_conn {
     pccl_list in_notices; /* of the link: lost, to be told to the other end */
     pccl_list in_resend; /* of the link: lost, with records to send again */
     pccl_list in_lost; /* of the host: lost, to be buried */
+    pccl_list in_starved; /* of the host: the system had no memory for it */
     pccl_boxes *boxes; /* NULL: frames travel as they are */
     uint8_t is_local; /* the other end is on this machine */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;
     uint8_t is_ack_due;
+
+    unsigned starved; /* PCCL_POLL_IN, PCCL_POLL_OUT: what is to be tried again */
+    int64_t starved_ms; /* since when, without success */
+    int64_t retry_ms; /* when */
+    uint32_t retry_delay_ms; /* 0: the last time was a success */
 
     uint8_t is_lost;
     uint8_t is_buried; /* the descriptor is closed; of use only for what has to be sent again */
@@ -232,6 +251,19 @@ void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inboun
 void pccl_conn_expect_kept(
     pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes);
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes);
+
+/* Only the first fault counts. */
+void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail);
+
+/* As a broken rule: none is broken, but what a frame says cannot be kept. */
+extern const char pccl_out_of_memory[];
+
+/* Has the poller tell what the connection waits for. */
+void pccl_conn_watch(pccl_conn *conn);
+
+/* When the first connection that the system had no memory for is to be tried again; INT64_MAX: none. */
+int64_t pccl_host_retry_ms(const pccl_conn_host *host);
+void pccl_host_retry(pccl_conn_host *host, int64_t now_ms);
 
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);

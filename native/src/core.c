@@ -66,6 +66,7 @@ pccl_core *pccl_core_create(
     core->stall_ms = stall_ms;
     core->tick_at_ms = -1;
     pccl_list_init(&core->host.lost_conns);
+    pccl_list_init(&core->host.starved_conns);
     core->fds = fds;
     core->events = events;
     pccl_list_init(&core->host.failed_links);
@@ -157,6 +158,7 @@ static void conn_destroy(pccl_conn *conn)
     pccl_list_remove(&conn->in_talk);
     pccl_list_remove(&conn->in_notices);
     pccl_list_remove(&conn->in_resend);
+    pccl_list_remove(&conn->in_starved);
     pccl_conn_destroy(conn);
 }
 
@@ -1009,6 +1011,8 @@ static void core_on_retract(pccl_conn_host *host, pccl_conn *conn)
 
 static int core_send(pccl_core *core)
 {
+    if (core->host.fault.is_set)
+        return 0;
     pccl_list *last = core->host.pending_links.previous;
     int is_more = 0;
     while (!pccl_list_is_empty(&core->host.pending_links)) {
@@ -1026,19 +1030,24 @@ static int core_send(pccl_core *core)
     return is_more;
 }
 
+const pccl_host_fault *pccl_core_fault(const pccl_core *core)
+{
+    return core->host.fault.is_set ? &core->host.fault : NULL;
+}
+
 void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
 {
     pccl_conn *conn = event->entry->owner;
     pccl_link *link = conn->link;
-    if (conn->is_lost || link->is_failed)
+    if (conn->is_lost || link->is_failed || core->host.fault.is_set)
         return;
     if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
         pccl_link_offer(conn);
-    if (event->ready & PCCL_POLL_IN && !conn->is_lost)
+    if (event->ready & ~conn->starved & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
-    if (!conn->is_lost && !link->is_failed && pccl_conn_is_drained(conn))
-        pccl_poller_change(core->host.poller, &conn->poll, PCCL_POLL_IN);
+    if (!conn->is_lost && !link->is_failed && (pccl_conn_is_drained(conn) || conn->starved != 0))
+        pccl_conn_watch(conn);
 }
 
 int pccl_core_settle(pccl_core *core)
@@ -1058,7 +1067,10 @@ int pccl_core_settle(pccl_core *core)
     return is_more;
 }
 
-int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
+static int timeout_to(int64_t at_ms, int64_t now_ms) { return at_ms <= now_ms ? 0 : (int)(at_ms - now_ms); }
+
+/* -1: nothing is due. */
+static int core_next_ms(pccl_core *core, int64_t now_ms)
 {
     int is_waiting = pccl_uplink_is_waiting(&core->host.uplink);
     if (!core->host.wants_tick)
@@ -1067,7 +1079,16 @@ int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
         core->tick_at_ms = now_ms + TICK_MS;
     if (core->tick_at_ms <= now_ms)
         return 0;
-    return is_waiting ? 1 : (int)(core->tick_at_ms - now_ms);
+    return is_waiting ? 1 : timeout_to(core->tick_at_ms, now_ms);
+}
+
+int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
+{
+    int timeout_ms = core_next_ms(core, now_ms);
+    if (pccl_list_is_empty(&core->host.starved_conns))
+        return timeout_ms;
+    int retry_ms = timeout_to(pccl_host_retry_ms(&core->host), now_ms);
+    return timeout_ms < 0 || retry_ms < timeout_ms ? retry_ms : timeout_ms;
 }
 
 void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms)
@@ -1077,6 +1098,7 @@ void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms)
 
 void pccl_core_tick(pccl_core *core, int64_t now_ms)
 {
+    pccl_host_retry(&core->host, now_ms);
     if (core->tick_at_ms < 0 || now_ms < core->tick_at_ms)
         return;
     int has_more = 0;

@@ -62,6 +62,9 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);
 /* Between batches: buries failed links, sends what can be sent. Nonzero if more can be sent at once. */
 int pccl_core_settle(pccl_core *core);
 
+/* NULL: none. After one nothing is read or sent any more. */
+const pccl_host_fault *pccl_core_fault(const pccl_core *core);
+
 /* For how long there is nothing to do on its own account; -1: for ever. Time is any clock that does not jump. */
 int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms);
 void pccl_core_tick(pccl_core *core, int64_t now_ms);

@@ -5,6 +5,9 @@
  * of memory or for a wrong argument does so in the call: ops, connections and events are allocated there,
  * the thread only links them in.
  *
+ * What the thread cannot go on without, its descriptors or memory for what a peer has sent, ends it: it says so in an
+ * event, and leaves the commands to come, and all ops, to whoever destroys the engine.
+ *
  * Ops come from whoever polls the events, or from any thread through the gate: see gate.h. */
 #include "pccl_native.h"
 
@@ -20,11 +23,15 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { EVENTS_PER_BATCH_MAX = 64 };
+enum {
+    EVENTS_PER_BATCH_MAX = 64,
+    IDLE_MS_MAX = 1000 /* whoever closes the descriptors may have closed the one that wakes the thread, too */
+};
 
 enum command_kind {
     COMMAND_LINK_ADD,
@@ -70,6 +77,8 @@ struct pccl_engine {
     command *first_command;
     command *last_command;
     int is_woken;
+    int wake_error; /* 0: none */
+    int has_failed; /* read by any thread */
     command stop; /* destroying must not need memory */
 };
 
@@ -121,6 +130,53 @@ static void command_run(pccl_engine *engine, command *todo)
     }
 }
 
+/* With the mutex. */
+static void engine_note_wake(pccl_engine *engine, int error)
+{
+    if (engine->wake_error == 0)
+        engine->wake_error = error;
+}
+
+/* What this machine lacks, if anything. */
+static int engine_find_fault(pccl_engine *engine, pccl_host_fault *fault)
+{
+    const pccl_host_fault *of_core = pccl_core_fault(engine->core);
+    memset(fault, 0, sizeof *fault);
+    if (of_core != NULL) {
+        *fault = *of_core;
+        return 1;
+    }
+    const char *call = pccl_poller_failed_call(engine->poller, &fault->system_error);
+    if (call == NULL) {
+        call = "waking threads";
+        fault->system_error = pccl_event_queue_error(engine->events);
+    }
+    if (fault->system_error == 0) {
+        pthread_mutex_lock(&engine->mutex);
+        fault->system_error = engine->wake_error;
+        pthread_mutex_unlock(&engine->mutex);
+    }
+    snprintf(fault->detail, sizeof fault->detail, "%s", call);
+    return fault->system_error != 0;
+}
+
+/* Whether the engine has to end. Its owner is told once. */
+static int engine_is_over(pccl_engine *engine)
+{
+    pccl_host_fault fault;
+    if (!engine_find_fault(engine, &fault))
+        return 0;
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    event.kind = PCCL_EVENT_ENGINE_FAILED;
+    event.system_error = fault.system_error;
+    memcpy(event.detail, fault.detail, sizeof event.detail);
+    __atomic_store_n(&engine->has_failed, 1, __ATOMIC_RELEASE);
+    pccl_event_queue_post(engine->events, &event);
+    pccl_gate_close(engine->gate);
+    return 1;
+}
+
 /* Nonzero when told to stop. */
 static int engine_run_commands(pccl_engine *engine)
 {
@@ -129,7 +185,7 @@ static int engine_run_commands(pccl_engine *engine)
     command *todo = engine->first_command;
     engine->first_command = engine->last_command = NULL;
     engine->is_woken = 0;
-    pccl_wake_clear(&engine->wake);
+    engine_note_wake(engine, pccl_wake_clear(&engine->wake));
     pthread_mutex_unlock(&engine->mutex);
     while (todo != NULL) {
         command *next = todo->next;
@@ -151,9 +207,13 @@ static void *engine_main(void *argument)
     pccl_poll_event events[EVENTS_PER_BATCH_MAX];
     int is_stopping = 0;
     int has_more = 0;
+    int64_t looked_ms = pccl_now_ms();
     while (!is_stopping) {
-        int is_woken = 0;
-        int timeout_ms = pccl_core_timeout_ms(engine->core, pccl_now_ms());
+        int64_t begin_ms = pccl_now_ms();
+        int is_woken = begin_ms - looked_ms >= IDLE_MS_MAX;
+        int timeout_ms = pccl_core_timeout_ms(engine->core, begin_ms);
+        if (timeout_ms < 0 || timeout_ms > IDLE_MS_MAX)
+            timeout_ms = IDLE_MS_MAX;
         int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : timeout_ms);
         for (int i = 0; i < count; i++) {
             if (events[i].entry == &engine->wake_entry)
@@ -161,9 +221,13 @@ static void *engine_main(void *argument)
             else
                 pccl_core_on_poll(engine->core, &events[i]);
         }
-        if (is_woken)
+        if (is_woken) {
+            looked_ms = begin_ms;
             is_stopping = engine_run_commands(engine);
+        }
         pccl_core_tick(engine->core, pccl_now_ms());
+        if (engine_is_over(engine)) /* before what follows from it is told of peers */
+            break;
         has_more = pccl_core_settle(engine->core);
     }
     return NULL;
@@ -189,7 +253,7 @@ static void engine_command(pccl_engine *engine, command *todo)
     engine->last_command = todo;
     if (!engine->is_woken) {
         engine->is_woken = 1;
-        pccl_wake_signal(&engine->wake);
+        engine_note_wake(engine, pccl_wake_signal(&engine->wake));
     }
     pthread_mutex_unlock(&engine->mutex);
 }
@@ -291,6 +355,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         options->pace_bytes_per_s);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
+    if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
+        return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     engine->gate = pccl_gate_create(engine, engine_submit_gated, engine->events);
     if (engine->gate == NULL)
         return engine_create_failed(engine, "gate", errno, error, error_bytes);
@@ -308,6 +374,8 @@ void pccl_engine_destroy(pccl_engine *engine)
     engine->stop.kind = COMMAND_STOP;
     engine_command(engine, &engine->stop);
     pthread_join(engine->thread, NULL);
+    if (engine->has_failed)
+        (void)engine_run_commands(engine); /* which it has left */
     engine_free(engine);
 }
 
@@ -317,6 +385,11 @@ void pccl_engine_forget_after_fork(pccl_engine *engine)
     pccl_poller_forget_after_fork(engine->poller);
     pccl_wake_close(&engine->wake);
     pccl_event_queue_forget_after_fork(engine->events);
+}
+
+int pccl_engine_has_failed(const pccl_engine *engine)
+{
+    return __atomic_load_n(&engine->has_failed, __ATOMIC_ACQUIRE);
 }
 
 int pccl_engine_event_fd(const pccl_engine *engine) { return pccl_event_queue_fd(engine->events); }

@@ -17,6 +17,7 @@ struct pccl_event_queue {
     size_t first;
     size_t capacity; /* >= promised + count */
     int is_signaled;
+    int system_error; /* of waking; 0: none */
     pccl_event *ring;
 };
 
@@ -98,8 +99,9 @@ static void queue_add(pccl_event_queue *queue, const pccl_event *event)
 
 static void queue_signal(pccl_event_queue *queue)
 {
-    if (!queue->is_signaled)
-        pccl_wake_signal(&queue->wake);
+    int error = queue->is_signaled ? 0 : pccl_wake_signal(&queue->wake);
+    if (error != 0 && queue->system_error == 0)
+        queue->system_error = error;
     queue->is_signaled = 1;
 }
 
@@ -120,6 +122,14 @@ void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *ev
     pthread_mutex_unlock(&queue->mutex);
 }
 
+int pccl_event_queue_error(pccl_event_queue *queue)
+{
+    pthread_mutex_lock(&queue->mutex);
+    int error = queue->system_error;
+    pthread_mutex_unlock(&queue->mutex);
+    return error;
+}
+
 int pccl_event_queue_fd(const pccl_event_queue *queue) { return queue->wake.read_fd; }
 
 int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int events_max)
@@ -132,7 +142,7 @@ int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int event
         queue->count--;
     }
     if (queue->is_signaled && queue->count == 0) {
-        pccl_wake_clear(&queue->wake);
+        (void)pccl_wake_clear(&queue->wake);
         queue->is_signaled = 0;
     }
     pthread_mutex_unlock(&queue->mutex);

@@ -19,6 +19,9 @@ void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event);
 /* To be found with the next one, or when they are many. */
 void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *event);
 
+/* An errno: nobody can be woken any more. */
+int pccl_event_queue_error(pccl_event_queue *queue);
+
 int pccl_event_queue_fd(const pccl_event_queue *queue); /* readable while events wait */
 int pccl_event_queue_poll(pccl_event_queue *queue, pccl_event *events, int events_max);
 void pccl_event_queue_forget_after_fork(pccl_event_queue *queue);

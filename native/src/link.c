@@ -547,7 +547,7 @@ static void link_flush(pccl_link *link, pccl_conn *conn)
     if (pccl_conn_flush(conn))
         pccl_link_offer(conn);
     else if (!conn->is_lost && !link->is_failed)
-        pccl_poller_change(link->host->poller, &conn->poll, PCCL_POLL_IN | PCCL_POLL_OUT);
+        pccl_conn_watch(conn);
 }
 
 static void link_talk(pccl_link *link)

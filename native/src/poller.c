@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <sys/epoll.h>
@@ -16,6 +17,8 @@ struct pccl_poller {
     int epoll_fd; /* -1: poll(2) */
     size_t count;
     size_t capacity;
+    const char *failed_call; /* NULL: none */
+    int system_error; /* of that */
     size_t next_slot; /* where the next scan starts: a small events_max must not starve high slots */
     struct pollfd *fds;
     pccl_poll_entry **entries;
@@ -63,6 +66,20 @@ void pccl_poller_forget_after_fork(pccl_poller *poller)
     poller->epoll_fd = -1;
 }
 
+static void poller_fail(pccl_poller *poller, const char *call)
+{
+    if (poller->failed_call != NULL)
+        return;
+    poller->system_error = errno;
+    poller->failed_call = call;
+}
+
+const char *pccl_poller_failed_call(const pccl_poller *poller, int *system_error)
+{
+    *system_error = poller->system_error;
+    return poller->failed_call;
+}
+
 /* poll(2) */
 
 static short poll_mask(unsigned interest)
@@ -106,10 +123,14 @@ static void poll_remove(pccl_poller *poller, pccl_poll_entry *entry)
 static int poll_wait(pccl_poller *poller, pccl_poll_event *events, int events_max, int timeout_ms)
 {
     int pending = poll(poller->fds, (nfds_t)poller->count, timeout_ms);
-    if (pending <= 0) {
-        PCCL_ASSERT(pending == 0 || errno == EINTR || errno == ENOMEM || errno == EAGAIN);
-        return 0;
+    if (pending < 0 && (errno == ENOMEM || errno == EAGAIN)) {
+        struct timespec moment = {0, 10 * 1000000};
+        (void)nanosleep(&moment, NULL); /* the system may have more then */
+    } else if (pending < 0 && errno != EINTR) {
+        poller_fail(poller, "poll");
     }
+    if (pending <= 0)
+        return 0;
     int n = 0;
     size_t slot = poller->next_slot < poller->count ? poller->next_slot : 0;
     for (size_t i = 0; i < poller->count && n < events_max && n < pending; i++) {
@@ -151,7 +172,8 @@ static int epoll_collect(pccl_poller *poller, pccl_poll_event *events, int event
         events_max = EVENTS_PER_WAIT_MAX;
     int n = epoll_wait(poller->epoll_fd, got, events_max, timeout_ms);
     if (n < 0) {
-        PCCL_ASSERT(errno == EINTR);
+        if (errno != EINTR)
+            poller_fail(poller, "epoll_wait");
         return 0;
     }
     for (int i = 0; i < n; i++) {
@@ -182,8 +204,8 @@ void pccl_poller_change(pccl_poller *poller, pccl_poll_entry *entry, unsigned in
     entry->interest = interest;
 #if defined(__linux__)
     if (poller->epoll_fd >= 0) {
-        int rc = epoll_control(poller, EPOLL_CTL_MOD, entry);
-        PCCL_ASSERT(rc == 0);
+        if (epoll_control(poller, EPOLL_CTL_MOD, entry) != 0)
+            poller_fail(poller, "epoll_ctl");
         return;
     }
 #endif
@@ -194,8 +216,8 @@ void pccl_poller_remove(pccl_poller *poller, pccl_poll_entry *entry)
 {
 #if defined(__linux__)
     if (poller->epoll_fd >= 0) {
-        int rc = epoll_control(poller, EPOLL_CTL_DEL, entry);
-        PCCL_ASSERT(rc == 0);
+        if (epoll_control(poller, EPOLL_CTL_DEL, entry) != 0)
+            poller_fail(poller, "epoll_ctl");
         return;
     }
 #endif

@@ -37,6 +37,10 @@ void pccl_poller_forget_after_fork(pccl_poller *poller);
 /* 0, or -1 with errno set. */
 int pccl_poller_add(pccl_poller *poller, pccl_poll_entry *entry, int fd, unsigned interest);
 
+/* The first call that has failed as none does while all descriptors are what they were, and its errno; NULL: none. What
+ * is watched is not known any more then. */
+const char *pccl_poller_failed_call(const pccl_poller *poller, int *system_error);
+
 void pccl_poller_change(pccl_poller *poller, pccl_poll_entry *entry, unsigned interest);
 void pccl_poller_remove(pccl_poller *poller, pccl_poll_entry *entry);
 

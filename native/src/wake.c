@@ -48,21 +48,25 @@ void pccl_wake_close(pccl_wake *wake)
     wake->read_fd = wake->write_fd = -1;
 }
 
+static int wake_error(ssize_t n) { return n < 0 && errno != EAGAIN && errno != EWOULDBLOCK ? errno : 0; }
+
 /* Eight bytes because that is what an eventfd takes. A full pipe is as good as a written one. */
-void pccl_wake_signal(const pccl_wake *wake)
+int pccl_wake_signal(const pccl_wake *wake)
 {
     uint64_t one = 1;
     ssize_t n;
     do
         n = write(wake->write_fd, &one, sizeof one);
     while (n < 0 && errno == EINTR);
+    return wake_error(n);
 }
 
-void pccl_wake_clear(const pccl_wake *wake)
+int pccl_wake_clear(const pccl_wake *wake)
 {
     uint64_t bytes[32];
     ssize_t n;
     do
         n = read(wake->read_fd, bytes, sizeof bytes);
     while ((n < 0 && errno == EINTR) || n == (ssize_t)sizeof bytes);
+    return wake_error(n);
 }

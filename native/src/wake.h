@@ -10,7 +10,9 @@ typedef struct {
 
 int pccl_wake_open(pccl_wake *wake); /* 0, or -1 with errno set */
 void pccl_wake_close(pccl_wake *wake);
-void pccl_wake_signal(const pccl_wake *wake);
-void pccl_wake_clear(const pccl_wake *wake);
+
+/* 0, or an errno: the descriptor is not there any more. */
+int pccl_wake_signal(const pccl_wake *wake);
+int pccl_wake_clear(const pccl_wake *wake);
 
 #endif

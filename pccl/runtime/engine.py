@@ -7,6 +7,7 @@ say otherwise; none waits for the network.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -270,6 +271,17 @@ class LinkLimited:
     lane: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """It does nothing any more but to be closed, and no peer is to blame."""
+
+    reason: str
+
+
+class EngineFailedError(Exception):
+    """An engine has failed for what this machine or this process has done; the text says what."""
+
+
 EngineEvent = (
     OpStarted
     | OpRan
@@ -285,6 +297,7 @@ EngineEvent = (
     | ConnectionLost
     | LinkLimited
     | LinkCounted
+    | EngineFailed
 )
 
 
@@ -529,6 +542,8 @@ def _event(event: Any) -> EngineEvent:
     if kind == lib.PCCL_EVENT_LINK_COUNTED:
         return LinkCounted(event.id, event.tx_bytes, event.rx_bytes, event.full_ms, event.full_bytes)
     reason = _text(event.detail)
+    if kind == lib.PCCL_EVENT_ENGINE_FAILED:
+        return EngineFailed(_failure(reason, event.system_error))
     if event.system_error:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)
     reason = reason or "closed by the other side"
@@ -536,6 +551,15 @@ def _event(event: Any) -> EngineEvent:
         return ConnectionLost(event.id, reason)
     assert kind == lib.PCCL_EVENT_LINK_LOST, kind
     return LinkLost(event.id, reason)
+
+
+def _failure(detail: str, system_error: int) -> str:
+    if system_error == errno.ENOMEM:
+        return f"this process is out of memory: {detail}"
+    return (
+        f"the engine has ended: {detail}: {os.strerror(system_error)}; something in this process closes descriptors "
+        "that are not its own"
+    )
 
 
 def guard_spec(of: OpSpec, piece_bytes: int) -> OpSpec:

@@ -94,6 +94,8 @@ logger = logging.getLogger("pccl.peer")
 
 NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded | native.OpDetached
 """Events that tell of what the machine has decided, or will."""
+OUR_OWN = native.EngineFailedError, MemoryError
+"""What ends a session without being a bug."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 ENGINE_DRAIN_S = 5.0
 ENGINE_POLL_MS = 1000
@@ -533,11 +535,13 @@ class PeerSession:
             self._break(error)
 
     def _break(self, error: Exception) -> None:
-        """A fault of pccl's, not of anybody who uses it. May be called again: one fault brings forth others."""
+        """A fault of pccl's or of this machine, of nobody else's. May be called again: one brings forth others."""
         if self._is_broken or self.over.is_set():
             return
         self._is_broken = True
-        text = faults.report("this communicator", error)
+        text = str(error) if isinstance(error, OUR_OWN) else faults.report("this communicator", error)
+        if isinstance(error, MemoryError):
+            text = f"this process is out of memory: {text}" if text else "this process is out of memory"
         with suppress(Exception):
             self._logger.error("%s", text, exc_info=error)
         with suppress(Exception):
@@ -834,6 +838,9 @@ class PeerSession:
             assert op.epoch is not None
             self._tally.op_ended(op.epoch, is_committed=True)
             self._machine.op_ran(op.tag, each.sequence)
+        failed = next((event for event in events if isinstance(event, native.EngineFailed)), None)
+        if failed is not None:  # what else there is follows from it
+            raise native.EngineFailedError(failed.reason)
         for event in events:
             if isinstance(event, native.OpRan):
                 continue
@@ -862,7 +869,7 @@ class PeerSession:
                 self._machine.connection_lost(event.link, event.reason, event.lane)
             elif isinstance(event, native.LinkCounted):
                 self._tally.link_counted(event)
-            else:
+            elif isinstance(event, native.LinkLimited):
                 self._machine.link_limited(event.link, event.lane)
 
     def _mismatch_text(self, event: native.OpMismatch) -> str:

@@ -1,0 +1,63 @@
+"""Somebody in the process closes descriptors that are not its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+from tests.crew import SUM, WAIT_S, Background, ones, reduce_once, results, together, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for the descriptors where Linux lists them")
+
+
+def polls() -> set[int]:
+    """Descriptors of epoll sets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "eventpoll" in os.readlink(f"/proc/self/fd/{name}"):
+                found.add(int(name))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def test_the_engine_ends_and_says_why(master: MasterNode) -> None:
+    before = polls()
+    one = Communicator(master.address)
+    one.connect()
+    mine = polls() - before
+    assert mine
+    other = Communicator(master.address)
+    joining = Background(other.connect)
+    until(one.are_peers_pending, "the other one waits")
+    one.update_topology()
+    joining.result()
+    assert together([partial(reduce_once, peer) for peer in (one, other)]) == [2, 2]
+    for fd in mine:
+        os.close(fd)
+    arrays = [ones(1 << 16), ones(1 << 16)]
+    calls = [
+        Background(partial(peer.all_reduce, array, op=SUM, timeout=WAIT_S))
+        for peer, array in zip((one, other), arrays, strict=True)
+    ]
+    found = [call.outcome() for call in calls]
+    if results(found) == [Result.SUCCESS] * 2:  # it had not come to notice
+        calls = [Background(partial(peer.all_reduce, ones(), op=SUM, tag=1)) for peer in (one, other)]
+        until(lambda: calls[0].is_over, "it has noticed")
+        found = [call.outcome() for call in calls]
+    assert isinstance(found[0], PCCLError)
+    assert found[0].result is Result.INTERNAL_ERROR
+    assert "closes descriptors that are not its own" in str(found[0])
+    assert "bug" not in str(found[0])
+    assert isinstance(found[1], PCCLError)
+    assert found[1].result in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS)
+    until(lambda: other.world_size == 1, "the other one goes on alone")
+    assert all(np.all((array == 1) | (array == 2)) for array in arrays)
+    one.close()
+    other.close()
