@@ -295,7 +295,8 @@ class Checks:
         if not self.has_succession:
             assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
         if effect.code is Result.RANK_CONNECTION_LOST and key[:2] not in self._inherited:
-            assert end is not None or node.view.epoch > key[1], f"{node} heard of {key} before Install"
+            is_early = end is None and node.view.epoch <= key[1]
+            assert not is_early or effect.op in node.given_up_ops, f"{node} heard of {key} before Install"
             survivors = self._survivors.get(key[:2])
             if survivors is None:
                 # Under a succession not all may have had the epoch in force, and so have nothing to answer.

@@ -94,6 +94,14 @@ class Engines:
     def freeze_op(self, node: Node, op: int) -> None:
         node.commands.append(lambda: self._freeze_op(node, op))
 
+    def detach(self, node: Node, op: int) -> None:
+        node.commands.append(lambda: self._detach(node, op))
+
+    def _detach(self, node: Node, op: int) -> None:
+        key = node.keys.get(op)
+        if key is not None and key in node.submitted:
+            node.stopped.add(key)
+
     def _freeze_op(self, node: Node, op: int) -> None:
         key = node.keys[op]
         if key in node.submitted:

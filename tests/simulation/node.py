@@ -131,6 +131,8 @@ class Node:
     refuses: set[int] = field(default_factory=set)
     """Ops that its engine will refuse."""
     cancelled_queued: set[int] = field(default_factory=set)
+    given_up_ops: set[int] = field(default_factory=set)
+    """Whose callers do not wait for the next view."""
     results: dict[int, ps.OpResult] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
     """Of every joint call."""

@@ -197,6 +197,10 @@ class Schedule:
         if (node := self.one()) and node.open_ops and not node.is_frozen:
             self.world.cancel(node, self.rng.choice(node.open_ops))
 
+    def give_up(self) -> None:
+        if (node := self.one()) and node.open_ops and not node.is_frozen:
+            self.world.give_up(node, self.rng.choice(node.open_ops))
+
     def _joint(self, node: Node, kind: str, is_sound: bool = False) -> None:
         if node.is_frozen or (node.open_calls and self.chance(0.9)):
             return
@@ -398,6 +402,7 @@ class Schedule:
         "launch_pair": 8,
         "catch_up": 14,
         "cancel": 1,
+        "give_up": 1,
         "joint_one": 1,
         "joint_all": 1,
         "update": 12,

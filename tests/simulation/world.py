@@ -355,6 +355,15 @@ class World:
         node.machine.cancel(op, Result.TIMEOUT, "its time has passed")
         self._peer(node)
 
+    def give_up(self, node: Node, op: int) -> None:
+        """As `cancel`, by a caller who does not wait for the verdict: the engine stops the op without being told by the
+        machine."""
+        self.cancel(node, op)
+        node.given_up_ops.add(op)
+        node.machine.hasten(op)
+        self.engines.detach(node, op)
+        self._peer(node)
+
     def joint(self, node: Node, kind: str) -> int:
         call = node.next()
         node.kinds[call] = kind
