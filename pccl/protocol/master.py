@@ -136,6 +136,8 @@ NAMED_MAX = 20
 HOSTS_MAX = 16
 NAME_CHARACTERS_MAX = 255
 SITE_PEERS_MAX = 2**12
+ANSWER_TIMEOUTS = 3.0
+"""More than the peer timeouts that making a link may take, of which an answer tells."""
 OPEN_OPS_MAX = 2**18
 """Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
 QUIET_SHARE = 0.5
@@ -153,11 +155,16 @@ class MasterOptions:
     hello_timeout_s: float = 10.0
     """How long a connection may stay silent before it says Hello, and a peer then until its first sign of life."""
     answer_timeout_s: float = 90.0
-    """How long an accepted peer may take to answer Flush or Prepare before it is evicted."""
+    """How long an accepted peer may take to answer Flush or Prepare before it is evicted; ANSWER_TIMEOUTS peer timeouts
+    at least."""
     connections_max: int = 4096
     pending_max: int = 1024
     """How many peers may wait to be accepted."""
     connections_per_link_max: int = 64
+
+    @property
+    def answer_limit_s(self) -> float:
+        return max(self.answer_timeout_s, ANSWER_TIMEOUTS * self.peer_timeout_s)
 
 
 # Effects.
@@ -560,8 +567,8 @@ class Master:
                 self._effects.append(Close(connection))
         for peer in list(self._asked_at):
             # Looked up one by one: an eviction may ask others anew.
-            if now >= self._asked_at[peer] + self.options.answer_timeout_s:
-                self._evict(peer, f"did not answer the master within {self.options.answer_timeout_s:g} s")
+            if now >= self._asked_at[peer] + self.options.answer_limit_s:
+                self._evict(peer, f"did not answer the master within {self.options.answer_limit_s:g} s")
         for peer, due_at in list(self._beats_due_at.items()):
             if now >= due_at:
                 has_beaten = self._members[peer].has_beaten
@@ -583,7 +590,7 @@ class Master:
     def deadline(self) -> float | None:
         """When `tick` should be called next."""
         times = [since + self.options.hello_timeout_s for _, since in islice(self._strangers.values(), 1)]
-        times += [asked_at + self.options.answer_timeout_s for asked_at in islice(self._asked_at.values(), 1)]
+        times += [asked_at + self.options.answer_limit_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
         times += self._beats_due_at.values()
         times += [self._evidence_due_at] if self._evidence_due_at is not None else []

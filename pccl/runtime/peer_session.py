@@ -71,7 +71,7 @@ from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.runtime import addresses, faults, handshake, links, probe
 from pccl.runtime import engine as native
 from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
-from pccl.runtime.candidates import DIAL_S, Address, Candidates
+from pccl.runtime.candidates import DIAL_S, LEAD_TIMEOUTS, Address, Candidates
 from pccl.runtime.detached import PrivateCopy
 from pccl.runtime.gate import Gate
 from pccl.runtime.inherited import close_in_child
@@ -665,6 +665,8 @@ class PeerSession:
             patience_s = float("inf")
             if messages and isinstance(messages[-1], m.Gather | m.Lead):
                 is_majority_there = isinstance(messages[-1], m.Lead)
+                if is_majority_there and self._patience is not None:
+                    self._await_leadership(self._patience)
                 patience_s = self._candidates.patience_s(machine.peer_timeout_s, is_majority_there)
             self._heard_master.set()
             self._heard_master = trio.Event()
@@ -674,6 +676,12 @@ class PeerSession:
         now, limit_s = trio.current_time(), self._options.master_timeout_s
         patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
         return self._machine.resume(len(self._candidates.masters), now, session, limit_s, patience_s)
+
+    def _await_leadership(self, patience: trio.CancelScope) -> None:
+        """A majority has come to this master, which may wait for the rest for a peer timeout: this peer stays, however
+        little of the master timeout is left."""
+        waits_s = LEAD_TIMEOUTS * self._machine.peer_timeout_s
+        patience.deadline = max(patience.deadline, trio.current_time() + waits_s)
 
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
@@ -780,9 +788,19 @@ class PeerSession:
             self._take_over()
             self._machine.give_up(
                 f"{reason}; no master has taken over within {limit_s:g} s. Tried {self._candidates.account()}"
+                f"{self._haste(limit_s)}"
             )
             self._attending.cancel()
             self._pump()
+
+    def _haste(self, limit_s: float) -> str:
+        timeout_s = self._machine.peer_timeout_s
+        if limit_s >= timeout_s:
+            return ""
+        return (
+            f". master_timeout is less than the run's peer_timeout of {timeout_s:g} s, in which peers find out that "
+            f"their master is silent; give it more for runs that shall outlive masters"
+        )
 
     async def _find_master(self) -> None:
         """Replaces the connection."""

@@ -1,0 +1,52 @@
+"""Timeouts that depend on each other are in order, whatever the run's peer timeout is."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.protocol import master, peer, succession
+from pccl.protocol.master import MasterOptions
+from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
+from pccl.runtime import beacon, candidates, peer_session
+from tests.crew import WAIT_S, Crew, outcomes, reduce_once, results, until
+
+
+@pytest.mark.parametrize("peer_timeout_s", [PEER_TIMEOUT_S_MIN, 5.0, 600.0, PEER_TIMEOUT_S_MAX])
+def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s: float) -> None:
+    options = MasterOptions(peer_timeout_s=peer_timeout_s)
+    link_s = max(peer.LINK_TIMEOUT_S_MIN, peer.LINK_TIMEOUTS * peer_timeout_s)
+    assert options.answer_limit_s > link_s, "who makes links is not evicted for it"
+    assert 2 * peer.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
+    assert 1.0 < candidates.LEAD_TIMEOUTS < succession.GATHER_TIMEOUTS, "who follows stays until it is led"
+    assert master.ANSWER_TIMEOUTS > peer.LINK_TIMEOUTS
+    assert succession.HOLD_S < peer_session.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
+    assert MasterOptions.hello_timeout_s >= beacon.FIRST_BEAT_S
+    assert peer_session.REATTACH_SHARE < 1.0, "some time is left to look for another master"
+
+
+def test_a_peer_that_a_majority_waits_with_does_not_give_up_before_it_is_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three is gone with the master, so the next one waits for it for a peer timeout: longer than the others
+    look for a master."""
+    with MasterNode("127.0.0.1:0", peer_timeout=4) as first:
+        address = first.address
+        crew = Crew(address, master_timeout=3)
+        crew.join(2)
+        (third,) = crew.join(1, master_timeout=0)
+    assert results(outcomes([third.are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED]
+    crew.peers.remove(third)
+    monkeypatch.setattr("pccl.master_node.BIRTH_S", 0.1)
+    with MasterNode(address, peer_timeout=4):
+        until(lambda: crew[0].world_size == 2, "the two are led, without the third")
+        assert crew.each(reduce_once) == [2, 2]
+        crew.close_all()
+    third.close()
+
+
+def test_who_looks_for_a_master_for_less_than_a_peer_timeout_is_told() -> None:
+    with MasterNode("127.0.0.1:0", peer_timeout=5) as node:
+        lone = Communicator(node.address, master_timeout=0.1, timeout=WAIT_S)
+        lone.connect()
+    with pytest.raises(PCCLError, match=r"master_timeout is less than the run's peer_timeout of 5 s"):
+        lone.are_peers_pending()
+    lone.close()
