@@ -76,6 +76,20 @@ def test_survivors_agree_on_the_op_that_a_kill_interrupts(run: Run, victim: int)
     assert [(end["iteration"], end["world"]) for end in one[1:]] == [(2, 2), (3, 2)]
 
 
+@pytest.mark.parametrize("victims", [[1], [0, 1], [2, 3]])
+def test_killed_peers_are_not_waited_for_however_long_a_silent_one_is(
+    start: Start, run: Run, victims: list[int]
+) -> None:
+    """Their signs of life and their links have ended, too. Who is reset is waited for: see `tests.test_reattach`."""
+    with MasterNode("127.0.0.1:0", peer_timeout=3600) as master:
+        workers = run(4, master.address)
+        for victim in victims:
+            workers[victim].kill()
+        survivors = [worker for index, worker in enumerate(workers) if index not in victims]
+        for worker in survivors:
+            until(partial(_sees, worker, len(survivors)), "the loss is known")
+
+
 def test_a_peer_whose_only_partner_is_killed_is_alone(run: Run) -> None:
     survivor, victim = run(2)
     for worker in (survivor, victim):
