@@ -49,6 +49,17 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "passed" in printed
 
 
+def test_calls_are_interrupted(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts")
+    assert report["disturbances"]["interrupted"] > 0
+
+
+@pytest.mark.slow
+def test_a_master_with_its_run_on_disk_is_killed(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--kill-master-every", "2..3")
+    assert report["disturbances"]["masters_killed"] >= 1
+
+
 @pytest.mark.slow
 def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")

@@ -30,7 +30,7 @@ def test_they_come_as_often_as_asked_for() -> None:
 def test_what_is_written_after_an_error_is_found(in_place: bool) -> None:
     marked = Marked()
     for op in ops_of_step(1, 0, 0, 1 << 12):
-        buffers = Buffers(op, 3, in_place, marked)
+        buffers = Buffers(op, 0, 3, in_place, marked)
         given = buffers.recv
         buffers.take_back()
         assert buffers.recv is not given
@@ -48,7 +48,7 @@ def test_what_is_written_after_an_error_is_found(in_place: bool) -> None:
 
 def test_an_input_that_an_error_changed_is_found() -> None:
     for op in ops_of_step(1, 0, 0, 1 << 12):
-        buffers = Buffers(op, 3, True, Marked())
+        buffers = Buffers(op, 0, 3, True, Marked())
         buffers.send.view(np.uint8)[0] ^= 1
         with pytest.raises(BrokenPromiseError, match="was not restored"):
             buffers.take_back()

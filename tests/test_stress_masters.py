@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,17 @@ def test_with_one_address_only_a_dead_master_needs_a_majority() -> None:
     assert masters.is_starting(1.0)
     assert masters.may_run_end(1.0, sound=1, others=3)
     assert not masters.may_run_end(1.0 + START_S, sound=1, others=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        ({}, False),
+        ({"kill_master": Interval(1, 2)}, True),
+        ({"kill_master": Interval(1, 2), "standbys": 1}, False),
+        ({"kill_master": Interval(1, 2), "state": False}, False),
+        ({"standbys": 1, "state": True}, True),
+    ],
+)
+def test_a_master_that_is_killed_alone_keeps_its_run_on_disk(options: dict[str, Any], keeps: bool) -> None:
+    assert Plan(**options).keeps_state is keeps

@@ -79,6 +79,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="masters that stand by, at addresses that all peers know too; one that was killed comes back as a "
         "standby, or as a master that knows nothing of the run (default: %(default)s)",
     )
+    option(
+        "--state",
+        action=switch,
+        default=None,
+        help="masters keep their run on disk (pccl master --state; default: where they are killed and have no standby)",
+    )
     option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
     option(
         "--threads",
@@ -140,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         partition_for=arguments.partition_for,
         kill_master=arguments.kill_master_every,
         standbys=arguments.standbys,
+        state=arguments.state,
         timeouts=arguments.timeouts,
         threads=arguments.threads,
         interrupts=arguments.interrupts,

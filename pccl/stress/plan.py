@@ -55,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     partition_for: Interval = Interval(0.1, 12.0)
     kill_master: Interval | None = None
     """How often the master that leads is killed, and another one started at its address. None: never."""
+    state: bool | None = None
+    """Masters keep their run on disk. None: where they are killed and there is one address."""
     standbys: int = 0
     """Masters beside the first, at addresses that all peers know, too."""
     timeouts: bool = False
@@ -76,6 +78,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def asks(self) -> bool:
         """Whether peers ask are_peers_pending before update_topology, or call it in every step."""
         return self.seed % 4 != 3
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.kill_master is not None and self.standbys == 0 if self.state is None else self.state
 
     def check(self) -> None:
         """PlanError if this cannot be run."""

@@ -175,6 +175,7 @@ class Supervisor:
         self._token = secrets.token_urlsafe() if plan.token or plan.encrypt else ""
         if self._token:
             self._environment["PCCL_TOKEN"] = self._token
+        self._environment.pop("PCCL_STATE", None)
         self._environment["PCCL_ENCRYPT"] = "1" if plan.encrypt else "0"
 
     def __enter__(self) -> Supervisor:
@@ -387,6 +388,8 @@ class Supervisor:
     def _master(self, number: int, starts: int, address: str, standby_of: str) -> Child:
         name = f"standby {number}" if number else "master"
         arguments = ["--listen", address, "--peer-timeout", str(PEER_TIMEOUT_S)]
+        if self._plan.keeps_state:
+            arguments += ["--state", str(self._logs / f"state-{number}")]
         if standby_of:
             arguments += ["--standby-of", standby_of]
         return self._child(f"{name} {starts}", module_command("pccl.stress.master", *arguments))

@@ -105,7 +105,6 @@ IMPATIENT_S_MAX = 0.005
 """An op with so short a timeout is often given up, which aborts it on all peers."""
 LEFT_OUT = (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED)
 """The peer was evicted, refused, or has lost the master. It connects again."""
-UNKNOWN = "OUTCOME_UNKNOWN"
 RETRIED = (Result.RANK_CONNECTION_LOST, Result.TIMEOUT)
 LINEAGES_PER_PEER = 1 << 20
 MARK = 0xA5
@@ -156,8 +155,10 @@ class Marked:
 class Buffers:
     """What one op sends and receives."""
 
-    def __init__(self, op: Op, slot: int, in_place: bool, marked: Marked) -> None:
+    def __init__(self, op: Op, step: int, slot: int, in_place: bool, marked: Marked) -> None:
         self.op = op
+        self.step = step
+        """The state's revision: an op of another step must not go together with this one."""
         self.aborts = 0
         self._slot = slot
         self._in_place = in_place
@@ -178,7 +179,7 @@ class Buffers:
     def descriptor(self) -> ReduceOpDescriptor:
         op = self.op
         quantization = op.quantization or QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
-        descriptor = ReduceDescriptor(op.count, op.op, op.tag, None, quantization, op.algorithm)
+        descriptor = ReduceDescriptor(op.count, op.op, op.tag, None, quantization, op.algorithm, self.step)
         return ReduceOpDescriptor.from_numpy(self.send, self.recv, descriptor)
 
     def check_untouched(self) -> None:
@@ -478,7 +479,7 @@ class Worker:
         self._say(Stepped(lineage, revision, outcomes, is_whole, False, retries, time.monotonic() - start_s))
 
     def _buffers(self, op: Op, in_place: bool) -> Buffers:
-        return Buffers(op, self._options.slot, in_place, self._marked)
+        return Buffers(op, self._state.shared.revision, self._options.slot, in_place, self._marked)
 
     def _chains(self, revision: int) -> list[Chain]:
         if not self._plan.threads:
@@ -554,6 +555,7 @@ class Worker:
             tag=op.tag,
             quantization_options=op.quantization,
             algorithm=op.algorithm,
+            step=buffers.step,
         )
 
     def _by_hand(self, todo: list[Buffers]) -> list[Outcome]:
@@ -603,7 +605,7 @@ class Worker:
             return False
         if self._has_left:
             raise LeftSessionError("another thread has left the session") from None
-        if error.result.name == UNKNOWN:
+        if error.result is Result.OUTCOME_UNKNOWN:
             self._leave_session(str(error))
         if error.result not in RETRIED:
             raise error
@@ -650,6 +652,7 @@ class Worker:
                         tag=op.tag,
                         quantization_options=op.quantization,
                         algorithm=op.algorithm,
+                        step=buffers.step,
                         timeout=timeout_s,
                     )
             except KeyboardInterrupt:
@@ -682,7 +685,7 @@ class Worker:
             except (PCCLError, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt):
                     why_left = "interrupted in all_reduce_multiple_with_retry"
-                elif error.result.name == UNKNOWN or self._has_left:
+                elif error.result is Result.OUTCOME_UNKNOWN or self._has_left:
                     why_left = str(error)
                 elif error.result is Result.TOO_FEW_PEERS:
                     is_over = True
@@ -722,7 +725,7 @@ class Worker:
                 buffers.outcome(self._options.slot, info.world_size)
                 continue
             buffers.take_back()
-            if status not in (Result.NOT_INITIALIZED, Result.TOO_FEW_PEERS, *RETRIED) and status.name != UNKNOWN:
+            if status not in (Result.NOT_INITIALIZED, Result.TOO_FEW_PEERS, Result.OUTCOME_UNKNOWN, *RETRIED):
                 handle.result()
 
 
