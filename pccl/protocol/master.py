@@ -104,7 +104,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -121,6 +121,7 @@ from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.optimization import Optimization
 from pccl.protocol.pairs import callers_tag, parties, ranks_of
 from pccl.protocol.probation import Probation
+from pccl.protocol.returning import Returning
 from pccl.protocol.ring_problem import RingProblem
 from pccl.protocol.throughput import Throughput
 from pccl.protocol.traffic import Traffic
@@ -405,8 +406,12 @@ class Master:
         """How many of them wait in each kind of joint call."""
         self._asked_at: dict[int, float] = {}
         """Since when an answer to Flush or Prepare is due, longest first."""
+        self._first_beats_due_at: dict[int, float] = {}
+        """Newcomers without a connection for signs of life, longest first, and when there must be one."""
         self._beats_due_at: dict[int, float] = {}
-        """Those without a connection for signs of life, and when there must be one."""
+        """The same of those whose connection for signs of life broke off."""
+        self.returning = Returning()
+        """The same of those who have followed this master from another one."""
         self._absent_until: dict[int, float] = {}
         """Peers without a control connection, longest first, and when they are lost."""
         self._cut: set[tuple[int, int]] = set()
@@ -569,11 +574,17 @@ class Master:
             # Looked up one by one: an eviction may ask others anew.
             if now >= self._asked_at[peer] + self.options.answer_limit_s:
                 self._evict(peer, f"did not answer the master within {self.options.answer_limit_s:g} s")
-        for peer, due_at in list(self._beats_due_at.items()):
-            if now >= due_at:
-                has_beaten = self._members[peer].has_beaten
-                allowed_s = self.options.peer_timeout_s if has_beaten else self.options.hello_timeout_s
-                self._evict_silent(peer, f"silent for {allowed_s:.1f} s")
+        silent = [
+            (peer, allowed_s)
+            for due_at, allowed_s in (
+                (self._first_beats_due_at, self.options.hello_timeout_s),
+                (self._beats_due_at, self.options.peer_timeout_s),
+            )
+            for peer, _ in takewhile(lambda due: now >= due[1], due_at.items())
+        ]
+        silent += [(peer, now - self.returning.since) for peer in self.returning.late(now)]
+        for peer, silent_s in silent:
+            self._evict_silent(peer, f"silent for {silent_s:.1f} s")
             if self.deposed:
                 return self._drain()
         for peer, until in list(self._absent_until.items()):
@@ -592,9 +603,11 @@ class Master:
         times = [since + self.options.hello_timeout_s for _, since in islice(self._strangers.values(), 1)]
         times += [asked_at + self.options.answer_limit_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
-        times += self._beats_due_at.values()
         times += [self._evidence_due_at] if self._evidence_due_at is not None else []
         times += self._trials_due_at.values()
+        times += islice(self._first_beats_due_at.values(), 1)
+        times += islice(self._beats_due_at.values(), 1)
+        times += [self.returning.until] if self.returning.peers else []
         times += islice(self._absent_until.values(), 1)
         if self._optimization is not None and (ends_at := self._optimization.deadline()) is not None:
             times.append(ends_at)
@@ -719,7 +732,7 @@ class Master:
         self.has_rivals = self.has_rivals or message.masters > 1
         self._peer_of[connection] = peer
         self.figures.arrived(peer, hosts)
-        self._beats_due_at[peer] = self._now + self.options.hello_timeout_s
+        self._first_beats_due_at[peer] = self._now + self.options.hello_timeout_s
         welcome = m.Welcome(
             peer,
             self.run,
@@ -798,7 +811,9 @@ class Master:
         self._beats[connection] = member.peer
         member.beats = connection
         member.has_beaten = True
+        self._first_beats_due_at.pop(member.peer, None)
         self._beats_due_at.pop(member.peer, None)
+        self.returning.came(member.peer, self._now)
         self._effects.append(TakeBeats(connection))
 
     def _close_beats(self, member: _Member) -> None:
@@ -889,6 +904,8 @@ class Master:
         for by_peer in (self._asked_at, self._beats_due_at, self._absent_until, self._unlogged, self._unheard):
             by_peer.pop(peer, None)
         self._trials_due_at.pop(peer, None)
+        self._first_beats_due_at.pop(peer, None)
+        self.returning.gone(peer)
         self.traffic.forget(peer)
         if member.hello.site and not is_leaving:
             self._broken_sites.setdefault(member.hello.site, f"peer {peer} of its site was lost: {reason}")

@@ -15,6 +15,7 @@ from pccl.protocol import topology
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.master import Circle, Master, MasterOptions, Persist, _Group, _Member
 from pccl.protocol.pairs import parties
+from pccl.protocol.returning import Returning
 from pccl.protocol.testimony import Group, Recovered, unheard
 from pccl.version import __version__
 
@@ -70,6 +71,7 @@ def successor(
     master.has_rivals = any(witness.masters > 1 for witness in witnesses.values())
     for peer, testimony in sorted(recovered.members.items()):
         _add_member(master, peer, testimony, witnesses[peer])
+    master.returning = Returning(recovered.members, now, options.peer_timeout_s)
     _add_figures(master, recovered, witnesses)
     master.throughput.inherit(recovered.members)
     for group in recovered.groups:
@@ -139,7 +141,6 @@ def _add_member(master: Master, peer: int, testimony: m.Testimony, witness: Witn
     master._accepted += member.accepted
     master._peer_of[connection] = peer
     master.figures.arrived(peer, member.hosts)
-    master._beats_due_at[peer] = master._now + master.options.peer_timeout_s
 
 
 def _add_figures(master: Master, recovered: Recovered, witnesses: Mapping[int, Witness]) -> None:

@@ -136,7 +136,7 @@ class Failover:
         return m.Testimony(me, view, None, True, False, [], [], "", [], 1, None, [], OPTIONS.peer_timeout_s, 1)
 
     def run(self) -> None:
-        """All come, then all say where they stand, then all follow."""
+        """All come, then all say where they stand, then all follow, then all connect for signs of life."""
         for peer in range(1, self.peers + 1):
             self._count(self.machine.connected(peer, "10.0.0.1", self.now))
             self.say(peer, m.Resume(m.PROTOCOL_VERSION, "run-1", 1, peer))
@@ -155,6 +155,9 @@ class Failover:
             before_s = self.cost.seconds
             self.say(peer, m.Follow(send.message.term, self.testimony(peer)))
             self.led_s = self.cost.seconds - before_s
+        elif isinstance(send.message, m.Resumed):
+            self._count(self.machine.connected(BEATS_FROM + peer, "10.0.0.1", self.now))
+            self.say(BEATS_FROM + peer, m.BeatHello(m.PROTOCOL_VERSION, "run-1", peer))
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         frame = encode(message)

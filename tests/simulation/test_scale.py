@@ -79,10 +79,12 @@ def test_all_of_many_peers_go_on_with_the_next_master() -> None:
 
 
 def test_nobody_is_late_because_the_master_is_busy_with_the_others() -> None:
-    """All have come, but the second half of the reports is taken in later than a peer timeout after the first half."""
+    """All have come, but the second half of the reports is taken in later than a peer timeout after the first half, and
+    so are their connections for signs of life."""
     peers = 40
     failover = fail_over(peers, step_s=2 * OPTIONS.peer_timeout_s / peers * 0.75)
     assert failover.now > 2 * OPTIONS.peer_timeout_s
+    assert failover.machine.deadline() is None
 
 
 @dataclass
@@ -101,7 +103,8 @@ def test_what_a_report_costs_does_not_depend_on_the_number_of_peers() -> None:
     few, many = Counted(FEW), Counted(MANY)
     for failover in (few, many):
         failover.run()
-    for kind in (m.Resume, m.Stand, m.Follow):
+    assert many.counts.keys() == {m.Resume, m.Stand, m.Follow, m.BeatHello}
+    for kind in many.counts:
         assert max(many.counts[kind][MANY // 2 + 5 : -1]) < max(few.counts[kind][FEW // 2 + 5 : -1]) * SLACK
         assert max(many.counts[kind][1 : MANY // 2 - 5]) < max(few.counts[kind][1 : FEW // 2 - 5]) * SLACK
 

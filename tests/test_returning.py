@@ -1,0 +1,29 @@
+"""How long peers that have followed a new master may take to connect for signs of life."""
+
+from __future__ import annotations
+
+from pccl.protocol.returning import RETURN_TIMEOUTS, Returning
+
+
+def test_whoever_does_not_come_is_late_a_timeout_after_the_last_one_did() -> None:
+    returning = Returning([1, 2, 3], now=10.0, timeout_s=4.0)
+    assert returning.late(13.9) == []
+    returning.came(2, 13.0)
+    returning.came(2, 16.0)
+    returning.came(9, 16.0)
+    assert returning.until == 17.0
+    returning.gone(1)
+    returning.gone(9)
+    assert returning.late(17.0) == [3]
+
+
+def test_nobody_can_make_others_wait_for_ever() -> None:
+    returning = Returning(range(100), now=0.0, timeout_s=4.0)
+    for peer in range(99):
+        returning.came(peer, float(peer))
+    assert returning.until == RETURN_TIMEOUTS * 4.0
+    assert returning.late(12.0) == [99]
+
+
+def test_of_nobody_nobody_is_late() -> None:
+    assert Returning().late(1e9) == []
