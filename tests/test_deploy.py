@@ -57,13 +57,14 @@ def test_the_units_options_are_those_of_the_command(command: Command) -> None:
     (started,) = re.findall(r"^ExecStart=/opt/pccl/bin/pccl (.*)$", unit, re.MULTILINE)
     help_text = command("master", "--help").stdout
     options = set(re.findall(r"--[a-z-]+", " ".join([started, *_container_command()])))
-    assert options == {"--listen", "--token-file", "--http"}
+    assert options == {"--listen", "--token-file", "--http", "--state"}
     assert all(option in help_text for option in options)
 
 
 def _container_command() -> list[str]:
-    (args,) = re.findall(r"args: \[pccl, (.*)\]", (DEPLOY / "kubernetes" / "master.yaml").read_text())
-    return [word.strip(' "') for word in str(args).split(",")]
+    text = (DEPLOY / "kubernetes" / "master.yaml").read_text()
+    (args,) = re.findall(r"args: \[pccl, (.*?)\]", text, re.DOTALL)
+    return [word.strip(' \n"') for word in str(args).split(",")]
 
 
 def test_a_slurm_job(tmp_path: Path) -> None:
@@ -106,14 +107,19 @@ def test_the_kubernetes_manifests_fit_together() -> None:
     assert sorted(kustomization["resources"]) == ["master.yaml", "namespace.yaml", "peers.yaml"]
     assert ("Namespace", kustomization["namespace"]) in objects
 
-    master = objects["Deployment", "pccl-master"]["spec"]
+    master = objects["StatefulSet", "pccl-master"]["spec"]
     peers = objects["StatefulSet", "pccl-peer"]["spec"]
     for workload in (master, peers):
         labels = workload["template"]["metadata"]["labels"]
         assert workload["selector"]["matchLabels"].items() <= labels.items()
+        assert ("Service", workload["serviceName"]) in objects
     assert objects["Service", "pccl-master"]["spec"]["selector"] == master["selector"]["matchLabels"]
     assert objects["PodDisruptionBudget", "pccl-peer"]["spec"]["selector"] == peers["selector"]
-    assert ("Service", peers["serviceName"]) in objects
+
+    (container,) = master["template"]["spec"]["containers"]
+    (claim,) = master["volumeClaimTemplates"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert container["args"][container["args"].index("--state") + 1].startswith(mounts[claim["metadata"]["name"]] + "/")
 
     (peer,) = peers["template"]["spec"]["containers"]
     environment = {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in peer["env"]}
