@@ -110,17 +110,18 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
                 hosts, port = (host,), parsed or None
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
-        check(isinstance(peer_group, int) and 0 <= peer_group < 2**32, f"peer_group {peer_group!r}: not in [0, 2**32)")
+        check(name is None or isinstance(name, str), f"name {name!r}: must be text")
+        check(_is_integer(peer_group) and 0 <= peer_group < 2**32, f"peer_group {peer_group!r}: not in [0, 2**32)")
         check(
-            isinstance(p2p_connection_pool_size, int) and 0 <= p2p_connection_pool_size <= CONNECTIONS_MAX,
+            _is_integer(p2p_connection_pool_size) and 0 <= p2p_connection_pool_size <= CONNECTIONS_MAX,
             f"p2p_connection_pool_size {p2p_connection_pool_size!r}: not in [0, {CONNECTIONS_MAX}]",
         )
         check(
-            isinstance(segment_bytes, int) and 0 <= segment_bytes < 2**32,
+            _is_integer(segment_bytes) and 0 <= segment_bytes < 2**32,
             f"segment_bytes {segment_bytes!r}: not in [0, 2**32)",
         )
         check(
-            isinstance(site_size, int) and bool(site) == (site_size > 0),
+            isinstance(site, str) and _is_integer(site_size) and bool(site) == (0 < site_size < 2**32),
             f"site {site!r} and site_size {site_size!r} belong together: a name, and how many peers have it",
         )
         self.address = address
@@ -156,6 +157,8 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
 
     @trio.lowlevel.enable_ki_protection
     async def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> None:
+        if not _is_integer(n_attempts):
+            raise PCCLError(Result.INVALID_ARGUMENT, "connect", f"n_attempts {n_attempts!r} is not an integer")
         if self._is_closed:
             raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
         if self._is_connecting:
@@ -272,6 +275,9 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         name = "sync_shared_state"
         if not isinstance(strategy, SharedStateSyncStrategy):
             raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
+        given: Any = shared_state
+        if not isinstance(given, SharedState):
+            raise PCCLError(Result.INVALID_ARGUMENT, name, f"shared_state must be a SharedState, not {given!r}")
         session = self.session(name)
         tensors = [tensor.state_tensor() for tensor in shared_state.tensors]
         transfer: Transfer | None = None
@@ -539,6 +545,10 @@ def require_outcome(
     raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. It was: {cause}")
 
 
+def _is_integer(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
 def deadline(timeout_s: float | None) -> float:
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
@@ -559,11 +569,19 @@ class Retry:
     """
 
     def __init__(self, descriptors: Sequence[ReduceOpDescriptor], max_in_flight: int, func_name: str) -> None:
+        given: Any = descriptors
+        if not isinstance(given, Sequence) or not all(isinstance(each, ReduceOpDescriptor) for each in given):
+            what = f"descriptors must be a list of ReduceOpDescriptor, not {given!r}"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        if not _is_integer(max_in_flight):
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"max_in_flight {max_in_flight!r} is not an integer")
         tags = [descriptor.spec.tag for descriptor in descriptors]
         repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
         if not descriptors or repeated or max_in_flight < 1:
             what = (
-                f"tags {repeated} occur twice" if repeated else "there must be ops and max_in_flight must be positive"
+                f"tags {repeated} occur twice"
+                if repeated
+                else "there must be descriptors of ops, and max_in_flight must be positive"
             )
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
         self.in_flight: list[PendingOp] = []

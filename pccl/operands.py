@@ -141,6 +141,10 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
     def fail(what: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
 
+    if getattr(tensor, "is_nested", False):
+        raise fail("is a nested tensor; pass its tensors one by one (unbind())")
+    if tensor.is_quantized:
+        raise fail("is a quantized tensor; pass its dequantize(), or its int_repr()")
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
         raise fail(
             "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.site"
@@ -160,7 +164,10 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
         dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:
         raise fail(f": {error}") from None
-    return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
+    try:
+        return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
+    except RuntimeError as error:  # of a kind of tensor that has no memory of its own
+        raise fail(f"cannot be used: {error}") from None
 
 
 _others: list[Callable[[Any], Operand | None]] = []

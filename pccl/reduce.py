@@ -17,6 +17,7 @@ from pccl.protocol.peer import OpResult
 from pccl.runtime.engine import Buffers, OpSpec
 from pccl.runtime.pending import PendingOp
 from pccl.types import (
+    DataType,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceAlgorithm,
@@ -81,6 +82,8 @@ def op_spec(
         if source.count != target.count:
             raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
         count = source.count
+    elif isinstance(count, bool) or not isinstance(count, int):
+        raise fail(f"count {count!r} is not an integer")
     elif not 0 <= count <= min(source.count, target.count):
         raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
     size_bytes = count * source.dtype.itemsize
@@ -89,9 +92,15 @@ def op_spec(
     if not isinstance(op, ReduceOp):
         raise fail(f"op must be a ReduceOp, not {op!r}")
     check_tag(tag, func_name)
+    if operand_descriptor is not None and not isinstance(operand_descriptor, ReduceOperandDescriptor):
+        raise fail(f"operand_descriptor must be a ReduceOperandDescriptor or None, not {operand_descriptor!r}")
+    if operand_descriptor is not None and not isinstance(operand_descriptor.datatype, DataType):
+        raise fail(f"operand_descriptor.datatype must be a DataType, not {operand_descriptor.datatype!r}")
     if operand_descriptor is not None and operand_descriptor.datatype is not source.dtype:
         raise fail(f"operand_descriptor says {operand_descriptor.datatype.name} but the arrays are {source.dtype.name}")
     quantization = quantization_options
+    if quantization is not None and not isinstance(quantization, QuantizationOptions):
+        raise fail(f"quantization_options must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None and quantization.algorithm is QuantizationAlgorithm.NONE:
         quantization = None
     if quantization is not None:
@@ -115,6 +124,10 @@ class ReduceOpDescriptor:
     """One op of `all_reduce_multiple_with_retry`."""
 
     def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
+        given: Any = descriptor
+        if not isinstance(given, ReduceDescriptor):
+            what = f"reduce_descriptor must be a ReduceDescriptor, not {given!r}"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
         self.send = send
         self.recv = recv
         self.descriptor = descriptor

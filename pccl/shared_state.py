@@ -25,7 +25,7 @@ class TensorInfo:
     """
 
     def __init__(self, operand: Operand, name: str, allow_content_inequality: bool) -> None:
-        if not name or "\0" in name:
+        if not isinstance(name, str) or not name or "\0" in name:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"{name!r} cannot be a tensor's name")
         if not operand.is_writable:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"tensor {name!r} is read-only")
@@ -61,7 +61,16 @@ class SharedState:
     """
 
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
-        self.tensors = list(tensors)
+        try:
+            given: list[Any] = list(tensors)
+        except TypeError:
+            what = f"tensors must be a sequence of TensorInfo, not {tensors!r}"
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what) from None
+        for tensor in given:
+            if not isinstance(tensor, TensorInfo):
+                what = f"tensors must be a sequence of TensorInfo, but there is {tensor!r} in it"
+                raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what)
+        self.tensors: list[TensorInfo] = given
         names = [tensor.name for tensor in self.tensors]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if not names or repeated:
@@ -71,12 +80,19 @@ class SharedState:
 
     @classmethod
     def from_numpy(cls, arrays: Mapping[str, Any]) -> SharedState:
+        given: Any = arrays
+        if not isinstance(given, Mapping):
+            what = f"arrays must be a mapping of names to NumPy arrays, not {type(arrays).__name__}"
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState.from_numpy", what)
         return cls([TensorInfo.from_numpy(array, name) for name, array in arrays.items()])
 
     @classmethod
     def from_torch(cls, tensors: Any) -> SharedState:
         """From a dict of tensors, or from a module: its `state_dict()`."""
         if not isinstance(tensors, Mapping):
+            if not hasattr(tensors, "state_dict"):
+                what = f"tensors must be a module or a mapping of names to tensors, not {type(tensors).__name__}"
+                raise PCCLError(Result.INVALID_ARGUMENT, "SharedState.from_torch", what)
             tensors = tensors.state_dict()
         return cls([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
 

@@ -252,6 +252,8 @@ class QuantizationOptions:
     bits, and below 1.6e-2 with 4. A ring of W peers quantizes W times: (W + 1) / 2 times the mean square error of one
     quantization, instead of less than 2 times.
 
+    DOUBLE tensors are quantized with float32's precision at any magnitude, for two bytes more in each block.
+
     NaN and infinities: a block that holds one arrives as NaN throughout, and a finite block never becomes infinite.
     CAST keeps them and turns a finite value beyond its range into an infinity, as casts do.
 

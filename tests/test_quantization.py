@@ -472,6 +472,18 @@ def test_all_peers_hold_the_same_bits_whatever_their_rounding(
     assert relative_error(tensors[0], parts) < {4: 6e-2, 8: 3e-4, 16: 4e-5}[options.bits]
 
 
+@pytest.mark.parametrize("options", CODES, ids=name_of)
+@pytest.mark.parametrize("greatest", [1e39, 1e300, 1e-60, 1e-290])
+def test_float64_of_any_magnitude(crew: Crew, options: QuantizationOptions, greatest: float) -> None:
+    inputs = [np.random.default_rng(i).uniform(-greatest, greatest, size=3001) for i in range(3)]
+    tensors = [x.copy() for x in inputs]
+    crew.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM, quantization_options=options))
+    assert all(tensor.tobytes() == tensors[0].tobytes() for tensor in tensors)
+    parts = [x / greatest for x in inputs]
+    error = np.mean((tensors[0] / greatest - np.sum(parts, axis=0)) ** 2) / np.mean(np.sum(parts, axis=0) ** 2)
+    assert error < {4: 6e-2, 8: 3e-4, 16: 4e-5}[options.bits]
+
+
 def test_the_seed_decides(crew: Crew) -> None:
     inputs = [np.random.default_rng(i).normal(size=1000).astype(np.float32) for i in range(3)]
 

@@ -20,6 +20,10 @@
  *
  *   A block whose scale or minimum is not finite, or whose zero point is no code, means NaN throughout.
  *
+ *   Where elements are float64 an int16 follows the two parameters: all of the block is 2 to the power of that many
+ *   times what has been said. It is 0 unless the greatest magnitude is beyond those that float32 holds at its full
+ *   precision, and from -1000 to 1022; with any other number the block means NaN throughout.
+ *
  * Wire format of CAST
  *   The elements, float32 or float64, as float16 or bfloat16. There are no blocks.
  *
@@ -36,7 +40,7 @@
  *   - A finite block never turns into infinity: results are clamped to the dtype's finite range.
  *   - A block that holds a NaN or an infinity has no honest codes. It is sent with scale NaN and arrives as
  *     NaN in every element: loud, and confined to the block.
- *   - float64 is quantized as float32: what rounds to an infinite float32 counts as infinity.
+ *   - float64 is quantized as float32, times a power of two where its magnitudes are beyond float32's.
  *
  * What a sender may rely on, with CAST
  *   - Each element is rounded for itself, as IEEE 754 does it: NaN (made canonical) and infinities arrive, and
@@ -92,7 +96,11 @@
 
 enum {
     CHUNK = 1024, /* elements converted at a time: 4 KiB of floats on the stack, at home in the L1 cache */
-    NAN_BITS = 0x7fc00000
+    NAN_BITS = 0x7fc00000,
+    FLOAT_EXPONENT_MIN = -100, /* of float64s that are quantized as they are */
+    FLOAT_EXPONENT_MAX = 126,
+    SHIFT_MIN = -1000,
+    SHIFT_MAX = 1022
 };
 
 /* Inside these bounds float32 neither overflows nor meets subnormals: steps are below 2^16. */
@@ -108,6 +116,7 @@ typedef struct {
     uint32_t bits; /* 4, 8 or 16 */
     uint32_t steps_max; /* 15, 255 or 65535 */
     uint32_t first; /* added to steps, in the code's width: 0, or the least code as an unsigned number */
+    uint32_t shift_at; /* in the header, for float64 */
     uint32_t header_bytes;
 } code_type;
 
@@ -138,7 +147,8 @@ static code_type code_type_of(const pccl_op_shape *shape)
     type.bits = code == PCCL_CODE_UINT4 || code == PCCL_CODE_INT4 ? 4 : 8 * pccl_dtype_bytes(code);
     type.steps_max = (1u << type.bits) - 1;
     type.first = is_signed ? type.steps_max / 2 + 1 : 0;
-    type.header_bytes = type.bits == 4 ? 4 : 8;
+    type.shift_at = type.bits == 4 ? 4 : 8;
+    type.header_bytes = type.shift_at + (shape->dtype == PCCL_FLOAT64 ? 2 : 0);
     return type;
 }
 
@@ -178,8 +188,32 @@ size_t pccl_quantized_bytes(const pccl_op_shape *shape, size_t count)
         + (rest > 0 ? type.header_bytes + codes_bytes(&type, rest) : 0);
 }
 
-/* Elements as float32: `x` itself where it is that already, else converted into `buffer`. */
-PCCL_INLINE const pccl_f32 *load(uint32_t dtype, const void *x, size_t count, float *buffer)
+static double power_of_two(int exponent)
+{
+    const uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* The power of two that a block of float64 is divided by, as its exponent. */
+PCCL_INLINE int shift_of(const void *x, size_t count)
+{
+    const pccl_u64 *bits = x;
+    uint64_t greatest = 0;
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t magnitude = bits[i] & 0x7fffffffffffffffu;
+        greatest = magnitude > greatest ? magnitude : greatest;
+    }
+    const int exponent = (int)(greatest >> 52) - 1023;
+    if (greatest == 0 || exponent == 1024 || (exponent >= FLOAT_EXPONENT_MIN && exponent <= FLOAT_EXPONENT_MAX))
+        return 0;
+    return exponent < SHIFT_MIN ? SHIFT_MIN : exponent > SHIFT_MAX ? SHIFT_MAX : exponent;
+}
+
+/* Elements as float32: `x` itself where it is that already, else converted into `buffer`; times `factor` where they are
+ * float64. */
+PCCL_INLINE const pccl_f32 *load(uint32_t dtype, const void *x, size_t count, double factor, float *buffer)
 {
     switch (dtype) {
     case PCCL_FLOAT16: pccl_f16_widen(x, count, buffer); return buffer;
@@ -193,7 +227,7 @@ PCCL_INLINE const pccl_f32 *load(uint32_t dtype, const void *x, size_t count, fl
     default: {
         const pccl_f64 *doubles = x;
         for (size_t i = 0; i < count; i++)
-            buffer[i] = (float)doubles[i];
+            buffer[i] = (float)(doubles[i] * factor);
         return buffer;
     }
     }
@@ -394,19 +428,23 @@ PCCL_INLINE void quantize_blocks(const pccl_op_shape *shape, const dithering *di
         const size_t block = pccl_min_size(shape->quantization_block, count);
         int32_t least = INT32_MAX, greatest = INT32_MIN;
         const pccl_f32 *floats = NULL;
+        const int shift = shape->dtype == PCCL_FLOAT64 ? shift_of(x, block) : 0;
+        const double factor = power_of_two(-shift);
         for (size_t at = 0; at < block; at += CHUNK) {
             size_t n = pccl_min_size(CHUNK, block - at);
-            floats = load(shape->dtype, x + at * element_bytes, n, buffer);
+            floats = load(shape->dtype, x + at * element_bytes, n, factor, buffer);
             extend_range(floats, n, &least, &greatest);
         }
         const encoding e = plan(shape, &type, dither != NULL, least, greatest);
         put_header(shape, &type, &e, wire);
+        if (shape->dtype == PCCL_FLOAT64)
+            pccl_put_u16(wire + type.shift_at, (uint16_t)shift);
         wire += type.header_bytes;
         for (size_t at = 0; at < block; at += CHUNK) {
             const size_t n = pccl_min_size(CHUNK, block - at);
             uint8_t *codes = type.bits == 4 ? nibbles : wire;
             if (block > CHUNK)
-                floats = load(shape->dtype, x + at * element_bytes, n, buffer);
+                floats = load(shape->dtype, x + at * element_bytes, n, factor, buffer);
             if (e.marked)
                 memset(codes, 0, n * (type.bits == 16 ? 2 : 1));
             else if (e.wide)
@@ -431,7 +469,7 @@ PCCL_INLINE void cast(const pccl_op_shape *shape, const dithering *dither, const
     float buffer[CHUNK];
     for (size_t at = 0; at < count; at += CHUNK) {
         size_t n = pccl_min_size(CHUNK, count - at);
-        const pccl_f32 *floats = load(shape->dtype, x + at * element_bytes, n, buffer);
+        const pccl_f32 *floats = load(shape->dtype, x + at * element_bytes, n, 1, buffer);
         if (dither != NULL) {
             uint32_t index = (uint32_t)(dither->first + at);
             pccl_u16 *halves = (pccl_u16 *)(void *)(wire + 2 * at);
@@ -466,6 +504,7 @@ typedef struct {
     float base;
     float zero;
     float limit; /* of the dtype */
+    double factor; /* of float64 */
 } decoding;
 
 static float dtype_limit(uint32_t dtype)
@@ -494,6 +533,14 @@ static decoding get_header(const pccl_op_shape *shape, const code_type *type, co
         uint32_t zero = (type->bits == 4 ? (uint32_t)((int32_t)second >> 16) : second) + type->first;
         d.marked = zero > type->steps_max;
         d.zero = d.marked ? 0 : (float)zero;
+    }
+    d.factor = 1;
+    if (shape->dtype == PCCL_FLOAT64) {
+        const int shift = (int16_t)pccl_get_u16(wire + type->shift_at);
+        if (shift >= SHIFT_MIN && shift <= SHIFT_MAX)
+            d.factor = power_of_two(shift);
+        else
+            d.marked = 1;
     }
     float scale = fabsf(d.scale), base = fabsf(d.base);
     d.marked |= !(scale <= FLT_MAX && base <= FLT_MAX);
@@ -575,8 +622,11 @@ PCCL_INLINE void store(const decoding *d, uint32_t dtype, float *values, size_t 
     }
     default: {
         pccl_f64 *doubles = destination;
-        for (size_t i = 0; i < count; i++)
-            doubles[i] = (double)values[i];
+        for (size_t i = 0; i < count; i++) {
+            double value = (double)values[i] * d->factor;
+            value = value > DBL_MAX ? DBL_MAX : value; /* a NaN stays */
+            doubles[i] = value < -DBL_MAX ? -DBL_MAX : value;
+        }
     }
     }
 }

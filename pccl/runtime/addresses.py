@@ -16,6 +16,7 @@ DEFAULT_PORT = 48148
 
 def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, int]:
     """Splits "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError says what is wrong with it."""
+    _require_text(address)
     text = address.strip()
     host, separator, port = text.rpartition(":")
     if text.startswith("["):
@@ -38,10 +39,16 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
 
 def parse_masters(addresses: str) -> list[tuple[str, int]]:
     """Splits "host:port,host:port" into addresses, each once. ValueError."""
+    _require_text(addresses)
     found = [parse(address) for address in addresses.split(",") if address.strip()]
     if not found:
         raise ValueError(f"address {addresses!r}: the host is missing; write host:port")
     return list(dict.fromkeys(found))
+
+
+def _require_text(address: object) -> None:
+    if not isinstance(address, str):
+        raise ValueError(f"address {address!r} is not text; write host:port")
 
 
 def join(host: str, port: int) -> str:
