@@ -87,7 +87,8 @@ class Communicator(Collectives[CollectiveInfo]):
     and the largest such copy of late. So four large ops at once, as `all_reduce_multiple_with_retry` runs them, need no
     more than 64 MiB out of place. `stats` tells: `scratch_bytes` in use, `scratch_bytes_max` at any time (only with one
     engine thread), `pool_bytes` idle. With several engine threads each keeps the largest copy of late of its own, so
-    that with three and more some more than one may be kept. Arrays on a device take host memory as told in
+    that with three and more some more than one may be kept. An op that goes on when a wait for it was given up takes a
+    copy of its arrays. Arrays on a device take host memory as told in
     `pccl.devices.staging`.
 
     Thread-safe: any method may be called from any thread. Ops with different tags may be in flight at once. Calls made

@@ -315,3 +315,53 @@ def test_a_wait_that_is_over_at_once_copies_nothing(crew: Crew) -> None:
         assert handle.wait(0)[1] is Result.SUCCESS
         assert handle._op.copy is None
     assert all(np.all(array == 2) for array in x)
+
+
+COLLECTIVES: dict[str, tuple[Callable[[Communicator, Any], Any], Callable[[Communicator, Any], Any], Any]] = {
+    "all_gather": (
+        lambda peer, x: peer.all_gather_async(x),
+        lambda peer, x: peer.all_gather(x),
+        [[1] * 6, [2] * 6],
+    ),
+    "reduce_scatter": (
+        lambda peer, x: peer.reduce_scatter_async(x, op=SUM),
+        lambda peer, x: peer.reduce_scatter(x, op=SUM),
+        [3] * 3,
+    ),
+    "broadcast": (
+        lambda peer, x: peer.broadcast_async(x, root=1),
+        lambda peer, x: peer.broadcast(x, root=1),
+        [2] * 6,
+    ),
+    "recv": (
+        lambda peer, x: peer.recv_async(x, from_=1),
+        lambda peer, x: peer.send(x, to=0),
+        [2] * 6,
+    ),
+    "send": (
+        lambda peer, x: peer.send_async(x, to=1),
+        lambda peer, x: peer.recv(x, from_=0),
+        [1] * 6,
+    ),
+    "barrier": (lambda peer, _: peer.barrier_async(), lambda peer, _: peer.barrier(), None),
+}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_any_collective_goes_on_with_a_copy(crew: Crew, collective: str) -> None:
+    crew.join(2)
+    launch, call, expected = COLLECTIVES[collective]
+    mine, theirs = np.full(6, 1, np.float32), np.full(6, 2, np.float32)
+    handle = launch(crew[0], mine)
+    assert refusal(partial(handle.wait, 0.05)).result is Result.TIMEOUT
+    assert np.all(mine == 1)
+    mine[:] = MARK
+    call(crew[1], theirs)
+    until(handle.done, "it goes on")
+    assert np.all(mine == MARK)
+    array = handle.result().array
+    if collective == "send":  # what was sent is what it was when it was given
+        np.testing.assert_array_equal(theirs, expected)
+        assert np.all(mine == MARK)
+    elif expected is not None:
+        np.testing.assert_array_equal(array, expected)
