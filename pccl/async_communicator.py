@@ -61,6 +61,8 @@ def converting(func_name: str) -> Iterator[None]:
         yield
     except SessionError as error:
         raise PCCLError(error.result, func_name, error.message) from None
+    except portal.PortalBrokenError as error:
+        raise PCCLError(Result.INTERNAL_ERROR, func_name, str(error)) from None
     except portal.PortalClosedError as error:
         raise PCCLError(Result.NOT_INITIALIZED, func_name, str(error)) from None
 
@@ -209,6 +211,11 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
             if failure.result is Result.MASTER_CONNECTION_FAILED:
                 raise SessionError(failure.result, f"{self.address}: {failure.message}")
             raise failure
+
+    def abandon(self, error: BaseException) -> None:
+        """As `PeerSession.abandon`, where there is one."""
+        if self._session is not None:
+            self._session.abandon(error)
 
     @trio.lowlevel.enable_ki_protection
     async def close(self) -> None:

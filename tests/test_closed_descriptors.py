@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from functools import partial
 
@@ -13,6 +14,26 @@ from pccl import Communicator, MasterNode, PCCLError, Result
 from tests.crew import SUM, WAIT_S, Background, ones, reduce_once, results, together, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for the descriptors where Linux lists them")
+
+
+SCRIPT = """
+import os, sys
+import numpy as np
+from pccl import Communicator, PCCLError, ReduceOp
+peer = Communicator(sys.argv[1])
+peer.connect()
+x = np.ones(8, np.float32)
+peer.all_reduce(x, op=ReduceOp.SUM)
+os.closerange(3, 1024)
+try:
+    while True:
+        x[:] = 1
+        peer.all_reduce(x, op=ReduceOp.SUM)
+except PCCLError as error:
+    print(error.result.name, error)
+    print("as it was" if np.all(x == 1) else x)
+os._exit(7)
+"""
 
 
 def polls() -> set[int]:
@@ -61,3 +82,27 @@ def test_the_engine_ends_and_says_why(master: MasterNode) -> None:
     assert all(np.all((array == 1) | (array == 2)) for array in arrays)
     one.close()
     other.close()
+
+
+def test_all_of_them_may_be_closed(master: MasterNode) -> None:
+    """Also those of the event loop, on which everything waits."""
+    one = Communicator(master.address)
+    one.connect()
+    command = [sys.executable, "-c", SCRIPT, master.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until(one.are_peers_pending, "the other one waits")
+        one.update_topology()
+
+        def reduce_on() -> None:
+            while True:
+                reduce_once(one)
+
+        left = Background(reduce_on).outcome()
+        out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 7, err
+    assert out.startswith("INTERNAL_ERROR"), out
+    assert "closes descriptors that are not its own" in out
+    assert out.endswith("as it was\n")
+    assert isinstance(left, PCCLError)
+    assert left.result in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS)
+    one.close()

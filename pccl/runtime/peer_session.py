@@ -46,6 +46,7 @@ restores the buffers, and callers get INTERNAL_ERROR.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import random
@@ -53,6 +54,7 @@ import secrets
 import select
 import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -235,6 +237,7 @@ class PeerSession:
         self._machine = ps.Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         self._machine.site, self._machine.site_size = options.site, options.site_size
         self._token = trio.lowlevel.current_trio_token()
+        self._abandoning = threading.RLock()
         self._launches: deque[PendingOp] = deque()
         self._cancels: deque[tuple[PendingOp, Result, str]] = deque()
         self._reclaims: deque[tuple[PendingOp, bool]] = deque()
@@ -337,6 +340,8 @@ class PeerSession:
         self._launches.append(op)
         try:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
+        except OSError as error:  # the run cannot be woken
+            self.abandon(error)
         except trio.RunFinishedError:
             # The session has ended with its trio run, since we looked.
             with suppress(ValueError):
@@ -348,14 +353,20 @@ class PeerSession:
         """Asks for an op to be aborted on all peers, from any thread. It ends as the master says. Its `launch` may have
         been interrupted anywhere."""
         self._cancels.append((op, code, reason))
-        with suppress(trio.RunFinishedError):
+        try:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
+        except OSError as error:
+            self.abandon(error)
+        except trio.RunFinishedError:
+            pass
 
     def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
         """Has the op let go of its caller's arrays, from any thread: `PendingOp.reclaim` calls it."""
         self._reclaims.append((op, goes_on))
         try:
             self._token.run_sync_soon(self._take_launches, idempotent=True)
+        except OSError as error:
+            self.abandon(error)
         except trio.RunFinishedError:
             # The engine was closed before the run ended, and has put everything back.
             reason = self.failure or SessionError(Result.NOT_INITIALIZED, "the trio run has ended")
@@ -542,11 +553,31 @@ class PeerSession:
         text = str(error) if isinstance(error, OUR_OWN) else faults.report("this communicator", error)
         if isinstance(error, MemoryError):
             text = f"this process is out of memory: {text}" if text else "this process is out of memory"
+        elif isinstance(error, OSError) and error.errno == errno.EBADF:
+            text = (
+                f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
+            )
         with suppress(Exception):
             self._logger.error("%s", text, exc_info=error)
         with suppress(Exception):
             self._connection.send([m.Leave(text)])
         self._fail(Result.INTERNAL_ERROR, text)
+
+    def abandon(self, error: BaseException) -> None:
+        """The trio run is no more, or cannot be woken, since somebody has closed its descriptors: ends the session from
+        whatever thread, and all calls and ops. May be called again."""
+        with self._abandoning:
+            text = (
+                f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
+            )
+            with suppress(Exception):  # of trio's, whose run is not to be had
+                self._fail(Result.INTERNAL_ERROR, text)
+            self._is_broken = True
+            with suppress(Exception):
+                self._gate.close()
+            with suppress(Exception):
+                self._engine.close()
+            self._end_all()
 
     def _release(self) -> None:
         """Frees what is left, after all tasks have ended. Whatever fails on the way, the rest is done, and all callers

@@ -45,6 +45,15 @@ class PortalClosedError(Exception):
     """The interpreter is exiting."""
 
 
+class PortalBrokenError(Exception):
+    """Its thread has ended, or cannot be woken; the text says why."""
+
+
+def _broken(error: BaseException) -> PortalBrokenError:
+    what = "something in this process closes descriptors that are not its own"
+    return PortalBrokenError(f"the event loop has ended: {type(error).__name__}: {error}; {what}")
+
+
 class _Job:
     """A coroutine in the portal, and the thread that waits for it."""
 
@@ -92,6 +101,7 @@ class Portal:
         self._token: trio.lowlevel.TrioToken | None = None
         self._stop = trio.Event()
         self._stopped = Latch()
+        self._jobs: weakref.WeakSet[_Job] = weakref.WeakSet()
         self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -105,8 +115,28 @@ class Portal:
         lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # it began with that of the thread that made it
         try:
             trio.run(main)
+        except BaseException as error:
+            self._break(error)
         finally:
             self._stopped.set()
+
+    def _break(self, error: BaseException) -> None:
+        """The run has ended as none does while it has its descriptors, and all its tasks with it: nobody else would
+        tell those who wait."""
+        global _portal
+        with suppress(Exception):
+            logger.error("%s", _broken(error), exc_info=error)
+        if _portal is self:
+            _portal = None
+        for thing in list(_closers):
+            if hasattr(thing, "abandon"):
+                with suppress(Exception):
+                    thing.abandon(error)
+        _closers.clear()
+        for job in list(self._jobs):
+            if not job.done.is_set():
+                job.error = _broken(error)
+                job.done.set()
 
     @property
     def is_this_thread(self) -> bool:
@@ -117,12 +147,13 @@ class Portal:
         assert self._token is not None
         try:
             self._token.run_sync_soon(_contained, function, args)
-        except trio.RunFinishedError:
+        except (OSError, trio.RunFinishedError):
             return
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
         """Starts a coroutine without waiting for it."""
         job = _Job()
+        self._jobs.add(job)
         self._start(job, function, args)
         return job
 
@@ -130,6 +161,9 @@ class Portal:
         assert self._token is not None
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
+        except OSError as error:
+            job.error = _broken(error)
+            job.done.set()
         except trio.RunFinishedError:
             job.done.set()
 
@@ -137,6 +171,7 @@ class Portal:
         """Runs `await function(*args)` in the portal and returns what it does. TimeoutError bounds only this wait."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
         job = _Job()
+        self._jobs.add(job)
         try:
             self._start(job, function, args)  # a signal may come when it has been queued already
             finished = job.done.wait(timeout_s)
