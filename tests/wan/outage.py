@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ from tests.wan.lab import Lab, Link
 PEERS = 3
 COUNT = 100_000
 WAIT_S = 60.0
+MASTER_OUT_TIMEOUTS = 2.0
+"""For so many peer timeouts the master's cable is out."""
+AFTER_TIMEOUTS = 4.0
+"""For so many more it is looked on."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Outage:
     """Peers that are not in that view."""
 
 
-def outage(fault: Callable[[Stage], None], peer_timeout_s: float, link: Link) -> Outage:
+@contextmanager
+def _staged(peer_timeout_s: float, link: Link) -> Iterator[Stage]:
     with Lab(PEERS + 1, link) as lab, ExitStack() as stack:
         workers = [Worker(host.namespace.command([])) for host in lab.hosts]
         for worker in workers:
@@ -100,12 +105,44 @@ def outage(fault: Callable[[Stage], None], peer_timeout_s: float, link: Link) ->
             peer.begin("reduce_loop", count=COUNT, seed=seed, tail=1)
         for peer in peers:
             _until(peer, lambda message: message.get("iteration", 0) >= 5)
+        yield Stage(lab, master, peers)
+
+
+def outage(fault: Callable[[Stage], None], peer_timeout_s: float, link: Link) -> Outage:
+    with _staged(peer_timeout_s, link) as stage:
         start_s = time.monotonic()
-        fault(Stage(lab, master, peers))
-        ends_s = [_commit_s(peer) for peer in peers if peer.is_running]
+        fault(stage)
+        ends_s = [_commit_s(peer) for peer in stage.peers if peer.is_running]
         commits_s = [end_s - start_s for end_s in ends_s if end_s is not None]
         assert commits_s, "nobody goes on"
         return Outage(max(commits_s), PEERS - len(commits_s))
+
+
+def outage_of_master(seconds: float, peer_timeout_s: float, link: Link) -> Outage:
+    """Its cable is out for so long. `seconds` of what is found: the longest time between two commits."""
+    with _staged(peer_timeout_s, link) as stage:
+        stage.lab.hosts[0].down()
+        time.sleep(seconds)
+        stage.lab.hosts[0].up()
+        end_s = time.monotonic() + AFTER_TIMEOUTS * peer_timeout_s
+        gaps_s = [_longest_gap_s(peer, end_s) for peer in stage.peers]
+        kept = [gap_s for gap_s in gaps_s if gap_s is not None]
+        assert kept, "nobody goes on"
+        return Outage(max(kept), PEERS - len(kept))
+
+
+def _longest_gap_s(peer: Worker, end_s: float) -> float | None:
+    """Between two commits of all peers, up to `end_s`; None if it is lost."""
+    gap_s, before_s, is_kept = 0.0, 0.0, False
+    while before_s < end_s:
+        message = peer.hear(WAIT_S)
+        if "seconds" in message:
+            return None
+        if message.get("verdict") == "SUCCESS":
+            is_kept = message["world"] == PEERS
+            gap_s = max(gap_s, peer.heard_at_s - before_s) if before_s else 0.0
+            before_s = peer.heard_at_s
+    return gap_s if is_kept else None
 
 
 def _until(peer: Worker, condition: Callable[[dict[str, Any]], bool]) -> None:
@@ -130,6 +167,9 @@ def main() -> None:
     for name, fault in FAULTS.items():
         found = outage(fault, arguments.peer_timeout, Link(delay_ms=arguments.delay_ms))
         print(f"{name:32} {found.seconds:6.2f} s, {found.lost} lost", flush=True)
+    seconds = MASTER_OUT_TIMEOUTS * arguments.peer_timeout
+    found = outage_of_master(seconds, arguments.peer_timeout, Link(delay_ms=arguments.delay_ms))
+    print(f"the master's cable out for {seconds:g} s {found.seconds:6.2f} s, {found.lost} lost", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.wan.outage import FAULTS, outage
+from tests.wan.outage import FAULTS, outage, outage_of_master
 from tests.wan.shape import Link
 
 OFTEN = ["a peer's cable pulled", "peer 2 to peer 3 blocked"]
@@ -18,3 +18,7 @@ def test_two_of_three_go_on(name: str) -> None:
     found = outage(FAULTS[name], peer_timeout_s=1.0, link=Link(delay_ms=1))
     assert found.lost == 1
     assert found.seconds < 30
+
+
+def test_a_master_whose_cable_is_out_keeps_all_of_them() -> None:
+    assert outage_of_master(2.0, peer_timeout_s=1.0, link=Link(delay_ms=1)).lost == 0
