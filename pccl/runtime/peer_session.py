@@ -311,7 +311,7 @@ class PeerSession:
     def let_go(self, op: PendingOp) -> None:
         """For the thread that has launched it by `launch_waiting`: if it is over, its tag may be used again."""
         if op.is_over and self._tags.get(op.name) is op:
-            del self._tags[op.name]
+            self._tags.pop(op.name, None)
 
     def _claim_tag(self, op: PendingOp) -> None:
         self._require_alive_for(op)
@@ -1157,7 +1157,9 @@ class PeerSession:
 
     def _finish(self, op: PendingOp, result: ps.OpResult) -> None:
         if self._tags.get(op.name) is op:
-            del self._tags[op.name]  # first: who waits for the op may launch the next one at once
+            # First: who waits for the op may launch the next one at once. Where the session has a fault, its caller may
+            # let go of it at the same time.
+            self._tags.pop(op.name, None)
         op.finish(result)
         self._ops.pop(op.op, None)
 
