@@ -490,6 +490,73 @@ def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
     assert m.JointResult(1, Result.SUCCESS) in rig.told(1)
 
 
+def _sent_away_for_its_links(rig: Rig) -> m.Hello:
+    """A newcomer that was; how it comes back."""
+    connection = rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    for peer in (1, 2):
+        rig.hear(peer, m.LinksReady(rig.master.view))
+    rig.hear(connection, m.LinksReady(rig.master.view, [(1, "no answer")]))
+    rig.answer()
+    assert rig.peers == [1, 2]
+    return m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2, f"n{connection}")
+
+
+def _come_back(rig: Rig, hello: m.Hello) -> int:
+    rig.master.connected(10, "10.0.0.3", rig.now)
+    rig.hear(10, hello)
+    (welcome,) = rig.told(10)
+    assert isinstance(welcome, m.Welcome)
+    assert "was evicted for its links 1 times" in welcome.obstacle
+    rig.beat(welcome.peer)
+    return welcome.peer
+
+
+def _are_peers_pending(rig: Rig) -> int:
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(2, Kind.ARE_PEERS_PENDING))
+    (result,) = rig.told(2)
+    assert isinstance(result, m.JointResult)
+    return result.value
+
+
+def test_who_was_evicted_for_its_links_tries_them_before_it_is_pending() -> None:
+    rig = Rig(0, 0)
+    peer = _come_back(rig, _sent_away_for_its_links(rig))
+    assert _are_peers_pending(rig) == 0
+    rig.tick(4.9)
+    assert rig.effects == []
+    rig.tick(5.0)
+    (trial,) = rig.told(10)
+    assert isinstance(trial, m.Trial)
+    assert [member.peer for member in trial.members] == [1, 2]
+    assert _are_peers_pending(rig) == 0
+    rig.hear(10, m.Tried())
+    assert rig.master.admissible == [peer]
+    assert _are_peers_pending(rig) == 1
+
+
+def test_links_that_still_fail_are_tried_again_after_a_longer_delay() -> None:
+    rig = Rig(0, 0)
+    _come_back(rig, _sent_away_for_its_links(rig))
+    for due_at in (5.0, 15.0, 35.0):
+        assert rig.master.deadline() == due_at
+        rig.tick(due_at)
+        assert isinstance(rig.told(10)[0], m.Trial)
+        rig.hear(10, m.Tried([(1, "no answer"), (2, "no answer")]))
+    assert _are_peers_pending(rig) == 0
+
+
+def test_with_nobody_left_who_was_evicted_for_its_links_is_let_in() -> None:
+    rig = Rig(0, 0)
+    peer = _come_back(rig, _sent_away_for_its_links(rig))
+    for other in (1, 2):
+        rig.hear(other, m.Leave(""))
+    rig.hear(10, m.LinksReady(rig.master.view))
+    assert rig.master.accepted == [peer]
+
+
 @pytest.mark.parametrize(("reporter", "other"), [(3, 1), (1, 3)])
 def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) -> None:
     """The newcomer dials, and has given up. Peer 1 may wait to be dialed for much longer; peer 3, if it is peer 1 that

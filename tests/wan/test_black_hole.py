@@ -1,0 +1,27 @@
+"""A host whose large packets vanish costs the others an interruption, and none of them its place. How long it lasts is
+printed by `python -m tests.wan.black_hole`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wan.black_hole import watch
+
+
+@pytest.mark.parametrize(
+    ("when", "sick"), [("later", 1), *(pytest.param(when, 3, marks=pytest.mark.slow) for when in ("always", "later"))]
+)
+def test_the_others_go_on_without_it(when: str, sick: int) -> None:
+    found = watch(when, peer_timeout_s=1.0, seconds=10.0, sick=sick)
+    assert found.evicted_healthy == []
+    assert found.evicted_sick
+    assert "is the MTU of the path right?" in found.evicted_sick[0]
+    assert found.joins_of_sick == 0
+    assert found.steps > 0
+
+
+@pytest.mark.slow
+def test_it_is_let_in_once_its_packets_get_through() -> None:
+    found = watch("at first", peer_timeout_s=1.0, seconds=30.0)
+    assert found.evicted_healthy == []
+    assert found.joins_of_sick == 1
