@@ -15,8 +15,8 @@ each followed by bytes without a meaning, enough for packets as large as the con
 1. The acceptor reads the dialer's padding before it says anything: whatever the dialer hears says that full-size
    packets get there.
 2. The dialer uses the connection once it has read the acceptor's padding: full-size packets get back.
-3. The acceptor gives a link's connection to the engine once the dialer's engine has said something on it, so that both
-   ends take a link to stand only if both directions carry. That costs no round trip, for nothing else waits for it.
+3. The acceptor gives a link's connection to the engine once the dialer's system has acknowledged the padding, or its
+   engine has said something, so that both ends take a link to stand only if both directions carry.
 
 How long that may take. A process may be busy for long; a system is not. It acknowledges what has come even if nobody
 reads it, and what nobody has acknowledged lies in the sender's queue. So a link that is being dialled is given up
@@ -128,19 +128,16 @@ def padding_bytes(sock: trio.socket.SocketType) -> int:
 
 
 class _PaddingChannel(SocketChannel):
-    """The dialer's: padding follows the first frame, on its own, so that this arrives where full-size packets do
-    not."""
+    """The dialer's: padding follows the first frame."""
 
     def __init__(self, sock: trio.socket.SocketType, passage: Passage, padding_bytes: int) -> None:
         super().__init__(sock)
-        self._own = sock
         self._passage = passage
         self._due_bytes = padding_bytes
 
     async def send_frame(self, frame: bytes) -> None:
-        await super().send_frame(frame)
         due_bytes, self._due_bytes = self._due_bytes, 0
-        await send_bytes(self._own, _padding[:due_bytes])
+        await super().send_frame(frame + _padding[:due_bytes] if due_bytes else frame)
 
     async def receive_body(self) -> bytes:
         body = await super().receive_body()
@@ -180,7 +177,10 @@ async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, 
 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
-    """Waits until the dialer has made use of a connection that was accepted. ConnectionLost if it has given it up."""
+    """Waits until the dialer has made use of a connection that was accepted, or all that was sent to it is
+    acknowledged. ConnectionLost if it has given it up."""
+    if not _lying_bytes(sock):
+        return
     try:
         is_used = await sock.recv(1, socket.MSG_PEEK)
     except OSError as error:
@@ -259,6 +259,7 @@ async def dial_link(
     them; and that long after it was first accepted if none have come back."""
     failure: LinkError | None = None
     passages = [Passage() for _ in range(connections)]
+    standing = 0
 
     def fail(error: LinkError) -> None:
         nonlocal failure
@@ -266,10 +267,14 @@ async def dial_link(
         nursery.cancel_scope.cancel()
 
     async def one(index: int) -> None:
+        nonlocal standing
         try:
             take(index, *await dial(member, master_host, hello(index), token, passages[index]))
         except LinkError as error:
             fail(error)
+        standing += 1
+        if standing == connections:
+            nursery.cancel_scope.cancel()
 
     async def bound() -> None:
         start_s = now_s = trio.current_time()
@@ -282,11 +287,9 @@ async def dial_link(
         fail(LinkError(f"peer {member.peer} at {_where(member)}: {reason}"))
 
     async with trio.open_nursery() as nursery:
-        async with trio.open_nursery() as dialing:
-            start_task(nursery, bound)
-            for index in range(connections):
-                start_task(dialing, one, index)
-        nursery.cancel_scope.cancel()
+        start_task(nursery, bound)
+        for index in range(connections):
+            start_task(nursery, one, index)
     if failure is not None:
         raise failure
 
