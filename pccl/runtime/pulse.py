@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
@@ -68,8 +68,10 @@ class _Watch:
             self._next += 1
             self._watched[number] = progress, interval_s
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pccl watch", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="pccl watch", daemon=True)
+                with suppress(RuntimeError):  # the system denies it, or the program has ended: only HOLD_S counts then
+                    thread.start()
+                    self._thread = thread
         self._changed.put(None)
         return number
 
