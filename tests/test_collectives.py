@@ -530,7 +530,7 @@ def test_a_root_that_has_left_is_lost_for_all() -> None:
         arrays = [np.array([i]) for i in range(2)]
 
         def late(peer: Communicator) -> CollectiveInfo:
-            call = collectives.broadcast(arrays[0], 0, 0, None)
+            call = collectives.broadcast(arrays[0], 0, 0, None, None)
             return peer._collective(lambda _, name: call(seen, name), None, "broadcast")
 
         found = outcomes([lambda: late(crew[0]), lambda: crew[1].broadcast(arrays[1], root=0)])

@@ -115,5 +115,6 @@ def test_kinds_of_joint_call() -> None:
     assert set(Kind.ALL) - set(Kind.EXCLUSIVE) == {Kind.ARE_PEERS_PENDING}
 
 
-def test_failures_are_all_results_but_success() -> None:
-    assert {result for result in Result if result} == m.FAILURES
+def test_failures_are_all_results_that_a_peer_or_master_may_give_as_a_reason() -> None:
+    """Only a caller does not know an outcome."""
+    assert set(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN} == m.FAILURES
