@@ -756,6 +756,16 @@ def test_silence_is_told_to_the_silent_and_to_the_others() -> None:
     assert rig.master.ring(0) == [1, 2]
 
 
+def test_nothing_is_due_at_a_deposed_master() -> None:
+    rig = Rig(0, 0, options=MasterOptions(peer_timeout_s=3.0))
+    rig.tick(100.0)
+    rig.lose(BEATS_FROM + 1)
+    rig.lose(BEATS_FROM + 2)
+    rig.tick(103.0)
+    assert rig.master.deposed
+    assert rig.master.deadline() is None
+
+
 def test_loss_closes_the_connection_for_signs_of_life() -> None:
     rig = Rig(0, 0)
     rig.lose(2)

@@ -39,8 +39,9 @@ there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is
 has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
 is not admitted before it has one, so that whoever may hold up the others can be missed.
 
-One peer's silence is the peer's. Where most peers of a view fall silent at once, by signs of life that are late by half
-that time already, it is rather this master that hears nobody: it is `deposed` then, and evicts none of them.
+One peer's silence is the peer's, also that of the only one. Where most peers of a view fall silent at once, by signs of
+life that are late by half that time already, it is rather this master that hears nobody: it is `deposed` then, and
+evicts none of them. Unless it does hear others: newcomers count as those of the view do.
 
 Absence. A peer whose control connection breaks dials again and goes on in its session (`control_session`): the runtime
 says `detached`, then `reattached`, and until then the peer is absent: it is told nothing, and what is said to it waits.
@@ -599,7 +600,9 @@ class Master:
         return self._drain()
 
     def deadline(self) -> float | None:
-        """When `tick` should be called next."""
+        """When `tick` should be called next. Of one that is deposed nothing is due."""
+        if self.deposed:
+            return None
         times = [since + self.options.hello_timeout_s for _, since in islice(self._strangers.values(), 1)]
         times += [asked_at + self.options.answer_limit_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
@@ -878,7 +881,7 @@ class Master:
     def _evict_silent(self, peer: int, reason: str) -> None:
         if self._members[peer].absence:
             self._lose(peer, reason)  # a host that closes connections is there, and the peer may come back
-        elif self.is_accepted(peer) and self.has_lost_sight(but_of=peer):
+        elif self.is_accepted(peer) and self._accepted > 1 and self.has_lost_sight(but_of=peer):
             self.deposed = (
                 f"most of its {self._accepted} peers have given no sign of life since about the same time, as if its "
                 f"own network were out"
@@ -887,13 +890,16 @@ class Master:
             self._evict(peer, reason)
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Of most of the accepted peers this master has no sign of life either: their connections for them are late or
-        gone. `but_of` is one of them."""
-        lost = 0
+        """Of most of the accepted peers this master has no sign of life either, and of most of all who have given any:
+        their connections for them are late or gone. `but_of` is one of them."""
+        lost: Counter[bool] = Counter()
+        """Of those who are accepted, and of the others."""
+        beaten = 0
         for peer, member in self._members.items():
             is_gone = (member.beats is None and member.has_beaten) or bool(member.absence)
-            lost += member.accepted and (peer == but_of or peer in self._quiet or is_gone)
-        return lost >= majority(self._accepted)
+            lost[member.accepted] += peer == but_of or peer in self._quiet or is_gone
+            beaten += member.accepted or member.has_beaten
+        return lost[True] >= majority(self._accepted) and lost.total() >= majority(beaten)
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
         member = self._members.pop(peer)

@@ -258,6 +258,30 @@ def test_a_master_whose_cable_is_out_keeps_peers_that_hear_each_other(
         assert set(world.reduce([*nodes, newcomer])) == {Result.SUCCESS}
 
 
+def test_the_silence_of_the_only_peer_is_its_own(fault: Fault) -> None:
+    """A newcomer is not kept waiting for it."""
+    world = World(masters=1)
+    (a,) = world.join(0)
+    fault(world, a)
+    _led_through(world, TIMEOUT_S + 0.5)
+    assert a.number not in world.master.accepted
+    newcomer = world.add()
+    _led_through(world, 3.0)
+    assert newcomer.view.ring == (newcomer.number,)
+
+
+def test_newcomers_show_that_the_master_is_not_cut_off() -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0)]
+    newcomers = [world.add() for _ in range(3)]
+    _led_through(world, 1.0)
+    for node in nodes:
+        world.isolate(node)
+    _led_through(world, TIMEOUT_S + 0.5)
+    world.admit_all()
+    assert set(world.reduce(newcomers)) == {Result.SUCCESS}
+
+
 def test_the_silence_of_few_is_their_own() -> None:
     world = World(masters=1)
     nodes = [*world.join(0), *world.join(0, 0, 0)]
