@@ -41,7 +41,8 @@ is not admitted before it has one, so that whoever may hold up the others can be
 
 One peer's silence is the peer's, also that of the only one. Where most peers of a view fall silent at once, by signs of
 life that are late by half that time already, it is rather this master that hears nobody: it is `deposed` then, and
-evicts none of them. Unless it does hear others: newcomers count as those of the view do.
+evicts none of them. Unless it does hear others: newcomers count as those of the view do. So it is where most are silent
+or absent when the first of them would be lost for want of a sign or a connection.
 
 Absence. A peer whose control connection breaks dials again and goes on in its session (`control_session`): the runtime
 says `detached`, then `reattached`, and until then the peer is absent: it is told nothing, and what is said to it waits.
@@ -53,7 +54,8 @@ A peer that has died must not be waited for, so:
        witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
        nobody else.
     3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
-       gone at once, the network is more likely to have failed here than all of them there.
+       gone at once, the network is more likely to have failed here than all of them there. So of several peers
+       nobody is lost by 1 while most are absent or silent: this master is `deposed`.
     4  A pending peer is kept as in 1, unless it holds up others since it is being admitted: then it is lost as soon as
        both have ended, for it loses nothing by starting over. An
        absent one is not admitted, and a pair that cannot connect is not judged while one of the two is absent.
@@ -590,7 +592,9 @@ class Master:
                 return self._drain()
         for peer, until in list(self._absent_until.items()):
             if now >= until and peer in self._absent_until:
-                self._lose(peer, f"not back within {self.options.peer_timeout_s:g} s")
+                self._lose_late(peer, f"not back within {self.options.peer_timeout_s:g} s")
+                if self.deposed:
+                    return self._drain()
         for peer in [peer for peer, due_at in self._trials_due_at.items() if now >= due_at]:
             self._try_links(self._members[peer])
         if self._optimization is not None:
@@ -606,7 +610,7 @@ class Master:
         times = [since + self.options.hello_timeout_s for _, since in islice(self._strangers.values(), 1)]
         times += [asked_at + self.options.answer_limit_s for asked_at in islice(self._asked_at.values(), 1)]
         times += [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
-        times += [self._evidence_due_at] if self._evidence_due_at is not None else []
+        times += [self.evidence_due_at] if self.evidence_due_at is not None else []
         times += self._trials_due_at.values()
         times += islice(self._first_beats_due_at.values(), 1)
         times += islice(self._beats_due_at.values(), 1)
@@ -663,13 +667,20 @@ class Master:
 
     @property
     def evidence_due_at(self) -> float | None:
-        """When somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to be."""
-        return self._evidence_due_at
+        """When somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to be, or
+        that waits for something else than time, such as an absent peer."""
+        due_at = self._evidence_due_at
+        return due_at if due_at is not None and due_at > self._now else None
 
     @property
     def is_vacant(self) -> bool:
         """It has met no peer yet, or all are gone."""
         return not self._members
+
+    @property
+    def is_deserted(self) -> bool:
+        """All connections of all accepted peers were closed, as when their processes end together."""
+        return all(member.absence and member.beats is None for member in self._members.values() if member.accepted)
 
     @property
     def is_changing(self) -> bool:
@@ -878,16 +889,25 @@ class Master:
         ]
         return [peer for peer in found if self._members[peer].accepted] or found
 
+    def _lose_late(self, peer: int, reason: str) -> None:
+        """One that is absent and was expected back."""
+        if not self._is_own_outage(peer):
+            self._lose(peer, reason)
+
     def _evict_silent(self, peer: int, reason: str) -> None:
         if self._members[peer].absence:
-            self._lose(peer, reason)  # a host that closes connections is there, and the peer may come back
-        elif self.is_accepted(peer) and self._accepted > 1 and self.has_lost_sight(but_of=peer):
-            self.deposed = (
-                f"most of its {self._accepted} peers have given no sign of life since about the same time, as if its "
-                f"own network were out"
-            )
-        else:
+            self._lose_late(peer, reason)  # a host that closes connections is there, and the peer may come back
+        elif not self._is_own_outage(peer):
             self._evict(peer, reason)
+
+    def _is_own_outage(self, peer: int) -> bool:
+        """That this peer is missed is rather this master's fault, which is deposed then."""
+        if self.is_accepted(peer) and self._accepted > 1 and self.has_lost_sight(but_of=peer):
+            self.deposed = (
+                f"most of its {self._accepted} peers have lost their connections to it or given no sign of life since "
+                f"about the same time, as if its own network were out"
+            )
+        return bool(self.deposed)
 
     def has_lost_sight(self, but_of: int) -> bool:
         """Of most of the accepted peers this master has no sign of life either, and of most of all who have given any:

@@ -34,8 +34,10 @@ joins another: it waits for its own until its patience ends.
 
 Deposition. A master lets go of all its peers, and they, and it, begin to gather again, when it may have been given up:
 
-    1  it hears no sign of life of most of a view at once (`Master.deposed`). It is rather its own network that is out.
-       So nobody is evicted, and whoever has gone on meanwhile testifies
+    1  it hears no sign of life of most of a view at once, or their connections were closed and none came back
+       (`Master.deposed`). It is rather its own network that is out. So nobody is evicted, and whoever has gone on
+       meanwhile testifies. Where all connections were closed, as when all processes have ended, others may soon found
+       a run: who lives dials again and again, and comes as soon as newcomers do
     2  it hears of a higher term of its run from one of its own peers
     3  it stood still for so long that its peers may have given it up (`stood_still`)
 
@@ -682,10 +684,12 @@ class Succession:
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self._fence, self._owns_fence = old.fence(), True
-        may_be_led_elsewhere = old.has_rivals or self._fence.installed is None
-        hold_s = (
-            DEPOSED_TIMEOUTS * self.options.peer_timeout_s if may_be_led_elsewhere else self._outlives_s(self._fence)
-        )
+        if old.has_rivals or self._fence.installed is None:  # it may be led elsewhere
+            hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
+        elif old.is_deserted:
+            hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
+        else:
+            hold_s = self._outlives_s(self._fence)
         self.birth_at = self._now + hold_s
         self.master = Master(f"{self._names}-{self._depositions}", self.options, secret=self._secret)
         for connection, host in old.strangers.items():

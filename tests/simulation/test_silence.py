@@ -10,8 +10,10 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import Kind
+from pccl.protocol.succession import BIRTH_MARGIN_S
 from pccl.types import Result
 from tests.simulation.node import Node
+from tests.simulation.schedule import Plan, Step, play
 from tests.simulation.seat import Memory
 from tests.simulation.world import MASTER, TAG, World, rings
 
@@ -289,3 +291,88 @@ def test_the_silence_of_few_is_their_own() -> None:
         world.isolate(node)
     _led_through(world, TIMEOUT_S + 0.5)
     assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
+
+
+def _reset_all(world: World, nodes: list[Node], are_beats_reset: bool) -> None:
+    """Connections to the master, which hears of that. It and the peers reach each other no more."""
+    for node in nodes:
+        world.cut(node, MASTER)
+        control = node.control
+        assert control is not None
+        world.reset(node)
+        control.outbox.clear()
+        world._lose_control(control)
+        if are_beats_reset:
+            world.break_beats(node)
+
+
+@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("are_beats_reset", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("outage_s", [TIMEOUT_S + 0.1, 2 * TIMEOUT_S, 3 * TIMEOUT_S - 1.0])
+def test_a_master_keeps_most_peers_whose_connections_are_reset(
+    memory: Memory, are_beats_reset: bool, first: int, outage_s: float
+) -> None:
+    world = World(masters=1, memory=memory)
+    nodes = [*world.join(0), *world.join(0, 0, 0)]
+    _reset_all(world, nodes[first:], are_beats_reset)
+    _led_through(world, outage_s)
+    world.heal()
+    _led_through(world, 3.0)
+    assert [node.ended for node in nodes] == [None] * 4
+    assert world.master.accepted == [node.number for node in nodes]
+    assert {node.view.ring for node in nodes} == {(1, 2, 3, 4)}
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+
+
+@pytest.mark.parametrize("are_beats_reset", [True, False])
+def test_those_who_come_back_first_after_a_reset_wait_for_the_others(are_beats_reset: bool) -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0, 0)]
+    _reset_all(world, nodes, are_beats_reset)
+    _led_through(world, 2 * TIMEOUT_S)
+    newcomer = world.add()
+    world.blocked.difference_update({(nodes[3].name, MASTER), (MASTER, nodes[3].name)})
+    _led_through(world, TIMEOUT_S)
+    world.heal()
+    _led_through(world, 3.0)
+    assert [node.ended for node in nodes] == [None] * 4
+    world.admit_all()
+    assert set(world.reduce([*nodes, newcomer])) == {Result.SUCCESS}
+
+
+@pytest.mark.parametrize("are_beats_reset", [True, False])
+def test_where_most_do_not_come_back_after_a_reset_the_others_go_on(are_beats_reset: bool) -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0, 0)]
+    _reset_all(world, nodes[1:], are_beats_reset)
+    _led_through(world, 3 * TIMEOUT_S - 1.0)
+    assert nodes[0].view.ring == (1, 2, 3, 4)
+    _led_through(world, 1.5)
+    assert nodes[0].view.ring == (1,)
+
+
+def test_a_run_whose_peers_were_all_killed_makes_room() -> None:
+    world = World(masters=1)
+    nodes = [*world.join(0), *world.join(0, 0)]
+    for node in nodes:
+        world.kill(node)
+    _led_through(world, 1.0)
+    newcomers = [world.add(), world.add()]
+    _led_through(world, 2 * TIMEOUT_S + BIRTH_MARGIN_S)
+    assert world.master.accepted
+    world.admit_all()
+    assert world.reduce(newcomers) == [Result.SUCCESS] * 2
+
+
+def test_links_of_an_absent_peer_are_judged_when_it_is_back_or_lost() -> None:
+    """Until then the master waits for it, and no clock: `World.wait` checks that none is due."""
+    steps = (
+        Step("break_link", 20746, 1),
+        Step("launch_all", 32024, 40),
+        Step("break_link", 64801, 3),
+        Step("thaw", 3983, 10),
+        Step("restart_master", 63102, 40),
+        Step("kill", 60960, 0),
+    )
+    play(Plan(55732, 1, 5, True, steps, masters=2))
