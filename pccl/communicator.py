@@ -95,7 +95,8 @@ class Communicator(Collectives[CollectiveInfo]):
     in a forked child fail. All errors are `PCCLError`; beyond those documented with each method, any call may fail with
     NOT_INITIALIZED (not connected, closed, or forked), MASTER_CONNECTION_FAILED (the master is gone or has evicted this
     peer: make a new communicator), or TIMEOUT. Ctrl-C ends any wait within a second. What is raised by an op, and if it
-    is KeyboardInterrupt, comes once its arrays are the caller's again, as they were before.
+    is KeyboardInterrupt, comes once its arrays are the caller's again, as they were before; unless, with
+    KeyboardInterrupt, the op has been committed by then.
     """
 
     def __init__(
@@ -286,8 +287,9 @@ class Communicator(Collectives[CollectiveInfo]):
         When `timeout` passes the op is aborted on all peers: TIMEOUT. If the master and the other peers leave it open
         for another five seconds whether it is, OUTCOME_UNKNOWN: they may have committed it, or will. Then its tag is in
         flight until they have said so (INVALID_USAGE), and reducing again could meet their next step: bring all to one
-        state first (`sync_shared_state`), or tell steps apart by `step`. Whatever is raised, Ctrl-C included, `send` is
-        as it was by then, and neither it nor `recv` is read or written any more.
+        state first (`sync_shared_state`), or tell steps apart by `step`. Whatever is raised, neither `send` nor `recv`
+        is read or written any more, and `send` is as it was; only Ctrl-C may find the op committed, and leaves the
+        result then. As with OUTCOME_UNKNOWN, it is `step` that keeps a repeated call from meeting the others' next one.
         """
         spec = op_spec(
             send,

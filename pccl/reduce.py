@@ -221,8 +221,9 @@ class AsyncHandle(Generic[Info]):
 
         `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on. From then on, as after Ctrl-C,
         the arrays are yours again, as they were before the op, which goes on with a copy of them: until you call this
-        again, and have the result put there. An op that has not begun and cannot be copied, since its arrays are on a
-        device or its size depends on who takes part, is taken back instead: its status is TIMEOUT. `done` does not
+        again, and have the result put there. Where a Ctrl-C finds that the op has just succeeded, the arrays hold the
+        result, and `done` says that it is over. An op that has not begun and cannot be copied, since its arrays are on
+        a device or its size depends on who takes part, is taken back instead: its status is TIMEOUT. `done` does not
         disturb an op.
         """
         name = f"{type(self).__name__}.wait"
@@ -251,9 +252,14 @@ class AsyncHandle(Generic[Info]):
 
     @trio.lowlevel.enable_ki_protection
     async def async_wait(self) -> tuple[bool, Result, Info | None]:
-        """As `wait`, in the trio program that owns the AsyncCommunicator."""
+        """As `wait`, in the trio program that owns the AsyncCommunicator. One that is cancelled leaves the arrays as
+        they were before the op, unless that has ended by then: it is returned as if in time."""
         try:
             await self._op.async_wait()
+        except trio.Cancelled:
+            await self._op.async_reclaim(goes_on=True)
+            if not self._op.is_over or self._op.is_detached:
+                raise
         finally:
             await self._op.async_reclaim(goes_on=True)
         return self.wait(0)

@@ -108,6 +108,27 @@ async def test_handles_are_awaited_by_any_number_of_tasks(peers: Peers) -> None:
 
 
 @in_run(2)
+async def test_a_wait_that_is_cancelled_as_its_op_ends_says_how(peers: Peers) -> None:
+    """Its arrays hold the result: nobody is to take them for what they were."""
+    arrays = [ones(), ones()]
+    handles = [peer.all_reduce_async(x, op=SUM, tag=1) for peer, x in zip(peers, arrays, strict=True)]
+    op = handles[0]._op
+    wait = op.async_wait
+
+    async def end_and_be_cancelled() -> None:
+        with trio.CancelScope(shield=True):
+            await wait()
+        await trio.lowlevel.checkpoint()
+
+    with pytest.MonkeyPatch.context() as patch, trio.CancelScope() as scope:
+        patch.setattr(op, "async_wait", end_and_be_cancelled)
+        scope.cancel()
+        is_success, status, _ = await handles[0].async_wait()
+    assert (is_success, status, scope.cancelled_caught) == (True, Result.SUCCESS, False)
+    assert np.all(arrays[0] == 2)
+
+
+@in_run(2)
 async def test_many_ops_at_once(peers: Peers) -> None:
     arrays = [[ones() for _ in range(9)] for _ in peers]
 

@@ -86,7 +86,8 @@ class PendingOp:
 
     @property
     def is_over(self) -> bool:
-        return self._over.is_set()
+        """Before it is released, if its end releases it: whoever has the arrays back knows whether the op is over."""
+        return self.result is not None
 
     @property
     def is_released(self) -> bool:
@@ -140,8 +141,8 @@ class PendingOp:
         return PrivateCopy(buffers, *buffer_bytes(spec, buffers.count, rank, world_size, is_giver))
 
     def finish(self, result: OpResult) -> None:
-        """May be called again."""
-        if self.is_over:
+        """May be called again, and does what is left if a signal has ended it."""
+        if self._over.is_set():
             return
         self.result = result
         self.spec = None  # lets go of the buffers
