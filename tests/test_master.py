@@ -977,3 +977,25 @@ def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
     rig.effects = asked
     rig.answer()
     assert rig.told(1)[-1] == m.Install(3, True)
+
+
+def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
+    """Two say that they cannot be linked, and one of them loses its control connection before more is known."""
+    rig = Rig(0, 0, 0, 0)
+    rig.hear(1, m.LinkLost(rig.master.view, 2, "reset"))
+    for peer in rig.master.accepted:
+        flushes = [message for message in rig.told(peer) if isinstance(message, m.Flush)]
+        for flush in flushes:
+            effects = rig.effects
+            rig.hear(peer, m.FlushReply(flush.flush, []))
+            rig.effects = effects + rig.effects
+    rig.hear(2, m.LinkFailed(rig.master.view, 1, "no answer"))
+    assert rig.master.evidence_due_at is not None
+    rig.effects = rig.master.detached(2, "reset", rig.now)
+    until = rig.now + rig.master.options.peer_timeout_s
+    while (due := rig.master.deadline()) is not None and due < until:
+        assert due > rig.now
+        rig.tick(due)
+    assert 2 in rig.master.accepted
+    rig.tick(until)
+    assert 2 not in rig.master.accepted

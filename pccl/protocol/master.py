@@ -1057,6 +1057,7 @@ class Master:
         if not self._preparing:
             return False
         if any(peer in self._absent_until for pair in self._failed_pairs for peer in pair):
+            self._evidence_due_at = None  # it counts once that peer is back, or lost
             return False
         if self._failed_pairs and self._is_evidence_there():
             self._resolve_failed_pairs(self._known_failures())
