@@ -11,6 +11,7 @@
  *
  *     the process lives (run it under ASan and UBSan)
  *     the link is lost, its op ends by abort, and its input is as it was
+ *     an op that is detached on the way does not touch the caller's buffers again
  *     a reduce with an honest engine, in flight meanwhile, comes out right
  *     nothing is left: no scratch, no op, no connection, no memory beyond a bound
  *
@@ -364,7 +365,10 @@ typedef struct {
     uint32_t connections;
     float values[COUNT];
     float result[COUNT];
+    float private_values[COUNT];
+    float private_result[COUNT];
     pccl_op_request request;
+    int is_detached; /* values and result are the caller's again, who has written there */
     int is_with_honest; /* an honest reduce is in flight meanwhile */
     uint64_t honest_op;
     float honest_values[2][HONEST_COUNT];
@@ -379,6 +383,7 @@ static void play_open(play *p)
         p->links[rank] = next_number++;
     for (int i = 0; i < COUNT; i++)
         p->values[i] = (float)i;
+    p->is_detached = 0;
     p->request = fuzzed_request(next_number++, p->links, p->world, p->values, p->result);
     for (uint32_t rank = 0; rank < p->world; rank++)
         for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++) {
@@ -413,6 +418,24 @@ static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
     abort();
 }
 
+/* Takes the op's buffers from it, wherever the streams have brought it. */
+static void play_detach(play *p)
+{
+    int is_in_place = p->request.recv == p->values;
+    int goes_on = below(3) != 0;
+    void *send = goes_on ? p->private_values : NULL;
+    void *recv = goes_on ? (is_in_place ? p->private_values : p->private_result) : NULL;
+    if (p->is_detached)
+        return;
+    p->is_detached = 1;
+    require(pccl_engine_detach(honest.nodes[0].engine, p->request.op, send, recv) == 0, "detach");
+    wait_for(0, PCCL_EVENT_OP_DETACHED, p->request.op);
+    for (int i = 0; i < COUNT; i++)
+        require(p->values[i] == (float)i, "the input is as it was when the op lets go of it");
+    for (int i = 0; i < COUNT; i++)
+        p->values[i] = p->result[i] = (float)-i;
+}
+
 static void play_close(play *p)
 {
     node *victim = &honest.nodes[0];
@@ -439,7 +462,9 @@ static void play_close(play *p)
     require(pccl_engine_end(victim->engine, p->request.op, 0) == 0, "end");
     wait_for(0, PCCL_EVENT_OP_ENDED, p->request.op);
     for (int i = 0; i < COUNT; i++)
-        require(p->values[i] == (float)i, "the input is as it was");
+        require(p->values[i] == (p->is_detached ? (float)-i : (float)i), "the input is as it was");
+    for (int i = 0; p->is_detached && i < COUNT; i++)
+        require(p->result[i] == (float)-i, "nobody writes where the op was");
     for (uint32_t rank = 0; rank < p->world; rank++)
         for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++)
             close(p->peers[rank][i]);
@@ -568,8 +593,11 @@ static void play_some(uint64_t frames_max, tally *made)
         play_open(&p);
         for (uint32_t connection = 0; connection < p.connections; connection++)
             for (uint32_t sender = 0; sender < p.world; sender++)
-                if (sender != p.request.rank)
+                if (sender != p.request.rank) {
                     play_stream(&p, sender, connection, made);
+                    if (below(8) == 0)
+                        play_detach(&p);
+                }
         play_close(&p);
         if (streams_done % 1000 == 0) {
             check_nothing_left();

@@ -198,11 +198,11 @@ static void a_connection_that_stands_still_is_given_up(void)
         proxied_start(&p);
         trial_run_all(&t, &p.w);
         trial_check_results(&t);
+        /* The others may have carried so much that it has not come so far. */
+        while (!node_has_event(&p.w.nodes[0], PCCL_EVENT_CONNECTION_LOST, link_number(0, 1)) &&
+               !node_has_event(&p.w.nodes[1], PCCL_EVENT_CONNECTION_LOST, link_number(0, 1)))
+            trial_run(&p.w, &shape, run % 2);
         check_no_link_lost(&p.w);
-        int told = 0;
-        for (uint32_t rank = 0; rank < 2; rank++)
-            told += node_has_event(&p.w.nodes[rank], PCCL_EVENT_CONNECTION_LOST, link_number(0, 1));
-        CHECK(told > 0);
         proxied_close(&p);
         trial_close(&t);
     }
