@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import trio
 
 from pccl import AsyncCommunicator, MasterNode, PCCLError, Result
 from pccl.runtime import addresses, pulse
+from pccl.runtime.extension import ffi
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, reduce_once, refusal, until
 
 PEER_TIMEOUT_S = 1.0
@@ -194,3 +196,27 @@ def test_a_users_trio_program_may_compute_for_as_long_as_is_tolerated(
     monkeypatch.setattr(pulse, "HOLD_S", hold_s)
     monkeypatch.setattr(pulse, "STILL_S_MIN", 0.3)
     assert in_a_program_that_computes(2.5) == worlds
+
+
+def test_a_run_does_not_wait_for_the_thread_that_watches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may be long before a new thread has its turn."""
+    watch = pulse._Watch()
+    gate, done = threading.Event(), threading.Event()
+    begun: list[object] = []
+
+    def begin() -> None:
+        gate.wait()
+        watch.begin(ffi.new("pccl_progress *"), 1.0)
+        done.set()
+
+    def never(function: object, *rest: object, **options: object) -> int:
+        begun.append(function)
+        return 0
+
+    threading.Thread(target=begin, daemon=True).start()
+    monkeypatch.setattr(_thread, "start_new_thread", never)
+    monkeypatch.setattr(threading, "_start_new_thread", never, raising=False)
+    monkeypatch.setattr(threading, "_start_joinable_thread", never, raising=False)
+    gate.set()
+    assert done.wait(WAIT_S)
+    assert len(begun) == 1

@@ -164,8 +164,7 @@ class _PaddingStream:
 async def accept(sock: trio.socket.SocketType) -> None:
     """Says Accepted, with padding. ConnectionLost."""
     count = padding_bytes(sock)
-    await send_bytes(sock, encode(m.Accepted(padding_bytes=count)))
-    await send_bytes(sock, _padding[:count])
+    await send_bytes(sock, encode(m.Accepted(padding_bytes=count)) + _padding[:count])
 
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:

@@ -16,6 +16,7 @@ Who stands still is so missed by the other side a peer timeout after that.
 
 from __future__ import annotations
 
+import _thread
 import os
 import queue
 import threading
@@ -59,7 +60,7 @@ class _Watch:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[Any, float]] = {}
         self._next = 1
-        self._thread: threading.Thread | None = None
+        self._is_running = False
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def begin(self, progress: Any, interval_s: float) -> int:
@@ -67,11 +68,11 @@ class _Watch:
             number = self._next
             self._next += 1
             self._watched[number] = progress, interval_s
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="pccl watch", daemon=True)
+            if not self._is_running:
                 with suppress(RuntimeError):  # the system denies it, or the program has ended: only HOLD_S counts then
-                    thread.start()
-                    self._thread = thread
+                    # A threading.Thread would have the run stand still until the new thread has had its turn.
+                    _thread.start_new_thread(self._run, ())
+                    self._is_running = True
         self._changed.put(None)
         return number
 
@@ -85,7 +86,7 @@ class _Watch:
             with self._lock:
                 watched = list(self._watched.values())
                 if not watched:
-                    self._thread = None
+                    self._is_running = False
                     return
             for progress, _ in watched:
                 lib.pccl_progress_look(progress)
