@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ import trio
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result
 from pccl.runtime import portal
 from pccl.runtime.peer_session import PeerSession
+from pccl.runtime.pending import PendingOp
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, reduce_once, refusal, until
 
 MACHINE = (
@@ -173,6 +175,39 @@ def test_a_fault_in_a_task_of_the_session(crews: tuple[Crew, Crew], monkeypatch:
         until(lambda: session.failure, "it is over")
         assert refusal(partial(crew[0].all_reduce, ones(), op=SUM)).result is Result.INTERNAL_ERROR
         until(lambda: crew[1].world_size == 2, "the others know")
+
+
+def test_arrays_that_are_given_up_as_a_session_ends_come_back_after_its_engine(
+    crews: tuple[Crew, Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an op that came through the gate, and of which the session has not heard yet."""
+    crew, _ = crews
+    session = session_of(crew[0])
+    until(lambda: session._gate._opening, "the gate is open")
+    monkeypatch.setattr("pccl.communicator.CANCEL_GRACE_S", 0.01)
+    is_closed = list[bool]()
+    release = PendingOp.release
+
+    def released(op: PendingOp) -> None:
+        if op._session is session:
+            is_closed.append(session._engine.is_closed)
+        release(op)
+
+    monkeypatch.setattr(PendingOp, "release", released)
+    is_held = threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        until(lambda: session._reclaims, "the caller wants its array back")
+        session._break(AssertionError("made up by a test"))
+
+    portal.current().post(hold)
+    assert is_held.wait(WAIT_S)
+    x = ones()
+    error = refusal(partial(crew[0].all_reduce, x, op=SUM, timeout=0.2))
+    assert (error.result, "made up by a test" in error.message) == (Result.INTERNAL_ERROR, True)
+    assert np.all(x == 1)
+    assert is_closed == [True]
 
 
 def test_a_fault_in_a_users_trio_program_ends_the_communicator_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -964,7 +964,8 @@ class PeerSession:
         with self._contain():
             reclaims, cancels, launches = len(self._reclaims), len(self._cancels), len(self._launches)
             if self.failure is None:
-                self._hear_engine()
+                with self._contain():
+                    self._hear_engine()
             for _ in range(launches):
                 self._take_launch()
             for _ in range(cancels):
@@ -988,7 +989,13 @@ class PeerSession:
             self._gate.forget_uses(launched.tag)
         self._machine.launch(launched.op, launched.tag, trio.current_time(), pair)
 
+    def _ends_with_the_session(self, op: PendingOp) -> bool:
+        """The session has a fault, and the engine may have the op until it is closed, which gives the arrays back."""
+        return self._is_broken and (op.op in self._ops or self._gate.has(op))
+
     def _take_cancel(self, op: PendingOp, code: Result, reason: str) -> None:
+        if self._ends_with_the_session(op):
+            return
         if op.op in self._ops:
             self._machine.cancel(op.op, code, reason)
         elif not op.is_over and self._tags.get(op.name) is op:
@@ -1011,7 +1018,7 @@ class PeerSession:
             has_left.wait(LEAVE_S)
 
     def _take_reclaim(self, op: PendingOp, goes_on: bool) -> None:
-        if op.is_released or op.is_detached:
+        if op.is_released or op.is_detached or self._ends_with_the_session(op):
             return
         if op.op not in self._ops:
             # Interrupted before it was in the queue, or in the gate.
