@@ -194,7 +194,17 @@ GUARDED = ("/", "/status.json", "/metrics", "/nowhere")
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:48149", "127.0.0.1.evil.example", "10.0.0.5", "[::2]", ""]
+    "host",
+    [
+        "evil.example",
+        "evil.example:48149",
+        "127.0.0.1.evil.example",
+        "[::1].evil.example",
+        "[::1",
+        "10.0.0.5",
+        "[::2]",
+        "",
+    ],
 )
 def test_a_loopback_address_answers_to_no_other_name(shown: MasterNode, host: str) -> None:
     """A page of evil.example may have made it resolve to 127.0.0.1."""

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Iterable, Sequence
 
 NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
+LITERAL = re.compile(r"\[([^\]]*)\](:[0-9]*)?", re.ASCII)
+"""An IPv6 address in brackets, and a port."""
 
 
 class Hosts:
@@ -55,7 +57,8 @@ def host_in(header: str) -> str:
     """The name or address in a Host header, without brackets, port and trailing dot, in lower case."""
     text = header.strip().lower()
     if text.startswith("["):
-        return text[1:].partition("]")[0]
+        literal = LITERAL.fullmatch(text)
+        return literal[1] if literal else text
     host, separator, port = text.rpartition(":")
     if separator and (port.isdigit() or not port) and ":" not in host:
         text = host
