@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pccl import Communicator, PCCLError
+from pccl.cli.telling import tell
 from tests.conftest import Command
 
 TIMEOUT_S = 60.0
@@ -207,3 +208,11 @@ def test_help_loads_no_heavy_module() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_nobody_is_told_by_a_process_that_began_with_its_stream_closed(
+    monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    tell("a line", sys.stderr if stream == "stderr" else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -96,3 +97,21 @@ def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir()
     with pytest.raises(StateError, match="no state can be kept"):
         FenceFile(str(tmp_path), "here")
+
+
+def test_nothing_is_written_where_another_master_may_have_begun(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    state = FenceFile(str(directory), "here")
+    state.write(FENCE)
+    directory.rename(tmp_path / "away")
+    with pytest.raises(OSError, match="'lock' was removed or replaced"):
+        state.write(FENCE)
+    other = FenceFile(str(directory), "there")
+    with pytest.raises(OSError, match="'lock' was removed or replaced"):
+        state.write(FENCE)
+    assert not (directory / RECORD).exists()
+    other.close()
+    shutil.rmtree(directory)
+    (tmp_path / "away").rename(directory)
+    state.write(FENCE)
+    state.close()

@@ -13,7 +13,9 @@ WAIT_S = 1.0
 
 def tell(line: str, stream: TextIO | None = None) -> None:
     """Prints a line, to standard output by default; goes on after WAIT_S if nobody takes it."""
-    out = sys.stdout if stream is None else stream
+    out: TextIO | None = sys.stdout if stream is None else stream
+    if out is None:
+        return  # the process was started with it closed
 
     try:
         fd = out.fileno()

@@ -8,6 +8,7 @@ run's secret.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -87,7 +88,8 @@ class FenceFile:
         return document.fence
 
     def write(self, fence: Fence) -> None:
-        """Returns when it is on disk. OSError."""
+        """Returns when it is on disk. OSError, also when the directory was replaced, and may be another master's."""
+        self._check_lock()
         data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, fence)), indent=1)
         path = self._path(RECORD)
         new = path + ".new"
@@ -104,6 +106,17 @@ class FenceFile:
             os.fsync(directory_fd)
         finally:
             os.close(directory_fd)
+
+    def _check_lock(self) -> None:
+        """A lock on a file that is in its place no more keeps nobody out."""
+        try:
+            is_in_place = os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            is_in_place = False
+        if not is_in_place:
+            raise OSError(
+                errno.ESTALE, f"its file {LOCK!r} was removed or replaced; put it back, or restart this master"
+            )
 
     def close(self) -> None:
         """Gives the directory free. In a forked child it closes the child's copy, and the parent keeps its lock."""
