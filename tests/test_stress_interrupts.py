@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from random import Random
 
 import numpy as np
@@ -11,6 +13,31 @@ from pccl.stress.interrupts import Interrupts
 from pccl.stress.plan import Interval, Plan
 from pccl.stress.values import ops_of_step
 from pccl.stress.worker import MARKED_KEPT, BrokenPromiseError, Buffers, Marked
+
+INTERRUPTED_LATE = """
+import os, signal, sys
+from pccl.stress import worker
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
+        kill(pid, number)
+
+class Worker:
+    def __init__(self, options):
+        self.late = Late()
+
+    def run(self):
+        sys.modules["late"] = self.late  # lives until modules are cleared
+
+    def interrupt(self, number, frame):
+        pass
+
+worker.Worker = Worker
+worker.msgspec.json.decode = lambda text, type: None
+sys.argv = ["worker", "{}"]
+worker.main()
+"""
+"""A worker that is sent SIGINT when its interpreter has put its signal handlers aside."""
 
 
 def test_they_come_as_often_as_asked_for() -> None:
@@ -52,3 +79,7 @@ def test_an_input_that_an_error_changed_is_found() -> None:
         buffers.send.view(np.uint8)[0] ^= 1
         with pytest.raises(BrokenPromiseError, match="was not restored"):
             buffers.take_back()
+
+
+def test_a_worker_that_ends_does_not_die_of_an_interrupt() -> None:
+    assert subprocess.run([sys.executable, "-c", INTERRUPTED_LATE], timeout=60, check=False).returncode == 0

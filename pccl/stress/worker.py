@@ -743,6 +743,9 @@ def main() -> None:
     except Exception:
         worker.report(f"an unexpected error:\n{traceback.format_exc()}")
         sys.exit(1)
+    finally:
+        # An interpreter that ends puts the default back for every signal that has a handler, but for none ignored.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
