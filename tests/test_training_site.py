@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 from functools import partial
 from typing import Any
@@ -77,11 +76,17 @@ class SiteOfRanks:
         return [partial(getattr(rank, method), *args) for rank in self.ranks]
 
     def kill(self, rank: int = 0) -> None:
-        """As when a process dies: the connection to the master breaks, and its mates wait for it in vain."""
+        """As when a process dies: its connections break without a word, and its mates wait for it in vain."""
         self.ranks[0].inner.barrier.abort()
         session = self.ranks[rank].communicator._inner._session
         assert session is not None
-        session._connection._sock.shutdown(socket.SHUT_RDWR)
+
+        def die() -> None:
+            session._is_broken = True  # or the ops under way would be awaited, and Leave be said
+            session._fail(Result.NOT_INITIALIZED, "killed")
+
+        session._token.run_sync_soon(die)
+        until(session.over.is_set, "it has died")
 
 
 def all_of(sites: list[SiteOfRanks], method: str, *args: Any) -> list[Any]:
