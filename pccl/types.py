@@ -6,6 +6,7 @@ engine's header (`native/include/pccl_native.h`); a test compares them.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
@@ -221,6 +222,16 @@ _CODES = [DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16]
 _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
 
+def _integer(name: str, given: Any) -> int:
+    """ValueError where it is none."""
+    try:
+        if not isinstance(given, bool):
+            return operator.index(given)
+    except TypeError:
+        pass
+    raise ValueError(f"{name} {given!r}: must be an integer")
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
     """How float tensors travel in fewer bits. All peers of an op must give the same, but for `stochastic` and `seed`.
@@ -271,13 +282,19 @@ class QuantizationOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("block_size", "bits", "seed"):
+            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+        object.__setattr__(self, "stochastic", bool(self.stochastic))
+        given: Any = self.algorithm
+        if not isinstance(given, QuantizationAlgorithm):
+            raise ValueError(f"algorithm {given!r}: must be a QuantizationAlgorithm")
         if not 0 <= self.seed <= SEED_MAX:
             raise ValueError(f"seed {self.seed}: must be from 0 to 2**64 - 1")
         if self.algorithm is QuantizationAlgorithm.NONE:
             return
         is_cast = self.algorithm is QuantizationAlgorithm.CAST
         allowed = _CASTS if is_cast else _CODES
-        if self.quantized_datatype not in allowed:
+        if not any(self.quantized_datatype is each for each in allowed):
             names = ", ".join(d.name for d in allowed)
             raise ValueError(
                 f"quantized_datatype {self.quantized_datatype!r}: must be one of {names} for {self.algorithm.name}"

@@ -78,3 +78,23 @@ def test_world_size_is_the_same_as_local_world_size() -> None:
 
 def test_success_is_the_only_false_result() -> None:
     assert [result for result in Result if not result] == [Result.SUCCESS]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("block_size", "bits", "seed") for value in (64.0, "64", None, True, [64])),
+        *(("algorithm", value) for value in (None, "MIN_MAX", 1)),
+        *(("quantized_datatype", value) for value in (None, "UINT8", 0, True, ReduceOp.SUM)),
+    ],
+)
+def test_quantization_of_other_kinds_is_refused_when_it_is_made(name: str, value: object) -> None:
+    """The engine could make nothing of it, in a thread that others share."""
+    with pytest.raises(ValueError, match=name):
+        QuantizationOptions(**{name: value})  # type: ignore[arg-type]
+
+
+def test_quantization_takes_numpy_numbers() -> None:
+    options = QuantizationOptions(block_size=np.int64(64), seed=np.uint64(3), stochastic=np.bool_(True))  # type: ignore[arg-type]
+    assert options == QuantizationOptions(block_size=64, seed=3, stochastic=True)
+    assert [type(each) for each in (options.block_size, options.seed, options.stochastic)] == [int, int, bool]
