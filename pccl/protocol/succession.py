@@ -45,9 +45,10 @@ A higher term of which it hears from anybody else is none that it must give way 
 view in force, nobody else has, and if another had gone on with a majority, this one would have lost it. Whoever says so
 was put out of the run.
 
-Where peers know of this address only, nobody else has led the run since, and this process knows who was in it. So it
-goes on without a majority too, with those who have been here for `DOUBT_TIMEOUTS`: the others are dead, or cut off from
-these as well.
+Where peers know of this address only, nobody else has led the run since, and this process knows who was in it: it has
+led it, or has the record of one that did. So it goes on without a majority too, with those who have been here for
+`DOUBT_TIMEOUTS`: the others are dead, or cut off from these as well. If nobody has come, and as many newcomers are here
+as peers are missing, the run is over after `END_TIMEOUTS`, and another one may be founded.
 
 At most one leads at a time: see `testimony`. A peer follows one in a term.
 
@@ -94,7 +95,10 @@ for that of something else than a master."""
 DEPOSED_TIMEOUTS = 2.0
 """For so many peer timeouts one that was deposed lets nobody found a run, where peers may follow another master."""
 DOUBT_TIMEOUTS = 2.0
-"""For so many peer timeouts one that was deposed waits for a majority with those who are here."""
+"""For so many peer timeouts one that knows that nobody else has led the run waits for a majority with those who are
+here."""
+END_TIMEOUTS = 3.0
+"""After so many peer timeouts a run of which nobody has come is over, if as many newcomers have."""
 
 
 class Beginning(Enum):
@@ -250,8 +254,6 @@ class Succession:
         self._fence = fence
         self._persists = persists
         self._resumes_any = resumes_any
-        self._owns_fence = False
-        """This process has led the fence's run itself."""
         self._heard_of: dict[str, FencedView] = {}
         """By run, the newest view in force that somebody has told of here."""
         self._secret = secret
@@ -260,6 +262,12 @@ class Succession:
         self.others = ""
         """What is known of other masters, for those who are sent away."""
         self.birth_at = birth_at
+        self._missed_since = inf
+        """Since when the peers of the fence's run could have come here."""
+        self._ended: Fence | None = None
+        """Of a run that was over although some of its peers might come: others have founded one."""
+        self._back_by = 0.0
+        """By then those whose connections were lost may have come again."""
         self._names = run
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """Newcomers who wait for a run, longest first: their hosts, and since when."""
@@ -276,6 +284,7 @@ class Succession:
         """The process starts. For `hold_s` nobody may found a run."""
         self._begin(now)
         self.birth_at = now + hold_s
+        self._missed_since = now
         if self._fence is not None and not self._fence.is_over and not self.is_standby:
             self._log("info", f"waits for {self._whom_it_waits_for()}")
         return self._drain()
@@ -364,7 +373,7 @@ class Succession:
         return self._drain()
 
     def deadline(self) -> float | None:
-        times = [self.birth_at] if self._held and not self._claims else []
+        times = [self._founds_at()] if self._held and not self._claims else []
         if self._held:
             _, _, since = next(iter(self._held.values()))
             times.append(since + HOLD_S)
@@ -376,7 +385,7 @@ class Succession:
                 times.append(self._leads_at(gathering, gathering.majority_at))
             if gathering.tells_at is not None:
                 times.append(gathering.tells_at)
-            if self._has_led(gathering) and self._needs_majority(gathering):
+            if self._is_fenced(gathering) and self._needs_majority(gathering):
                 times.append(self._doubts_until(gathering))
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
@@ -396,6 +405,11 @@ class Succession:
         if message.protocol != m.PROTOCOL_VERSION:
             text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            return
+        ended = self._ended
+        if ended is not None and ended.run == message.run and message.term <= ended.term and message.masters == 1:
+            text = f"evicted: run {message.run!r} is over, since none of its peers came for long; connect again"
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret))
             return
         if self.is_leading and message.run != self.run and not message.is_accepted:
             self._dismiss(connection, m.StartOver(f"it leads run {self.run!r} and not {message.run!r}"))
@@ -533,20 +547,19 @@ class Succession:
             del self._heard_of[oldest]
         self._bound(gathering, run)
 
-    def _has_led(self, gathering: _Gathering) -> bool:
-        """Nobody but this process has led its run last."""
-        return self._owns_fence and gathering.fence is not None and gathering.fence is self._fence
+    def _is_fenced(self, gathering: _Gathering) -> bool:
+        """Nobody has led its run since the fence was written."""
+        return gathering.fence is not None and gathering.fence is self._fence
 
     def _doubts_until(self, gathering: _Gathering) -> float:
         return gathering.since + DOUBT_TIMEOUTS * self.options.peer_timeout_s
 
     def _needs_majority(self, gathering: _Gathering) -> bool:
-        return not self._has_led(gathering) or self._now < self._doubts_until(gathering)
+        return not self._is_fenced(gathering) or self._now < self._doubts_until(gathering)
 
     def _waits_for_all(self, gathering: _Gathering) -> bool:
         """Others may have gone on without those who are here."""
-        is_fenced = gathering.fence is not None and gathering.fence is self._fence
-        return not (self._resumes_any or gathering.has_rivals or is_fenced)
+        return not (self._resumes_any or gathering.has_rivals or self._is_fenced(gathering))
 
     def _leads_at(self, gathering: _Gathering, majority_at: float) -> float:
         """When it goes on with those who follow. As long as they go on coming, they are not late, but this master
@@ -683,7 +696,7 @@ class Succession:
         self._log("warning", f"run {old.run} is led no further by this master: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
-        self._fence, self._owns_fence = old.fence(), True
+        self._fence = old.fence()
         if old.has_rivals or self._fence.installed is None:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
@@ -691,6 +704,7 @@ class Succession:
         else:
             hold_s = self._outlives_s(self._fence)
         self.birth_at = self._now + hold_s
+        self._missed_since = self._now
         self.master = Master(f"{self._names}-{self._depositions}", self.options, secret=self._secret)
         for connection, host in old.strangers.items():
             self._effects += self.master.connected(connection, host, self._now)
@@ -741,8 +755,20 @@ class Succession:
 
     def _found(self) -> None:
         """Lets those who wait found a run, unless peers of one are here."""
-        if self._held and not self._claims and self._now >= self.birth_at:
+        if self._held and not self._claims and self._now >= self._founds_at():
+            if self._now < self.birth_at:
+                self._ended = self._fence
+                self.birth_at = self._now
             self._release_held()
+
+    def _founds_at(self) -> float:
+        """When newcomers may found a run, as things stand. Where as many are here as peers of the last one are missing,
+        it is these who are cut off, or dead, and not this master."""
+        fence = self._fence
+        if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
+            return self.birth_at
+        ends_at = self._missed_since + END_TIMEOUTS * self.options.peer_timeout_s
+        return min(self.birth_at, max(ends_at, self._back_by))
 
     def _send_away_held(self) -> None:
         """Those who have waited for long may try another master, and come again."""
@@ -755,7 +781,7 @@ class Succession:
         if self._gatherings:
             runs = ", ".join(f"{run!r} ({each.standing()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
-        left_s = self.birth_at - self._now
+        left_s = self._founds_at() - self._now
         until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
         if self._fence is not None and not self._fence.is_over:
             return f"the peers of {self._fence}, {until}"
@@ -787,7 +813,8 @@ class Succession:
                 gathering.majority_at = None
         if not self._claims:
             # They may be back in a moment.
-            self.birth_at = max(self.birth_at, self._now + self.options.peer_timeout_s)
+            self._back_by = self._now + self.options.peer_timeout_s
+            self.birth_at = max(self.birth_at, self._back_by)
         return True
 
     # Small helpers.
@@ -814,5 +841,5 @@ class Succession:
         effects, self._effects = self._effects, []
         for effect in effects:
             if isinstance(effect, Persist) and effect.fence is not self._fence:
-                self._fence, self._owns_fence = effect.fence, True
+                self._fence = effect.fence
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]

@@ -61,7 +61,8 @@ class Seat:
         self,
         run: int,
         options: MasterOptions | None,
-        birth_at: float,
+        now: float,
+        hold_s: float,
         is_standby: bool,
         memory: Memory = Memory.NONE,
     ) -> None:
@@ -69,13 +70,13 @@ class Seat:
         self.machine = Succession(
             f"run-{run}",
             options,
-            birth_at,
-            is_standby,
+            is_standby=is_standby,
             secret=b"secret of run %d" % run,
             fence=self.fence,
             persists=memory is Memory.DISK,
             resumes_any=memory is Memory.WAIVED,
         )
+        self.machine.begin(now, hold_s)
         self.is_dead = self.is_frozen = False
         self.number(run)
 

@@ -8,12 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
+from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.schedule import Plan, play
 from tests.simulation.seat import Memory
-from tests.simulation.world import MASTER, MASTER_TIMEOUT_S, World
+from tests.simulation.world import MASTER, MASTER_TIMEOUT_S, TAG, World
+
+TIMEOUT_S = MasterOptions().peer_timeout_s
 
 LATER = 15
 """Deliveries after which a successor begins, if not at once."""
@@ -406,6 +409,66 @@ def test_a_run_whose_master_and_one_peer_die_together_goes_on(memory: Memory) ->
     world.run()
     assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
     assert world.reduce(nodes[:2]) == [Result.SUCCESS] * 2
+
+
+def _led_by(world: World, seconds: float) -> None:
+    end_at = world.now + seconds
+    while world.now < end_at:
+        world.run()
+        world.wait(0.5)
+    world.run()
+
+
+def test_with_a_fence_the_few_who_are_left_go_on() -> None:
+    world = World(masters=1, memory=Memory.DISK)
+    nodes = [*world.join(0), *world.join(0)]
+    op = world.launch(nodes[0], TAG)
+    world.kill_master()
+    world.kill(nodes[1])
+    world.restart_master()
+    newcomers = [world.add(), world.add()]
+    _led_by(world, 3 * TIMEOUT_S)
+    assert nodes[0].ended is None
+    assert nodes[0].result(op) is Result.RANK_CONNECTION_LOST
+    world.admit_all()
+    assert set(world.reduce([nodes[0], *newcomers])) == {Result.SUCCESS}
+
+
+def test_with_a_fence_who_is_not_in_all_that_may_be_in_force_does_not_go_on() -> None:
+    world, kept, lost = _left_with_two(Memory.DISK)
+    world.kill_master()
+    world.heal()
+    for node in kept:
+        world.cut(node, MASTER)
+    world.restart_master()
+    while any(node.ended is None for node in lost):
+        world.run()
+        world.wait(1.0)
+        assert not world.seats[0].is_leading
+
+
+@pytest.mark.parametrize("has_died", [True, False])
+def test_newcomers_found_a_run_when_nobody_of_the_last_one_comes(has_died: bool) -> None:
+    """As many as are missing: it is not the master that is cut off."""
+    world = World(masters=1, memory=Memory.DISK)
+    nodes = [*world.join(0), *world.join(0)]
+    for node in nodes:
+        world.isolate(node)
+    if has_died:
+        world.kill_master()
+        world.restart_master()
+    else:
+        _led_by(world, TIMEOUT_S + 0.5)
+    newcomers = [world.add(), world.add()]
+    _led_by(world, 3 * TIMEOUT_S - 1.0)
+    assert not world.seats[0].is_leading
+    _led_by(world, 2.0)
+    assert world.master.accepted
+    world.heal()
+    _led_by(world, 3.0)
+    assert all(node.ended is not None for node in nodes)
+    world.admit_all()
+    assert world.reduce(newcomers) == [Result.SUCCESS] * 2
 
 
 def test_who_has_told_of_a_later_view_and_gone_is_not_forgotten() -> None:

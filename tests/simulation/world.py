@@ -84,7 +84,7 @@ class World:
         self.seats = [Seat(name, Succession("run-1", options)) for name in MASTERS[: max(1, masters)]]
         self._runs = 0
         for seat in self.seats:
-            self._begin(seat, birth_at=0.0)
+            self._begin(seat, 0.0)
         self.nodes: list[Node] = []
         self.controls: dict[int, Control] = {}
         self.blocked: set[tuple[str, str]] = set()
@@ -134,9 +134,9 @@ class World:
         control.is_known = True
         self._act(control.seat, control.seat.machine.connected(control.number, f"10.0.0.{control.number}", self.now))
 
-    def _begin(self, seat: Seat, birth_at: float) -> None:
+    def _begin(self, seat: Seat, hold_s: float) -> None:
         self._runs += 1
-        seat.begin(self._runs, self.options, birth_at, seat.name != MASTER, self.memory)
+        seat.begin(self._runs, self.options, self.now, hold_s, seat.name != MASTER, self.memory)
 
     def hello(self, node: Node) -> m.Hello:
         return m.Hello(
@@ -247,7 +247,7 @@ class World:
         seat = seat or self.seats[0]
         assert seat.is_dead
         options = self.options or ms.MasterOptions()
-        self._begin(seat, self.now + hold_s(Beginning.UNKNOWN, options, seat.fence, self.memory is Memory.DISK))
+        self._begin(seat, hold_s(Beginning.UNKNOWN, options, seat.fence, self.memory is Memory.DISK))
         for node in self.nodes:
             node.tried.discard(seat.name)
 
