@@ -1,7 +1,7 @@
 """Logging: the standard `logging` tree under "pccl", silent unless asked for.
 
-`PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends it to stderr, `PCCL_LOG_FORMAT=json` as one JSON object a line. A
-program that configures `logging` itself needs neither.
+`PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends it to stderr, `PCCL_LOG_FORMAT=json` as one JSON object a line;
+`pccl master` shows warnings also without it. A program that configures `logging` itself needs neither.
 
 A record says in words what happened, and carries what it is about as attributes too, the FIELDS that apply to it: with
 a formatter of one's own `%(peer)s` has them, by `defaults=` where there is none. They are ordinary `extra`s.

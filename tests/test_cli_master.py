@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import ssl
@@ -216,3 +217,15 @@ def test_nobody_is_told_by_a_process_that_began_with_its_stream_closed(
 ) -> None:
     monkeypatch.setattr(sys, stream, None)
     tell("a line", sys.stderr if stream == "stderr" else None)
+
+
+def test_warnings_are_shown_without_being_asked_for(tmp_path: Path) -> None:
+    """Here that the run stands still, for its record cannot be written."""
+    state = tmp_path / "state"
+    with _master("127.0.0.1:0", "--state", str(state), "--found") as (process, address):
+        shutil.rmtree(state)
+        with pytest.raises(PCCLError), Communicator(address, timeout=1.0):
+            pass
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert f"the run stands still until its state can be written to {state}" in stderr

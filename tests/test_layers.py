@@ -39,7 +39,7 @@ FORBIDDEN = {
 }
 # Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
 USERS_OF_THE_API = {
-    "cli": ["pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status"],
+    "cli": ["pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs"],
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher", "pccl.status"],

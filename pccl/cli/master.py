@@ -26,7 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a master",
         description="Runs a master, which keeps the membership of a run, until Ctrl-C or SIGTERM. "
         "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL "
-        "(INFO, for instance), for machines with PCCL_LOG_FORMAT=json.",
+        "(INFO, for instance; default: WARN), for machines with PCCL_LOG_FORMAT=json.",
     )
     parser.add_argument(
         "--listen",
@@ -111,7 +111,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pccl import MasterNode, PCCLError
+    from pccl import MasterNode, PCCLError, logs
 
     # None: the master has ended by itself. A handler must take no lock that its own thread may hold: it only puts.
     ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -121,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    logs.configure("WARN")
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
         context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
