@@ -138,15 +138,17 @@ class Worker:
         self.process.send_signal(signal.SIGINT)
 
     def until_asleep(self) -> None:
-        """Waits until the main thread sleeps and goes on sleeping: it is inside the call that it has begun."""
-        status = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/status")
-        if not status.exists():
+        """Waits until the main thread sleeps and goes on sleeping, and no other thread has anything to do: it is inside
+        the call that it has begun, and the session has heard of that."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        if not tasks.exists():
             return  # no way to tell here; the test then checks less
         seen = [""]
 
         def is_asleep() -> bool:
-            now = "".join(line for line in status.read_text().splitlines() if line.startswith(("State", "volun")))
-            seen[:] = [*seen, now] if now == seen[-1] and "S (sleeping)" in now else [now]
+            now = _status(tasks / str(self.process.pid))
+            is_quiet = all("S (sleeping)" in _status(task) for task in tasks.iterdir())
+            seen[:] = [*seen, now] if is_quiet and now == seen[-1] else [now]
             return len(seen) > 5
 
         until(is_asleep, "the main thread sleeps")
@@ -166,3 +168,12 @@ class Worker:
                 with suppress(BrokenPipeError):
                     stream.close()
         self._stderr.close()
+
+
+def _status(task: Path) -> str:
+    """Whether a thread sleeps, and how often it has gone to sleep. One that has just ended does."""
+    try:
+        lines = (task / "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return "S (sleeping)"
+    return "".join(line for line in lines if line.startswith(("State", "volun")))
