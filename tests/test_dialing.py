@@ -125,6 +125,36 @@ def test_a_name_that_cannot_be_one_is_nobodys(name: str) -> None:
     run(body)
 
 
+def test_an_address_is_not_looked_up(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def found(*_: object, **__: object) -> list[Any]:
+        raise AssertionError("it was")
+
+    async def body() -> None:
+        with await dial_tcp(*listener.getsockname()) as sock:
+            assert sock.getpeername() == listener.getsockname()
+            assert not sock.getblocking()
+        with pytest.raises(AssertionError, match="it was"):
+            await dial_tcp("localhost", 1)
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", found)
+    run(body)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6 here")
+def test_an_ipv6_address_may_be_dialled() -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"there is no IPv6 here: {error}")
+
+    async def body() -> None:
+        with await dial_tcp("::1", listener.getsockname()[1]) as sock:
+            assert sock.getpeername() == listener.getsockname()
+
+    with listener:
+        run(body)
+
+
 @needs_proc
 def test_who_gives_up_leaves_no_socket(resolve: Callable[[Sequence[Address]], None]) -> None:
     async def body() -> None:

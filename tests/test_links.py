@@ -17,6 +17,8 @@ from tests.crew import WAIT_S
 
 HELLO = m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, pulls=False)
 REACH_S = 0.3
+SEGMENT_BYTES = 1400
+"""Of all connections here: those within one host have larger ones, and no padding."""
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
 
@@ -64,6 +66,7 @@ def dial(serve: Serve, timeout_s: float, room_bytes: int = 0) -> str:
             sock.close()
 
         with trio.fail_after(WAIT_S), trio.socket.socket() as listener:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
             if room_bytes:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
             await listener.bind(("127.0.0.1", 0))
@@ -90,6 +93,24 @@ def dial(serve: Serve, timeout_s: float, room_bytes: int = 0) -> str:
 
 def test_both_ends_send_full_size_packets_before_a_connection_counts() -> None:
     assert dial(accepts, WAIT_S) == ""
+
+
+def test_padding_fills_packets_and_there_is_none_where_it_could_not() -> None:
+    async def run(segment_bytes: int) -> int:
+        with trio.socket.socket() as listener, trio.socket.socket() as dialer:
+            if segment_bytes:
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
+            await listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            await dialer.connect(listener.getsockname())
+            segment_bytes = dialer.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            padding_bytes = links.padding_bytes(dialer)
+            assert padding_bytes >= segment_bytes or (padding_bytes == 0 and segment_bytes > m.PADDING_BYTES_MAX)
+            return padding_bytes
+
+    assert 0 < trio.run(run, SEGMENT_BYTES) <= links.PADDING_SEGMENTS * SEGMENT_BYTES
+    assert 0 < trio.run(run, 8960) <= m.PADDING_BYTES_MAX
+    trio.run(run, 0)
 
 
 def test_a_busy_process_is_waited_for() -> None:

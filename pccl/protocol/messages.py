@@ -9,7 +9,7 @@ is not enough.
 Reserved room: `Welcome.auth` and `Accepted.auth`.
 """
 
-from __future__ import annotations
+# Annotations are not put off here: msgspec would compile the text of each, 4 ms when the first message comes.
 
 from typing import Annotated, NamedTuple
 

@@ -4,7 +4,7 @@ Plain values that travel as msgpack or JSON maps: a reader ignores fields that i
 have defaults. Moments are told as ages in seconds, since clocks of different machines differ; texts are printable.
 """
 
-from __future__ import annotations
+# Annotations are not put off here, as in `messages`.
 
 import msgspec
 

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -58,7 +59,7 @@ class Beacon:
         if self._handle == ffi.NULL:
             raise OSError(f"no thread for signs of life: {text(error)}")
         self._events = ffi.new("pccl_beacon_event[]", EVENTS_MAX)
-        self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
+        self._quiet: Any = None
         self._timeout_s = timeout_s
         self._pulse: Pulse | None = None
 
@@ -82,6 +83,8 @@ class Beacon:
 
     def quiet(self, seconds: float) -> list[int]:
         """The connections that have carried no sign of life for so long, at most QUIET_MAX."""
+        if self._quiet is None:
+            self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         count = lib.pccl_beacon_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
         return list(self._quiet[0:count])
 

@@ -26,6 +26,9 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 async def dial_tcp(host: str, port: int) -> socket.socket:
     """A connected non-blocking socket without Nagle's delay. OSError if no address of the host answers."""
+    numeric = _numeric(host, port)
+    if numeric is not None:
+        return await _connected(numeric)
     try:
         targets = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
@@ -59,6 +62,16 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
     for late in connected[1:]:
         late.close()
     return connected[0]
+
+
+def _numeric(host: str, port: int) -> Any:
+    """As of what getaddrinfo returns, of a host that is an address; None if it is a name."""
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    try:
+        # As bytes: of a text Python would first see to its Unicode, with modules that are not loaded yet.
+        return socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM, flags=flags)[0]
+    except (OSError, UnicodeError):
+        return None
 
 
 async def _connected(target: Any) -> socket.socket:

@@ -12,6 +12,8 @@ each followed by bytes without a meaning, enough for packets as large as the con
     acceptor -> dialer   (Challenge, to which the dialer proves itself), Accepted | padding
     dialer -> acceptor   what the connection is for
 
+There is none where a packet may be larger than all padding, as within one host: it would prove nothing.
+
 1. The acceptor reads the dialer's padding before it says anything: whatever the dialer hears says that full-size
    packets get there.
 2. The dialer uses the connection once it has read the acceptor's padding: full-size packets get back.
@@ -119,11 +121,13 @@ def _asked(sock: trio.socket.SocketType, what: int | None) -> int:
 
 
 def padding_bytes(sock: trio.socket.SocketType) -> int:
-    """How much fills packets as large as this connection sends."""
+    """How much fills packets as large as this connection sends. 0 if nothing may, as within one host."""
     try:
         segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     except OSError:
         segment_bytes = SEGMENT_BYTES
+    if segment_bytes > m.PADDING_BYTES_MAX:
+        return 0
     return min(PADDING_SEGMENTS * segment_bytes, m.PADDING_BYTES_MAX)
 
 

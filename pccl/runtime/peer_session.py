@@ -205,6 +205,22 @@ class SessionOptions:
     force_poll: bool = False
 
 
+class _Containment:
+    """For all that others call: what nobody expects ends the session. May be entered again within itself."""
+
+    def __init__(self, end: Callable[[Exception], None]) -> None:
+        self._end = end
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._end(error)
+        return True
+
+
 class PeerSession:
     """Created by `open_session`; `run` must be running."""
 
@@ -281,6 +297,7 @@ class PeerSession:
         self._senders: trio.Nursery | None = None
         """They outlive all other tasks, for last words."""
         self._is_pumping = False
+        self._contain = _Containment(self._break)
 
     # What the public layer calls.
 
@@ -394,7 +411,7 @@ class PeerSession:
         end_s = trio.current_time() + DEVICE_GRACE_S
         while not op.is_released:
             poller.poll(ENGINE_POLL_MS)
-            with self._contain():
+            with self._contain:
                 self._hear_engine()
                 if op.feed is not None and trio.current_time() >= end_s:
                     self._stop_reading(op)
@@ -410,7 +427,7 @@ class PeerSession:
         self._require_alive()
         number = next(self._call_numbers)
         call = self._calls[number] = _PendingCall()
-        with self._contain():
+        with self._contain:
             self._take_over()
             self._machine.joint(number, kind, offer)
             self._pump()
@@ -419,7 +436,7 @@ class PeerSession:
         except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
             if self._syncing is not None and kind == m.Kind.SYNC:
                 self._syncing.end()
-            with self._contain():
+            with self._contain:
                 self._take_over()
                 self._machine.cancel_joint(number)
                 self._pump()
@@ -459,7 +476,7 @@ class PeerSession:
         """Leaves the run and waits until nothing of the session is left."""
         if self.is_forgotten or self.over.is_set():
             return
-        with self._contain():
+        with self._contain:
             self._report()
             self._take_over()
             self._machine.leave("")
@@ -509,7 +526,7 @@ class PeerSession:
     async def run(self) -> None:
         """From Hello to the end. Never raises anything but trio.Cancelled."""
         try:
-            with self._contain():
+            with self._contain:
                 await self._run()
         finally:
             self._fail(Result.NOT_INITIALIZED, "this communicator was closed")
@@ -534,16 +551,8 @@ class PeerSession:
             senders.cancel_scope.cancel()
 
     async def _contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        with self._contain():
+        with self._contain:
             await function(*args)
-
-    @contextmanager
-    def _contain(self) -> Iterator[None]:
-        """For all that others call: what nobody expects ends this session."""
-        try:
-            yield
-        except Exception as error:
-            self._break(error)
 
     def _break(self, error: Exception) -> None:
         """A fault of pccl's or of this machine, of nobody else's. May be called again: one brings forth others."""
@@ -582,7 +591,7 @@ class PeerSession:
     def _release(self) -> None:
         """Frees what is left, after all tasks have ended. Whatever fails on the way, the rest is done, and all callers
         have their results once the engine has restored their buffers."""
-        with self._contain(), ExitStack() as last:
+        with self._contain, ExitStack() as last:
             last.callback(self.over.set)
             last.callback(self._end_all)
             last.callback(self._engine.close)
@@ -961,10 +970,10 @@ class PeerSession:
 
     def _take_launches(self) -> None:
         """As trio calls it: what it raised would end everything in this thread."""
-        with self._contain():
+        with self._contain:
             reclaims, cancels, launches = len(self._reclaims), len(self._cancels), len(self._launches)
             if self.failure is None:
-                with self._contain():
+                with self._contain:
                     self._hear_engine()
             for _ in range(launches):
                 self._take_launch()
@@ -1551,7 +1560,7 @@ class PeerSession:
     def store_failed(self, reason: str) -> SessionError:
         """Leaves the run, for this peer's tensors are of no use any more. What to raise."""
         reason = f"{reason}; this peer has left the run"
-        with self._contain():
+        with self._contain:
             self._take_over()
             self._machine.fail(reason)
             self._pump()
