@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from itertools import product
 
 import msgspec
 import pytest
+import trio
+import trio.testing
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import (
@@ -24,7 +27,9 @@ from pccl.protocol.auth import (
     run_key,
 )
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, decode_body, encode
+from pccl.runtime import exchange
 from pccl.runtime.exchange import Exchange
+from tests.test_fork import in_child
 
 TOKEN = "correct horse battery staple"
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 1)
@@ -179,15 +184,72 @@ def test_vectors_of_x25519() -> None:
     assert secrets[0].hex() == secrets[1].hex() == "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
 
 
-def test_a_private_key_serves_once_and_only_until_it_is_closed() -> None:
-    used, closed = Exchange(), Exchange()
-    used.secret(closed.public_key)
-    closed.close()
-    closed.close()
-    for exchange in (used, closed):
-        with pytest.raises(AssertionError):
-            exchange.secret(Exchange().public_key)
+def test_a_private_key_serves_until_it_is_closed() -> None:
+    ours, theirs = Exchange(), Exchange()
+    secret = ours.secret(theirs.public_key)
+    assert ours.secret(theirs.public_key) == secret == theirs.secret(ours.public_key)
+    secret[:] = bytes(len(secret))
+    assert ours.secret(theirs.public_key) != secret, "what a caller wipes is its own"
+    ours.close()
+    ours.close()
+    with pytest.raises(AssertionError):
+        ours.secret(theirs.public_key)
     assert Exchange().public_key != Exchange().public_key
+
+
+def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
+    """It is wiped when that has ended and none of them is under way."""
+
+    async def run() -> None:
+        with exchange.shared() as first:
+            assert first is not None
+        with exchange.shared() as same:
+            assert same is first
+        await trio.sleep(exchange.LIFE_S - 1)
+        late, later = exchange.shared(), exchange.shared()
+        with late as one:
+            with later as other:
+                assert one is other is first
+                await trio.sleep(2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not first.is_closed
+            first.secret(Exchange().public_key)
+            with exchange.shared() as following:
+                assert following is not None
+                assert following is not first
+                assert following.public_key != first.public_key
+        assert first.is_closed
+        assert not following.is_closed
+        left.append(following)
+        with pytest.raises(OSError, match="of a handshake"), exchange.shared():
+            raise OSError("of a handshake")
+        assert not following.is_closed
+
+    left: list[Exchange] = []
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert [each.is_closed for each in left] == [True], "it ends with the trio run"
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert left[0].public_key != left[1].public_key
+
+
+def test_an_idle_process_holds_no_key_pair() -> None:
+    """It is wiped though no other handshake follows."""
+
+    async def run() -> None:
+        with exchange.shared() as only:
+            assert only is not None
+        assert not only.is_closed
+        await trio.sleep(exchange.LIFE_S + 1)
+        assert only.is_closed
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_has_no_private_key() -> None:
+    ours = Exchange()
+    assert in_child(lambda: str(ours.is_closed)) == "True"
+    assert not ours.is_closed
 
 
 KINDS = [

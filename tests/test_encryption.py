@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from pccl import (
 from pccl.protocol import messages as m
 from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Keys, Schedule, run_key
 from pccl.protocol.codec import LENGTH_BYTES, decode_body
-from pccl.runtime import handshake, sealed
+from pccl.runtime import exchange, sealed
 from pccl.runtime.exchange import Exchange
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.sealed import UNREADABLE, SealedStream
@@ -362,7 +362,7 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
 ) -> None:
     """It could be by who knew a private key as well, and that is gone."""
     if is_leaked:
-        monkeypatch.setattr(handshake, "new_exchange", lambda: Exchange(PRIVATE_KEY))
+        monkeypatch.setattr(exchange, "shared", lambda: nullcontext(Exchange(PRIVATE_KEY)))
     crew = Crew(node.address, token=TOKEN)
     join_through(crew, spy, encrypt=True)
     values = [patterned(20_000) for _ in range(2)]
@@ -375,7 +375,7 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
 
 
 def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "new_exchange", lambda: None)
+    monkeypatch.setattr(exchange, "shared", nullcontext)
     crew = Crew(node.address, token=TOKEN)
     crew.join(2)
     values = [np.ones(1000, np.float32) for _ in range(2)]
@@ -389,7 +389,7 @@ def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: p
 def test_without_x25519_nothing_is_sent_in_the_place_of_what_shall_be_encrypted(
     node: MasterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "new_exchange", lambda: None)
+    monkeypatch.setattr(exchange, "shared", nullcontext)
     crew = Crew(node.address, token=TOKEN, encrypt=True)
     crew.join(1)
     connecting = Background(crew.new().connect)

@@ -442,10 +442,10 @@ enum { PCCL_EXCHANGE_BYTES = 32 }; /* of a private key, a public key and a secre
 /* 0 with the public key, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION. Without a private key a fresh one is drawn. */
 int pccl_exchange_create(const uint8_t *private_key, uint8_t *public_key, pccl_exchange **made);
 
-/* The secret that both sides share, once: the private key is wiped whatever comes of it. PCCL_E_ENCRYPTION, and zeros,
- * if the other side's public key makes no secret (all of its bits would be zero); PCCL_E_INVALID the second time. */
+/* The secret that both sides share, which is remembered. PCCL_E_ENCRYPTION, and zeros, if the other side's public key
+ * makes none (all of its bits would be zero). */
 int pccl_exchange_secret(pccl_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret);
-void pccl_exchange_free(pccl_exchange *exchange); /* wipes the private key; may be NULL */
+void pccl_exchange_free(pccl_exchange *exchange); /* wipes the private key and all secrets; may be NULL */
 
 /* Payload bytes per frame that suit an op of this size with either algorithm; `is_local`: all ranks are on one host.
  * Every rank computes the same. */

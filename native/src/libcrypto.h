@@ -20,11 +20,8 @@ typedef struct {
     int (*final)(void *, unsigned char *, int *);
     void (*cleanse)(void *, size_t);
     int (*compare)(const void *, const void *, size_t); /* in constant time */
-    void *(*key_context_of_kind)(int, void *);
     void *(*key_context_of)(void *, void *);
     void (*key_context_free)(void *);
-    int (*keygen_init)(void *);
-    int (*keygen)(void *, void **);
     void *(*private_key)(int, void *, const unsigned char *, size_t);
     void *(*public_key)(int, void *, const unsigned char *, size_t);
     int (*public_bytes)(const void *, unsigned char *, size_t *);

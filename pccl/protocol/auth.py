@@ -11,8 +11,9 @@ empty `auth` says that the dialer has no token. Then
 
     share       nonce | public key
     nonce       32 fresh random bytes
-    public key  of a fresh key pair for X25519 (RFC 7748), 32 bytes; nothing from a dialer that has no X25519, nor from
-                an acceptor that has none or was sent none
+    public key  of a key pair for X25519 (RFC 7748), 32 bytes, which serves for all handshakes of a process that begin
+                within 10 s of its making; nothing from a dialer that has no X25519, nor from an acceptor that has none
+                or was sent none
     psk         HMAC-SHA256(token in UTF-8, "pccl 2 run key" | field(run in UTF-8)), so keys differ from run to run
     dh          X25519(own private key, the other side's public key); 32 zero bytes without public keys
     secret      HKDF-Extract(salt: psk, keying material: dh)
@@ -34,12 +35,16 @@ What follows from it:
    sender, receiver, whether payload is to be encrypted, both nonces, both public keys and whether there are any. Nobody
    on the way can change or leave out a part of it, so nobody can talk the two ends out of encryption or of the key
    exchange.
-3. A recorded handshake fails against a fresh share, and one cut out for another connection against its opening. A proof
+3. A recorded handshake fails against a fresh nonce, and one cut out for another connection against its opening. A proof
    that is sent back to its author fails by its label.
-4. Payload keys have forward secrecy: they need the private key of one of the ends, which is wiped as soon as `dh` is
-   made. The token and a recording do not give them. A public key that makes `dh` zero, whatever the private key, is
-   refused.
-5. Who only listens learns nothing to try words for a token against, where both ends have X25519. Who takes the
+4. Payload keys have forward secrecy: they need `dh`, or the private key of one of the ends. These lie in memory only,
+   and are wiped when the last handshake of the key pair's 10 s is over. The token and a recording do not give them. A
+   public key that makes `dh` zero, whatever the private key, is refused.
+5. Handshakes between the same two key pairs share `dh`, and with a run `secret`, but neither proofs nor payload keys:
+   these are expanded with the transcript, in which the nonces differ. Those of one connection tell nothing of those of
+   another. So a key pair that serves for several gives nobody more than one that serves once, but the seconds in which
+   it could be taken from memory.
+6. Who only listens learns nothing to try words for a token against, where both ends have X25519. Who takes the
    acceptor's place gets a proof from the dialer, which proves itself first, and can: a token should be random. Who
    dials learns nothing before it has proved itself.
 
@@ -78,14 +83,14 @@ class AuthError(ProtocolError):
 
 
 class KeyExchange(Protocol):
-    """One side of an exchange over X25519, with a fresh private key."""
+    """One side of exchanges over X25519, with a private key of its own."""
 
     @property
     def public_key(self) -> bytes: ...
 
     def secret(self, theirs: bytes) -> bytearray:
-        """What this and the other side's public key make, PUBLIC_KEY_BYTES, to be wiped by the caller. It wipes the
-        private key, so it serves once. ValueError if the secret would be zero."""
+        """What this and the other side's public key make, PUBLIC_KEY_BYTES, to be wiped by the caller. ValueError if it
+        would be zero."""
 
 
 def run_key(token: str, run: str) -> bytes:
@@ -133,7 +138,7 @@ class Schedule:
 
 
 def _hmac(key: bytes, data: bytes | bytearray) -> bytes:
-    return hmac.new(key, data, hashlib.sha256).digest()
+    return hmac.digest(key, data, "sha256")
 
 
 def _field(data: bytes) -> bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from pccl.protocol import auth
 from pccl.protocol import messages as m
 from pccl.protocol.codec import decode_body
-from pccl.runtime.exchange import Exchange, new_exchange
+from pccl.runtime import exchange
 
 
 class Channel(Protocol):
@@ -22,15 +21,9 @@ class Channel(Protocol):
         """The body of one small message; whatever follows it stays where it is."""
 
 
-@contextmanager
-def _exchange(token: str) -> Iterator[Exchange | None]:
+def _exchange(token: str) -> AbstractContextManager[exchange.Exchange | None]:
     """For one handshake, whatever comes of it."""
-    exchange = new_exchange() if token else None
-    try:
-        yield exchange
-    finally:
-        if exchange is not None:
-            exchange.close()
+    return exchange.shared() if token else nullcontext()
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
@@ -52,8 +45,8 @@ class Dialled(NamedTuple):
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
     """As `dial`, with what has come of it besides the answer."""
-    with _exchange(token) as exchange:
-        side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, exchange)
+    with _exchange(token) as ours:
+        side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, ours)
         await channel.send_frame(side.opening)
         body = await channel.receive_body()
         answer = decode_body(body, m.Challenge | answers)
@@ -73,8 +66,8 @@ async def accept(
     """Returns once whoever said `opening` (in `body`) has shown that it knows the token, and we have: the keys for what
     follows, None without a token or where one side has no X25519. AuthError, ProtocolError or ConnectionLost. `name` as
     of `auth.Acceptor`."""
-    with _exchange(token) as exchange:
-        side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, exchange)
+    with _exchange(token) as ours:
+        side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, ours)
         challenge = side.challenge(opening, body)
         if challenge is not None:
             await channel.send_frame(challenge)

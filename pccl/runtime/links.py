@@ -173,6 +173,8 @@ async def accept(sock: trio.socket.SocketType) -> None:
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
     """What follows an opening. ConnectionLost if it does not come."""
+    if not opening.padding_bytes:
+        return
     with trio.move_on_after(timeout_s) as scope:
         await receive_exactly(sock, _discarded[: opening.padding_bytes])
     if scope.cancelled_caught:
