@@ -49,9 +49,11 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "passed" in printed
 
 
-def test_calls_are_interrupted(tmp_path: Path) -> None:
+def test_threads_give_ops_up_and_calls_are_interrupted(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts")
     assert report["disturbances"]["interrupted"] > 0
+    assert report["plan"]["threads"] == 2
+    assert report["counts"]["results_checked"] > 0
 
 
 @pytest.mark.slow
@@ -65,12 +67,6 @@ def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")
     assert report["plan"]["standbys"] == 1
     assert report["disturbances"]["masters_killed"] >= 2
-
-
-def test_threads_take_turns_on_a_tag_and_give_ops_up(tmp_path: Path) -> None:
-    report, _ = passed(tmp_path, "--threads", "2", "--timeouts")
-    assert report["plan"]["threads"] == 2
-    assert report["counts"]["results_checked"] > 0
 
 
 def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pccl import Communicator, MasterNode, Result
 from pccl.runtime import portal
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, outcomes, reduce_once, results, until
 
-ROUNDS = 4000
+ROUNDS = 1500
 """Of the hammer; a use that is counted in the wrong order is met within some hundred."""
 TAGS = 3
 

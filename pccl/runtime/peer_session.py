@@ -826,9 +826,10 @@ class PeerSession:
         if trio.current_time() >= patience.deadline:
             limit_s = self._options.master_timeout_s
             self._take_over()
+            tried = self._candidates.account()
             self._machine.give_up(
-                f"{reason}; no master has taken over within {limit_s:g} s. Tried {self._candidates.account()}"
-                f"{self._haste(limit_s)}"
+                f"{reason}; no master has taken over within {limit_s:g} s. "
+                f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}{self._haste(limit_s)}"
             )
             self._attending.cancel()
             self._pump()

@@ -14,6 +14,7 @@ from pccl import AsyncCommunicator, Attribute, PCCLError, ReduceOp, Result
 from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
+from tests.processes.worker import VERDICT_WAIT_S
 
 Run = Callable[..., list[Worker]]
 
@@ -74,7 +75,8 @@ def test_arrays_are_their_callers_again(silent_master: Worker, run: Run, how: st
     assert [peer.answer().value for peer in peers] == [3] * 3
 
 
-def test_a_cancelled_task_has_its_array_back(silent_master: Worker, run: Run) -> None:
+def test_a_cancelled_task_has_its_array_back(silent_master: Worker, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.async_communicator.CANCEL_GRACE_S", VERDICT_WAIT_S)
     address = address_of(silent_master)
     workers = run(2, address)
     kept = np.arange(COUNT, dtype=np.float32)

@@ -37,8 +37,12 @@ from pccl import (
     SharedState,
     SharedStateSyncStrategy,
     TensorInfo,
+    communicator,
 )
 from pccl.runtime import state_blocks
+
+VERDICT_WAIT_S = 1.0
+"""How long who gives up waits for a verdict here; users have five times that."""
 
 
 def say(**message: Any) -> None:
@@ -162,6 +166,7 @@ class Member:
         It is full of `value` from then on, as if its caller used it for something else."""
         array = self.arrays[name]
         before = array.tobytes()
+        communicator.CANCEL_GRACE_S = VERDICT_WAIT_S
         try:
             self._GIVE_UP[how](self, array, tag, timeout)
             raised = ""

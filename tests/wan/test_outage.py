@@ -20,6 +20,7 @@ def test_two_of_three_go_on(name: str) -> None:
     assert found.seconds < 30
 
 
+@pytest.mark.slow
 def test_a_master_whose_cable_is_out_keeps_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MASTER_TIMEOUT", "60")
     # A timeout that a busy machine does not pass by itself.
