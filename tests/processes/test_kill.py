@@ -29,10 +29,10 @@ def attempts_of(worker: Worker) -> list[dict[str, Any]]:
     return found
 
 
-def start_loops(workers: list[Worker], stop_in: dict[Worker, int] | None = None) -> None:
-    """`stop_in` says who stops itself, and in which iteration."""
+def start_loops(workers: list[Worker], rest_in: dict[Worker, int] | None = None) -> None:
+    """`rest_in` says who goes no further, and in which iteration."""
     for seed, worker in enumerate(workers):
-        worker.begin("reduce_loop", count=COUNT, seed=seed, tail=2, stop_in=(stop_in or {}).get(worker))
+        worker.begin("reduce_loop", count=COUNT, seed=seed, tail=2, rest_in=(rest_in or {}).get(worker))
 
 
 def hear_iteration(worker: Worker, iteration: int) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def test_survivors_agree_on_the_op_that_a_kill_interrupts(run: Run, victim: int)
     workers = run(3)
     survivors = [worker for worker in workers if worker is not workers[victim]]
     start_loops(workers, {workers[victim]: 2})
-    workers[victim].until_stopped()  # its part of iteration 2 will never come
+    hear_iteration(workers[victim], 2)  # its part of which will never come
     for worker in survivors:
         hear_iteration(worker, 2)
         worker.until_asleep()

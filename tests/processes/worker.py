@@ -224,16 +224,16 @@ class Member:
         ]
         return self._peer.all_reduce_multiple_with_retry(descriptors, max_in_flight=max_in_flight).world_size
 
-    def reduce_loop(self, count: int, seed: int, tail: int, stop_in: int | None = None) -> None:
+    def reduce_loop(self, count: int, seed: int, tail: int, rest_in: int | None = None) -> None:
         """Reduces in place again and again, each iteration until it succeeds, and says what came of each attempt. Ends
-        when peers were lost and `tail` more reduces have succeeded. In iteration `stop_in` the process stops itself
-        (SIGSTOP) before it launches the reduce."""
+        when peers were lost and `tail` more reduces have succeeded. In iteration `rest_in` the main thread sleeps
+        instead of launching the reduce, while what the others may need of the one before still gets to them."""
         before = self.world()
         iteration = 0
         while tail:
             say(iteration=iteration)
-            if iteration == stop_in:
-                os.kill(os.getpid(), signal.SIGSTOP)
+            if iteration == rest_in:
+                threading.Event().wait()
             x = np.random.default_rng([seed, iteration]).normal(0, 1, count).astype(np.float32)
             kept = x.copy()
             try:
