@@ -799,3 +799,6 @@ Opening = Hello | BeatHello | Resume | Reattach | StatusRequest | PeerOpening
 """All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
+
+# msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
+msgspec.msgpack.Decoder(FromPeer | FromMaster | Opening | PeerAnswer | BeatAnswer | Credential)
