@@ -52,7 +52,7 @@ A peer that has died must not be waited for, so:
     2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
        lost at once when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its
        witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
-       nobody else.
+       nobody else. Who is still making its link with it is none: it may wait for the dead to dial.
     3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
        gone at once, the network is more likely to have failed here than all of them there. So of several peers
        nobody is lost by 1 while most are absent or silent: this master is `deposed`.
@@ -349,6 +349,8 @@ class _Group:
     direct_limit: int = UNKNOWN
     """Of the ring in force."""
     is_local: bool = False
+    linked: Collection[tuple[int, int]] = frozenset()
+    """The pairs whose links stood when the ring in force was installed."""
     changed: bool = False
     """The ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
@@ -887,7 +889,16 @@ class Master:
             for peer in topology.linked_peers(group.ring, member.peer)
             if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
-        return [peer for peer in found if self._members[peer].accepted] or found
+        found = [peer for peer in found if self._members[peer].accepted] or found
+        return [peer for peer in found if (peer, member.peer) in self._cut or not self._is_made(group, peer, member)]
+
+    def _is_made(self, group: _Group, peer: int, member: _Member) -> bool:
+        """Whether `peer` is only about to have a link with `member`, as far as it has said. It may be waiting for that
+        one to dial."""
+        if not self._preparing or peer not in self._awaiting_ready:
+            return False
+        pair = topology.pair(peer, member.peer)
+        return pair not in group.linked or self._made_in.get(pair) == self.view
 
     def _lose_late(self, peer: int, reason: str) -> None:
         """One that is absent and was expected back."""
@@ -1126,6 +1137,7 @@ class Master:
         self._told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
+        self._suspect_cut()  # those who make their links anew are no witnesses
 
     def _next_fence(self, listed: list[int]) -> Fence:
         if listed:
@@ -1208,6 +1220,7 @@ class Master:
             if not group.running:
                 group.running = True
                 self._forget_cuts(group)
+                group.linked = topology.linked_pairs(group.ring) - group.missing - group.unreliable
                 group.direct_limit = direct_limit(group.ring, self.figures)
                 group.is_local = self.figures.are_on_one_host(group.ring)
                 group.commits = []
@@ -1284,6 +1297,9 @@ class Master:
     def _note_failed(self, member: _Member, other: int, reason: str) -> None:
         group = self._groups[member.hello.group]
         pair = topology.pair(member.peer, other)
+        if pair in topology.linked_pairs(group.ring):
+            self._cut.add((member.peer, other))
+            self._suspects.add(other)
         if pair in topology.ring_pairs(group.ring):
             self._failed_pairs.setdefault(pair, reason)
         elif pair in topology.linked_pairs(group.ring) and pair not in group.missing:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
+import pytest
+
 from pccl.protocol import messages as m
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import Kind
@@ -187,3 +192,20 @@ def test_leaver_gets_its_open_ops_back(world: World) -> None:
     assert b.result(ops[1]) is Result.NOT_INITIALIZED
     assert a.result(ops[0]) is Result.RANK_CONNECTION_LOST
     assert "peer 2 was lost (left)" in a.results[ops[0]].reason
+
+
+@pytest.mark.parametrize("victims", list(itertools.permutations(range(4), 2)))
+def test_two_that_die_one_after_the_other_are_not_waited_for(victims: tuple[int, int]) -> None:
+    """Whatever the others are about when the second dies: no time has to pass."""
+    for steps in range(0, 60, 2):
+        world = World(rng=random.Random(steps))
+        nodes = world.join(0, 0, 0, 0)
+        first, second = (nodes[victim] for victim in victims)
+        world.kill(first)
+        for _ in range(steps):
+            world.step()
+        world.kill(second)
+        start_s = world.now
+        world.run()
+        assert [node.view.world_size for node in world.alive] == [2, 2]
+        assert world.now == start_s, f"waited for {world.now - start_s} s, with {steps} steps between the two"
