@@ -65,11 +65,11 @@ class Communicator(Collectives[CollectiveInfo]):
     that the master sees). `name` appears in logs. `token` is the run's shared secret, which the master and all peers
     must know or all be without (default: PCCL_TOKEN in the environment; "": none). `encrypt=True` encrypts and
     authenticates the numbers and the state that go between peers (AES-256-GCM, with keys that each connection makes of
-    the token and a key exchange of its own, so that who learns the token later cannot read what was recorded); all
-    peers must have it alike (default: whether PCCL_ENCRYPT in the environment is 1). It needs a token, and OpenSSL 3 on
-    this machine (INVALID_ARGUMENT). `ssl_context`, an ordinary `ssl.SSLContext`, makes the connection
-    to the master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has
-    that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
+    the token and a key exchange, so that who learns the token later cannot read what was recorded); all peers must have
+    it alike (default: whether PCCL_ENCRYPT in the environment is 1). It needs a token, and OpenSSL 3 on this machine
+    (INVALID_ARGUMENT). `ssl_context`, an ordinary `ssl.SSLContext`, makes the connection to the
+    master use TLS (default: one that trusts the certificates in the file PCCL_TLS_CA, if the environment has that, and
+    shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY).
 
     `site` and `site_size`: so many peers that give the same name are admitted together, and with one the others are
     lost (they fail with MASTER_CONNECTION_FAILED), as is right for ranks that share the shards of one model; see

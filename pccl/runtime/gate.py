@@ -22,11 +22,11 @@ that submits, the op is not there, after it the session hears of it like of any 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp
-from pccl.runtime.engine import OpRan, OpRequest, OpSpec, OpStarted
+from pccl.runtime.engine import Buffers, OpRan, OpRequest, OpSpec, OpStarted
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.lanes import Lanes, first_lane
 from pccl.runtime.pending import PendingOp
@@ -141,10 +141,11 @@ class Gate:
     def _suits(self, request: OpRequest, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
         """Whether it is a small op, in one lane, and none that others may have in pieces. Fills the request."""
         try:
-            placed = op.placed(spec, start.rank, start.world_size)
-            request.fill(replace(start, op=op.op, tag=op.tag), placed)
+            is_placed = isinstance(spec.buffers, Buffers)
+            request.fill(start, spec if is_placed else op.placed(spec, start.rank, start.world_size))
         except ValueError:
             return False  # as the session will say
+        request.native.op, request.native.key.tag = op.op, op.tag
         count: int = request.native.shape.count
         item_bytes = spec.dtype.itemsize
         if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):

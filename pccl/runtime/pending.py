@@ -167,7 +167,8 @@ class PendingOp:
 
     def release(self) -> None:
         """Its caller's arrays are the caller's. May be called again."""
-        self._drop_copy()
+        if self.copy is not None:
+            self._drop_copy()
         self._released.set()
         for event in self._trio_release_events:
             event.set()
