@@ -27,7 +27,7 @@ from pccl.protocol.auth import (
     run_key,
 )
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, decode_body, encode
-from pccl.runtime import exchange
+from pccl.runtime import exchange, handshake
 from pccl.runtime.exchange import Exchange
 from tests.test_fork import in_child
 
@@ -242,6 +242,42 @@ def test_an_idle_process_holds_no_key_pair() -> None:
         await trio.sleep(exchange.LIFE_S + 1)
         assert only.is_closed
 
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_handshake_holds_the_key_pair_no_longer_than_it_needs_it() -> None:
+    """Its answer may be long in coming."""
+    acceptor = Acceptor(TOKEN, b"a" * NONCE_BYTES, "run", "peer 1", Exchange())
+
+    class Channel:
+        def __init__(self) -> None:
+            self.bodies: list[bytes] = []
+
+        async def send_frame(self, frame: bytes) -> None:
+            said = read(frame)
+            if isinstance(said, m.Proof):
+                self.bodies += [body(acceptor.check(said)), body(encode(m.Accepted()))]
+            else:
+                assert isinstance(said, m.Opening)
+                self.bodies.append(body(acceptor.challenge(said, body(frame)) or b""))
+
+        async def receive_body(self) -> bytes:
+            if len(self.bodies) == 2:
+                assert not ours.is_closed
+                await trio.sleep(exchange.LIFE_S + 1)
+                assert ours.is_closed
+            return self.bodies.pop(0)
+
+    async def run() -> None:
+        nonlocal ours
+        with exchange.shared() as present:
+            assert present is not None
+            ours = present
+        dialled = await handshake.dial_keyed(Channel(), TOKEN, "run", LINK, m.PeerAnswer)
+        assert dialled.is_proven
+        assert dialled.keys == (acceptor.payload_keys or ())[::-1]
+
+    ours = Exchange()
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 

@@ -22,7 +22,7 @@ class Channel(Protocol):
 
 
 def _exchange(token: str) -> AbstractContextManager[exchange.Exchange | None]:
-    """For one handshake, whatever comes of it."""
+    """For one handshake, until it has made its secret or ends."""
     return exchange.shared() if token else nullcontext()
 
 
@@ -50,14 +50,15 @@ async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.O
         await channel.send_frame(side.opening)
         body = await channel.receive_body()
         answer = decode_body(body, m.Challenge | answers)
-        if isinstance(answer, m.Challenge):
-            await channel.send_frame(side.answer(answer, body))
-            answer = decode_body(await channel.receive_body(), m.Proof | answers)
-            if isinstance(answer, m.Proof):
-                side.check(answer)
-                answer = decode_body(await channel.receive_body(), answers)
-        side.check_answer(answer)
-        return Dialled(answer, side.payload_keys, side.is_proven)
+        proof = side.answer(answer, body) if isinstance(answer, m.Challenge) else None
+    if proof is not None:
+        await channel.send_frame(proof)
+        answer = decode_body(await channel.receive_body(), m.Proof | answers)
+        if isinstance(answer, m.Proof):
+            side.check(answer)
+            answer = decode_body(await channel.receive_body(), answers)
+    side.check_answer(answer)
+    return Dialled(answer, side.payload_keys, side.is_proven)
 
 
 async def accept(
