@@ -111,3 +111,13 @@ def test_a_held_port_is_listened_at_by_who_knows_it() -> None:
     with socket.create_server((LISTENING_HOST, held.number)):
         pass
     held.close()
+
+
+def test_a_held_port_is_nobody_elses() -> None:
+    """Neither of others who hold some, nor of those who take any."""
+    held = [HeldPort() for _ in range(50)]
+    assert len({port.number for port in held}) == len(held)
+    servers = [socket.create_server((LISTENING_HOST, 0)) for _ in range(50)]
+    assert {port.number for port in held}.isdisjoint(server.getsockname()[1] for server in servers)
+    for each in [*held, *servers]:
+        each.close()

@@ -15,12 +15,15 @@ the listening socket's.
 from __future__ import annotations
 
 import ctypes
+import errno
+import random
 import socket
 import struct
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +35,11 @@ SO_ATTACH_FILTER = 26
 MOMENT_S = 0.1
 AGAIN_AFTER_S = 0.1
 """A connection that was accepted by the kernel, but not yet by the process, when a filter was set, gets it then."""
+PORTS_TRIED = 100
+USUAL_GIVEN_PORTS = 32768, 60999
+PORT_MIN = 10_000
+"""Below there are many that services have."""
+PORT_MAX = 65535
 
 _LOAD_WORD, _LOAD_HALF, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000
@@ -112,17 +120,42 @@ class Ears:
 
 
 class HeldPort:
-    """A free port of LISTENING_HOST that only others who ask for it by number can listen at. `close()` frees it."""
+    """A free port of LISTENING_HOST that only others who ask for it by number can listen at. `close()` frees it.
+
+    Where there are others, it is none of those that the system gives to whoever asks for any: with the option below
+    they could get it while nobody listens.
+    """
 
     def __init__(self) -> None:
         self._sock = socket.socket()
+        self.number = self._bind()
         # With this option on both sides a port may be bound twice, as long as only one of them listens.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def _bind(self) -> int:
+        ports = _ports_not_given()
+        for port in random.sample(ports, k=min(PORTS_TRIED, len(ports))):
+            try:
+                self._sock.bind((LISTENING_HOST, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
         self._sock.bind((LISTENING_HOST, 0))
-        self.number: int = self._sock.getsockname()[1]
+        return int(self._sock.getsockname()[1])
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _ports_not_given() -> range:
+    """A run of ports that no socket gets that asks for any, below or above those; it may be empty."""
+    try:
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except OSError:
+        first, last = USUAL_GIVEN_PORTS
+    return max(range(PORT_MIN, first), range(last + 1, PORT_MAX + 1), key=len)
 
 
 def _program(others: Sequence[Place]) -> bytes:

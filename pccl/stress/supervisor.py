@@ -34,7 +34,7 @@ from pccl.launcher import Child, Guard, Heard, local_environment, module_command
 from pccl.status import RunStatus, run_status
 from pccl.stress.checker import Checker
 from pccl.stress.churn import AIM_FOR_S, Action, Churn, Dismiss, Hit, Start
-from pccl.stress.deafness import HeldPort, Place, place
+from pccl.stress.deafness import LISTENING_HOST, HeldPort, Place, place
 from pccl.stress.display import Display
 from pccl.stress.interrupts import Interrupts
 from pccl.stress.masters import PEER_TIMEOUT_S, PROGRESS_S, Masters
@@ -169,6 +169,7 @@ class Supervisor:
         self._splits = Splits(plan, Random(f"{plan.seed} splits"), self._start_s)
         self._interrupts = Interrupts(plan, Random(f"{plan.seed} interrupts"), self._start_s)
         self._ports = [HeldPort() for _ in range(SLOTS if plan.partition is not None else 0)]
+        self._master_ports: list[HeldPort] = []
         self._deaf_to: dict[Child, list[int]] = {}
         """As each process was told last."""
         self._environment = {**local_environment(), **_ENVIRONMENT}
@@ -187,7 +188,7 @@ class Supervisor:
         self._guard.close()
         for process in [*self._peers, *self._ended, *(seat.process for seat in self._seats)]:
             process.close()
-        for port in self._ports:
+        for port in [*self._ports, *self._master_ports]:
             port.close()
         self._events.close()
         if not self._keeps_logs or isinstance(error, KeyboardInterrupt):
@@ -380,7 +381,10 @@ class Supervisor:
         """The standbys begin once the address of the first is known."""
         limit_s = self._start_s + STARTS_WITHIN * self._plan.hang_s
         for number in range(1 + self._plan.standbys):
-            seat = _Seat(number, "127.0.0.1:0", self._master(number, 1, "127.0.0.1:0", self._addresses), number > 0)
+            port = HeldPort()
+            self._master_ports.append(port)
+            address = f"{LISTENING_HOST}:{port.number}"
+            seat = _Seat(number, address, self._master(number, 1, address, self._addresses), number > 0)
             self._seats.append(seat)
             while not seat.is_listening and not self._problems:
                 self._wait(limit_s)
@@ -392,6 +396,8 @@ class Supervisor:
             arguments += ["--state", str(self._logs / f"state-{number}")]
         if standby_of:
             arguments += ["--standby-of", standby_of]
+        elif starts == 1:
+            arguments.append("--found")
         return self._child(f"{name} {starts}", module_command("pccl.stress.master", *arguments))
 
     def _replace_master(self) -> None:
