@@ -723,14 +723,23 @@ class World:
         self._act(control.seat, control.seat.machine.disconnected(control.number, reason, self.now))
 
     def _gone(self, control: Control) -> None:
-        """A master has lost a node, evicted it or let it go, unless that knows it by another connection."""
+        """A master has lost a node, evicted it or let it go, unless that knows it by another connection. One that has
+        ended, from before it came anew, may be waited for there in vain, and says nothing."""
         node = control.node
         others = [each for each in self.controls.values() if each.node is node and each is not control]
-        if not any(self._is_member(each) for each in others if each is node.control or each.seat is control.seat):
+        if not any(
+            each is node.control or (each.seat is control.seat and not self._is_absent(each))
+            for each in others
+            if self._is_member(each)
+        ):
             self.checks.gone(node)
 
     def _is_member(self, control: Control) -> bool:
         return control.number in control.seat.machine.master._peer_of
+
+    def _is_absent(self, control: Control) -> bool:
+        master = control.seat.machine.master
+        return bool(master._members[master._peer_of[control.number]].absence)
 
     # Looking for a master.
 
