@@ -180,6 +180,9 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         return (self._session.obstacle if self._session is not None else "") or self._obstacle
 
     async def _connect(self, n_attempts: int) -> None:
+        if self._session is not None and not self._session.is_forgotten:
+            self._obstacle = "what is left of the former session"
+            await self._session.over.wait()  # it may listen at the port that this one is to listen at
         self._obstacle = f"no answer from {self.address}"
         for attempt in range(1, max(1, n_attempts) + 1):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 import pccl
 from pccl import (
@@ -341,3 +343,40 @@ def test_a_trio_run_that_ends_takes_its_peer_along(crew: Crew, has_op: bool) -> 
     other.result()
     until(lambda: crew[0].world_size == 1, "it is gone")
     assert np.all(x == 1)
+
+
+def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
+    """Which listens at the same port."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    async def main(address: str) -> None:
+        async with AsyncCommunicator(address, listen=listen) as peer, trio.open_nursery() as nursery:
+            session = peer.session("test")
+            may_end = trio.Event()
+
+            async def linger() -> None:
+                with trio.CancelScope(shield=True):
+                    await may_end.wait()
+
+            async def connect_again() -> None:
+                try:
+                    await peer.connect()
+                finally:
+                    may_end.set()
+
+            session._spawn(linger)
+            session._machine.give_up("as if it were evicted")
+            session._pump()
+            assert not peer.is_connected
+            nursery.start_soon(connect_again)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert not session.over.is_set()
+            assert not peer.is_connected
+            may_end.set()
+            with trio.fail_after(WAIT_S):
+                while not peer.is_connected:
+                    await trio.sleep(0.001)
+
+    with MasterNode("127.0.0.1:0") as master:
+        trio.run(main, master.address)
