@@ -353,7 +353,7 @@ def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
     async def main(address: str) -> None:
         async with AsyncCommunicator(address, listen=listen) as peer, trio.open_nursery() as nursery:
             session = peer.session("test")
-            may_end = trio.Event()
+            may_end, is_again = trio.Event(), trio.Event()
 
             async def linger() -> None:
                 with trio.CancelScope(shield=True):
@@ -362,6 +362,7 @@ def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
             async def connect_again() -> None:
                 try:
                     await peer.connect()
+                    is_again.set()
                 finally:
                     may_end.set()
 
@@ -375,8 +376,8 @@ def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
             assert not peer.is_connected
             may_end.set()
             with trio.fail_after(WAIT_S):
-                while not peer.is_connected:
-                    await trio.sleep(0.001)
+                await is_again.wait()
+            assert peer.is_connected
 
     with MasterNode("127.0.0.1:0") as master:
         trio.run(main, master.address)
