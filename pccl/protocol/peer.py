@@ -413,6 +413,9 @@ class _Call:
     call: int
     kind: str
     offer: m.SyncOffer | None
+    """What its caller came with."""
+    held: m.SyncOffer | None = None
+    """What there was when the plan came."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
@@ -1122,6 +1125,7 @@ class Peer:
     def _on_sync_plan(self, message: m.SyncPlan) -> None:
         donors = [self._members[peer] for peer in message.donors if peer in self._members and peer != self.peer]
         if self._call is not None:
+            self._call.held = self._offer(self._call)
             self._call.plan = message
             self._call.is_fetched = False
         self._effects.append(RunSync(message, donors))
@@ -1469,15 +1473,17 @@ class Peer:
             self._tell(m.JointCancel(call.call))
 
     def _offer(self, call: _Call) -> m.SyncOffer | None:
-        """What it brings: not what it came with, once that has been overwritten under a master before this one."""
+        """What it brings: not what it came with, once that has been overwritten under masters before this one."""
         offer, plan = call.offer, call.plan
-        if offer is None or plan is None or not (plan.fetch_content or plan.fetch_loose):
+        if offer is None or plan is None:
             return offer
+        if not (plan.fetch_content or plan.fetch_loose):
+            return call.held
         if call.is_fetched:
             return msgspec.structs.replace(offer, revision=plan.revision, root=plan.root)
         if plan.fetch_content:
             return msgspec.structs.replace(offer, root=b"", strategy=SharedStateSyncStrategy.RECEIVE_ONLY.value)
-        return offer
+        return call.held
 
     # Links.
 

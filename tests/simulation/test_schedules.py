@@ -33,6 +33,9 @@ FOUND = (
     # Two successors that know of the same last view number the next one differently.
     '[1379,1,5,true,[["launch_pair",16119,1],["replace_master",1480,100],["leave",33281,40],'
     '["replace_master",13463,10]],2]',
+    # A peer is brought up under one master, is a donor under the next, and tells a third one what it has.
+    '[52593,3,5,true,[["sync",41433,0],["block",3470,40],["kill_master",1124,0],["catch_up",16393,100],'
+    '["leave",29481,0],["kill_master",106,0]],2]',
     # A peer leaves that has come anew, while its former session is still expected back.
     '[60593,1,2,true,[["kill",64640,0],["kill_master",34956,0],["kill",20778,0],["add",27889,3],'
     '["replace_master",28089,10],["long_wait",35669,40],["leave",60517,10],["update",59954,0]],2]',
