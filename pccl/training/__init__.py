@@ -4,6 +4,7 @@
     replica        a model as one flat vector: a torch module, or NumPy arrays
     membership     who is there: joining, admitting newcomers, averaging until it succeeds
     checkpoint     the state on disk: whole or not at all
+    state_codec    the state of any object in canonical bytes, without pickle
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
     ddp            `DDP`: every step's gradients, averaged during the backward pass

@@ -1,0 +1,206 @@
+"""The state of a Python object, as its `state_dict()` gives it, in canonical bytes and back, without pickle.
+
+Theory of operation. A state is a tree: mappings, lists, tuples and sets; at its leaves None, booleans, integers of any
+size, floats, complex numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is rewritten as msgpack, with
+every container and every leaf that msgpack does not have as an array that begins with a tag. Nothing in such bytes
+names code, so bytes of another peer, or of a file, can make nothing but such trees.
+
+1. *Equal states give equal bytes.* Entries of a mapping and elements of a set are ordered by their encoded keys;
+   arrays are written in C order whatever their strides; floats are their 64 bits. So a mapping comes back in another
+   order than it had, and NaNs and zeros of different bits are different.
+2. *Types come back*: tuple and list, int and float, array and tensor stay apart. Mappings come back as dict, but
+   `collections.Counter` as itself, as learning-rate schedulers need it. Tensors come back on the CPU, without
+   gradients and whether or not they had been parameters.
+3. *What is not known is refused*, with the path to it: objects of other classes, functions, object arrays; tensors
+   that are sparse, quantized, distributed or on meta.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgpack
+import numpy as np
+
+Tree: TypeAlias = Any
+"""What msgpack takes: None, bool, int of 64 bits, float, str, bytes, and lists that begin with a tag."""
+
+LIST, TUPLE, SET, DICT, COUNTER, INTEGER, COMPLEX, ARRAY, SCALAR, TENSOR = range(10)
+CHUNK_BYTES = 1 << 30
+"""Of one msgpack string, which holds less than 4 GiB."""
+DEPTH_MAX = 200
+PRIMITIVES = (type(None), bool, float, str, bytes)
+
+
+def encode(state: Any) -> bytes:
+    """The canonical bytes of `state`. ValueError names the path to what cannot be encoded."""
+    return _packed(_tree(state, ""))
+
+
+def decode(data: bytes) -> Any:
+    """What was encoded. ValueError: these are no such bytes, or torch is needed for them and has not been imported."""
+    try:
+        tree = msgpack.unpackb(data, raw=False, unicode_errors="surrogatepass")
+    except ValueError as error:
+        raise ValueError(f"these bytes are no encoded state: {error or type(error).__name__}") from error
+    try:
+        return _state(tree)
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"these bytes are no encoded state: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two states begin to differ. A side that lacks it is "nothing"."""
+
+    path: str
+    """As one would write it behind the state's name in Python: `['param_groups'][0]['lr']`."""
+    ours: str
+    theirs: str
+    """The values there, shortened."""
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the whole'}: {self.ours} against {self.theirs}"
+
+
+def first_difference(ours: Any, theirs: Any) -> Difference | None:
+    """The first in the canonical order, or None where the bytes are equal. ValueError as `encode`."""
+    return _difference(_tree(ours, ""), _tree(theirs, ""), "")
+
+
+def _packed(tree: Tree) -> bytes:
+    data = msgpack.packb(tree, use_bin_type=True, unicode_errors="surrogatepass")
+    assert isinstance(data, bytes)
+    return data
+
+
+def _tree(value: Any, path: str, depth: int = 0) -> Tree:
+    kind = type(value)
+    if kind in PRIMITIVES:
+        return value
+    if kind is int:
+        if -(2**63) <= value < 2**64:
+            return value
+        return [INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
+    if kind is complex:
+        return [COMPLEX, value.real, value.imag]
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_tree(value, path)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return [TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), *_chunks(_bytes_of(value, path))]
+    if depth == DEPTH_MAX:
+        raise ValueError(f"the state is nested more than {DEPTH_MAX} times, at {path[:100]}...")
+    if isinstance(value, Mapping):
+        entries = [
+            [_tree(key, f"{path}.keys()", depth + 1), _tree(item, f"{path}[{key!r}]", depth + 1)]
+            for key, item in value.items()
+        ]
+        entries.sort(key=lambda entry: _packed(entry[0]))
+        return [COUNTER if isinstance(value, Counter) else DICT, *(part for entry in entries for part in entry)]
+    if kind is list:
+        return [LIST, *(_tree(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))]
+    if kind is tuple or (torch is not None and kind is torch.Size):
+        return [TUPLE, *(_tree(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))]
+    if kind is set or kind is frozenset:
+        return [SET, *sorted((_tree(item, f"{path}{{...}}", depth + 1) for item in value), key=_packed)]
+    raise ValueError(
+        f"{path or 'the state'} is a {kind.__module__}.{kind.__qualname__}; a state consists of dicts, lists, tuples, "
+        "sets, numbers, strings, bytes, None, NumPy arrays and torch tensors"
+    )
+
+
+def _array_tree(value: Any, path: str) -> Tree:
+    if value.dtype.kind not in "biufcMmSU":
+        raise ValueError(f"{path or 'the state'} is a NumPy array of {value.dtype}; only plain numbers are encoded")
+    array = np.ascontiguousarray(value)
+    tag = SCALAR if isinstance(value, np.generic) else ARRAY
+    return [tag, array.dtype.str, list(value.shape), *_chunks(array.reshape(-1).view(np.uint8))]
+
+
+def _bytes_of(tensor: Any, path: str) -> Any:
+    torch = sys.modules["torch"]
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
+        what = "distributed" if hasattr(tensor, "placements") else f"{tensor.layout}, {tensor.dtype}, {tensor.device}"
+        raise ValueError(f"{path or 'the state'} is a torch tensor ({what}); only dense, whole ones are encoded")
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    return plain.view(-1).view(torch.uint8).numpy()
+
+
+def _chunks(data: Any) -> Iterator[bytes]:
+    for first in range(0, data.size, CHUNK_BYTES):
+        yield data[first : first + CHUNK_BYTES].tobytes()
+
+
+def _state(tree: Tree) -> Any:
+    if isinstance(tree, PRIMITIVES) or type(tree) is int:
+        return tree
+    tag, *rest = tree
+    if tag == LIST:
+        return [_state(item) for item in rest]
+    if tag == TUPLE:
+        return tuple(_state(item) for item in rest)
+    if tag == SET:
+        return {_state(item) for item in rest}
+    if tag in (DICT, COUNTER):
+        entries = {_state(key): _state(item) for key, item in zip(rest[::2], rest[1::2], strict=True)}
+        return entries if tag == DICT else Counter(entries)
+    if tag == INTEGER:
+        return int.from_bytes(rest[0], "little", signed=True)
+    if tag == COMPLEX:
+        return complex(*rest)
+    if tag in (ARRAY, SCALAR):
+        array = np.frombuffer(bytearray(b"".join(rest[2:])), np.dtype(rest[0])).reshape(rest[1])
+        return array if tag == ARRAY else array[()]
+    if tag == TENSOR:
+        return _tensor(*rest)
+    raise ValueError(f"these bytes are no encoded state: tag {tag!r}")
+
+
+def _tensor(dtype: str, shape: list[int], *chunks: bytes) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise ValueError("the state holds torch tensors: import torch before")
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"these bytes are no encoded state: a tensor of {dtype!r}")
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(b"".join(chunks)), dtype=kind).view(shape)
+
+
+def _difference(ours: Tree, theirs: Tree, path: str) -> Difference | None:
+    if _packed(ours) == _packed(theirs):
+        return None
+    tags = [tree[0] if isinstance(tree, list) else None for tree in (ours, theirs)]
+    if tags[0] != tags[1] or tags[0] not in (LIST, TUPLE, DICT, COUNTER):
+        return Difference(path, _short(ours), _short(theirs))
+    if tags[0] in (LIST, TUPLE):
+        for i, (a, b) in enumerate(zip(ours[1:], theirs[1:], strict=False)):
+            if (found := _difference(a, b, f"{path}[{i}]")) is not None:
+                return found
+        return Difference(f"len(...{path})", str(len(ours) - 1), str(len(theirs) - 1))
+    sides = [{_packed(key): (key, item) for key, item in zip(t[1::2], t[2::2], strict=True)} for t in (ours, theirs)]
+    for packed in sorted(sides[0].keys() | sides[1].keys()):
+        key = f"{path}[{_state(next(side[packed][0] for side in sides if packed in side))!r}]"
+        if packed not in sides[0] or packed not in sides[1]:
+            return Difference(key, *(_short(side[packed][1]) if packed in side else "nothing" for side in sides))
+        if (found := _difference(sides[0][packed][1], sides[1][packed][1], key)) is not None:
+            return found
+    raise AssertionError("trees of different bytes differ somewhere")
+
+
+def _short(tree: Tree) -> str:
+    if isinstance(tree, list) and tree[0] in (ARRAY, TENSOR):
+        what = "tensor" if tree[0] == TENSOR else "array"
+        size = math.prod(tree[2])
+        if size > 8:
+            return f"{what} of {tree[1]}, shape {tuple(tree[2])}"
+        return " ".join(repr(_state(tree)).split())
+    text = repr(_state(tree))
+    return text if len(text) <= 80 else f"{text[:77]}..."
