@@ -1,5 +1,7 @@
 """Training across sites and through churn, as a few lines around one's own loop.
 
+    weighted       averages by weights, such as tokens
+    pace           how many inner steps a peer makes, by its speed
     outer          the outer optimizer: SGD with Nesterov momentum, the same bits on every machine
     replica        a model as one flat vector: a torch module, or NumPy arrays
     membership     who is there: joining, admitting newcomers, averaging until it succeeds

@@ -41,18 +41,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions
 from pccl.floating_point import default_environment
 from pccl.training.checkpoint import Stateful
-from pccl.training.loop import OuterLoop, OuterStep
+from pccl.training.loop import INNER_STEPS, OuterLoop, OuterStep
 from pccl.training.membership import NO_UPDATE, Admission, Average, Averaged
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.replica import Part, Replica
 from pccl.training.site import Site
+from pccl.training.weighted import NotedAverage, checked_weight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,7 +75,7 @@ class Flight:
 
     fragment: Fragment
     vector: Vector
-    average: Average
+    average: Average | NotedAverage
 
 
 class AsyncDiLoCo(OuterLoop):
@@ -94,6 +95,8 @@ class AsyncDiLoCo(OuterLoop):
         tag: int = 0,
         site: Site | None = None,
         fragments: int = 1,
+        inner_steps: int = INNER_STEPS,
+        steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
         """`fragments` is how many parts of the model take turns, one in each outer step, the same on all peers: with
         two, call `outer_step` twice as often. More of them train better, by ever less; but every call has latencies of
@@ -110,9 +113,12 @@ class AsyncDiLoCo(OuterLoop):
             tag=tag,
             site=site,
             alike=("fragments", fragments),
+            inner_steps=inner_steps,
+            steps=steps,
         )
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None
+        self._weights = [0.0] * fragments  # since the last turn of each
         largest = max(fragment.part.count for fragment in self._fragments)
         self._gradient, self._flying, self._start = (np.empty(largest, self._replica.dtype) for _ in range(3))
         # The vector of the average in flight is to be left alone: it is in `_flying`, and `_gradient` is free. `_start`
@@ -122,16 +128,24 @@ class AsyncDiLoCo(OuterLoop):
     def outer_steps(self) -> int:
         return self.revision + (self._flight is not None)
 
-    def outer_step(self) -> OuterStep:
+    def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
         """Applies the average that was launched a call ago, launches that of what the next fragment moved by since its
         last turn, and puts into the model where to go on from. Lets newcomers in, where it is the first fragment's
         turn. A joint call; blocks only as long as other peers or the network are slower than this peer's inner steps.
+        `weight` and `inner_steps` are as in `DiLoCo.outer_step`, for what was done since the last call; a fragment
+        counts by the sum of the weights since its last turn.
 
         PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
         or a former call was interrupted: `reconnect`, too.
         """
+        weight = checked_weight(weight)
+        self._pace.pause(self.inner_steps if inner_steps is None else inner_steps)
         with self._membership.step("AsyncDiLoCo.outer_step"):
-            fragment = self._fragments[self.outer_steps % len(self._fragments)]
+            turn = self.outer_steps % len(self._fragments)
+            fragment = self._fragments[turn]
+            if weight is not None:
+                self._weights = [each + weight for each in self._weights]
+                weight, self._weights[turn] = self._weights[turn], 0.0
             part, outer, count = fragment.part, self._parameters[fragment.place], fragment.part.count
             landing = self._flight.fragment if self._flight is not None else None
             gradient = self._gradient[:count]
@@ -141,7 +155,7 @@ class AsyncDiLoCo(OuterLoop):
             done = [self._land()]
             admission: Admission | None = None
             if fragment is self._fragments[0] and self._membership.are_peers_pending():
-                self._launch(fragment, gradient)
+                self._launch(fragment, gradient, weight)
                 done.append(self._land())
                 admission = self._membership.admit()
             waited_s = time.monotonic() - started_s
@@ -153,7 +167,8 @@ class AsyncDiLoCo(OuterLoop):
                 start = self._start[:count]
                 self._outer.look_ahead(outer, self._momentum[fragment.place], gradient, start)
                 part.write(start)
-                self._launch(fragment, gradient)
+                self._launch(fragment, gradient, weight)
+        self._pace.resume()
         return self._report(done, admission, waited_s)
 
     def finish(self) -> OuterStep:
@@ -170,18 +185,21 @@ class AsyncDiLoCo(OuterLoop):
         self._flight = None
         return super().reconnect(communicator, peers_min)
 
-    def _launch(self, fragment: Fragment, gradient: Vector) -> None:
+    def _begin(self) -> None:
+        super()._begin()
+        self._weights = [0.0] * len(self._fragments)
+
+    def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None) -> None:
         """The average of `gradient`, which is in `_gradient`. With none in flight all peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
-        average = Average(self._communicator, gradient, self._tag, self.revision, self._quantization)
-        self._flight = Flight(fragment, gradient, average)
+        self._flight = Flight(fragment, gradient, self._launch_average(gradient, weight))
 
     def _land(self) -> Averaged:
         """Waits for the average in flight and applies it."""
         if self._flight is None:
             return NO_UPDATE
-        averaged = self._flight.average.wait()
+        averaged = self._wait_for(self._flight.average)
         self._update(self._flight.vector, self._flight.fragment.place)
         self._flight = None
         return averaged

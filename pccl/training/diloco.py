@@ -15,7 +15,8 @@ optimizer, the same bytes in and out. So the network is used once in an outer st
 
 Peers may come and go at any time. Who is lost in the middle of an average is left out of it; who is left alone goes on
 alone, as an average of one. Newcomers are let in at the end of an outer step and take part in the next from its first
-inner step. How many inner steps to make is each peer's own affair: slower ones may make fewer.
+inner step. How many inner steps to make is each peer's own affair: slower ones may make fewer, and
+`DiLoCo(..., inner_steps=50, steps="by speed")` tells each, as `diloco.inner_steps`, how many fit the common time.
 """
 
 from __future__ import annotations
@@ -23,28 +24,35 @@ from __future__ import annotations
 import time
 
 from pccl.training.loop import OuterLoop, OuterStep
-from pccl.training.membership import Average
+from pccl.training.weighted import checked_weight
 
 
 class DiLoCo(OuterLoop):
     """See the module for what it does and `OuterLoop` for its arguments. Between calls the model is the user's."""
 
-    def outer_step(self) -> OuterStep:
+    def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
         """Averages what the peers' models moved by since the last call, updates the outer state, lets newcomers in,
         and puts the outer parameters into the model. A joint call; blocks until all other peers have come to it.
 
+        `weight` is by what this peer counts in the average, such as tokens or samples (`pccl.training.weighted`); all
+        peers give one, or none does. `inner_steps` is how many this peer has made, if not as many as it was told.
+
+        ValueError: a weight that is negative or not finite; `outer_step` can be called again.
         PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
         or a former call was interrupted: `reconnect`, too.
         """
+        weight = checked_weight(weight)
+        self._pace.pause(self.inner_steps if inner_steps is None else inner_steps)
         with self._membership.step("DiLoCo.outer_step"):
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)
             started_s = time.monotonic()
-            averaged = Average(self._communicator, gradient, self._tag, self.revision, self._quantization).wait()
+            averaged = self._wait_for(self._launch_average(gradient, weight))
             waited_s = time.monotonic() - started_s
             self._update(gradient)
             started_s = time.monotonic()
             admission = self._membership.admit() if self._membership.are_peers_pending() else None
             waited_s += time.monotonic() - started_s
             self._begin()
+        self._pace.resume()
         return self._report([averaged], admission, waited_s)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import blake3
 import numpy as np
@@ -27,14 +27,18 @@ import numpy as np
 from pccl import Communicator, QuantizationOptions, SharedState
 from pccl.training import checkpoint
 from pccl.training.checkpoint import CheckpointError, Stateful
-from pccl.training.membership import Admission, Averaged, Membership, fingerprint
+from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.outer import OuterNesterov, Vector
+from pccl.training.pace import Pace
 from pccl.training.replica import replica_of
 from pccl.training.report import StepReport, report_of
 from pccl.training.site import Site
+from pccl.training.weighted import NotedAverage
 
-ROLL_CALL = 1
-"""Tags, counted from the loop's own: 0 is the average, this the roll call."""
+ROLL_CALL, NOTES = 1, 2
+"""Tags, counted from the loop's own: 0 is the average, these the roll call and what goes with an average."""
+INNER_STEPS = 50
+"""As many as the examples make; the paper has 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,27 @@ class OuterLoop:
         tag: int = 0,
         site: Site | None = None,
         alike: object = None,
+        inner_steps: int = INNER_STEPS,
+        steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
         """`model` is a torch module, or a mapping of names to NumPy arrays; all peers build the same.
 
         `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
-        pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` and `tag + 1`.
+        pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` to `tag + 2`.
         `site` is given where this peer trains one shard of a model; `communicator` must be the site's then.
         `alike` is whatever else must be the same on all peers, as its `repr`: who has it otherwise is refused.
+        `inner_steps` is what the property of that name says, on every peer; with `steps="by speed"` on the fastest one,
+        and on the others as many as they make in the same time (`pccl.training.pace`); both are then the same on all.
         TypeError or ValueError for what cannot be trained.
         """
+        if inner_steps < 1:
+            raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
+        if steps not in ("fixed", "by speed"):
+            raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
+        if steps == "by speed":
+            alike = (alike, steps, inner_steps)
+        self._is_by_speed = steps == "by speed"
+        self._pace = Pace(inner_steps, site)
         self._communicator = communicator
         self._replica = replica = replica_of(model)
         self._inner = inner
@@ -93,6 +109,12 @@ class OuterLoop:
         """Outer steps of the whole run, with those whose update is still on its way. The same on all peers."""
         return self.revision
 
+    @property
+    def inner_steps(self) -> int:
+        """How many inner steps to make before the next outer step; at least 1. With `steps="by speed"` each outer step
+        may change it."""
+        return self._pace.inner_steps
+
     def digest(self) -> str:
         """BLAKE3 of the outer state in hexadecimal: equal on all peers after every outer step."""
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
@@ -114,6 +136,7 @@ class OuterLoop:
         """
         admission = self._membership.join(peers_min)
         self._begin()
+        self._pace.begin_anew()
         return admission
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
@@ -122,6 +145,21 @@ class OuterLoop:
         self._communicator = communicator
         self._membership = Membership(communicator, self._state, self._tag + ROLL_CALL, site=self._site)
         return self.join(peers_min)
+
+    def _launch_average(self, gradient: Vector, weight: float | None) -> Average | NotedAverage:
+        """With notes, where they are needed; all peers agree on whether they are."""
+        communicator, tag = self._communicator, self._tag
+        if weight is None and not self._is_by_speed:
+            return Average(communicator, gradient, tag, self.revision, self._quantization)
+        return NotedAverage(
+            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, self._pace.seconds
+        )
+
+    def _wait_for(self, average: Average | NotedAverage) -> Averaged:
+        averaged = average.wait()
+        if self._is_by_speed and isinstance(average, NotedAverage):
+            self._pace.adapt(average.seconds, average.own_seconds)
+        return averaged
 
     def _begin(self) -> None:
         """Inner steps start from the outer state."""

@@ -96,12 +96,18 @@ class Average:
         tag: int,
         step: int,
         quantization: QuantizationOptions | None = None,
+        *,
+        op: ReduceOp = ReduceOp.AVG,
+        out: Any = None,
     ) -> None:
+        """With `out` the result is there, and `vector` stays as it is; alone, nothing is written."""
         self._communicator = communicator
         self._vector = vector
         self._tag = tag
         self._step = step
         self._quantization = quantization
+        self._op = op
+        self._out = out
         self._handle = self._launch()
 
     def _launch(self) -> AsyncReduceHandle | None:
@@ -111,7 +117,8 @@ class Average:
         try:
             return self._communicator.all_reduce_async(
                 self._vector,
-                op=ReduceOp.AVG,
+                self._out,
+                op=self._op,
                 tag=self._tag,
                 quantization_options=self._quantization,
                 step=self._step,
@@ -120,6 +127,10 @@ class Average:
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None  # the others have just been lost
+
+    def again(self) -> None:
+        """Once more, after it has committed; what is sent must be as it was, so there is an `out`."""
+        self._handle = self._launch()
 
     def done(self) -> bool:
         """Whether `wait` would probably return at once: without a loss, it would."""
