@@ -9,6 +9,7 @@
     state_codec    the state of any object in canonical bytes, without pickle
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
+    optimizer      `DiLoCoOptimizer`: either as a torch optimizer, for trainers that have loops of their own
     ddp            `DDP`: every step's gradients, averaged during the backward pass
     spsa           `SPSA`: forward passes alone, one byte from each peer and step; it stands on
         grid           parameters that can be moved along random signs, and back, exactly
@@ -32,6 +33,7 @@ from pccl.training.checkpoint import CheckpointError, Stateful
 from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
+from pccl.training.optimizer import DiLoCoOptimizer
 from pccl.training.outer import OuterNesterov
 from pccl.training.shards import local_shard
 from pccl.training.site import Site
@@ -44,6 +46,7 @@ __all__ = [
     "AsyncDiLoCo",
     "CheckpointError",
     "DiLoCo",
+    "DiLoCoOptimizer",
     "LogError",
     "OuterNesterov",
     "OuterStep",

@@ -16,7 +16,7 @@ makes its inner steps again.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import blake3
 import numpy as np
 
-from pccl import Communicator, QuantizationOptions, SharedState
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState
 from pccl.training import checkpoint
 from pccl.training.checkpoint import CheckpointError, Stateful
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
@@ -82,6 +82,7 @@ class OuterLoop:
             alike = (alike, steps, inner_steps)
         self._is_by_speed = steps == "by speed"
         self._pace = Pace(inner_steps, site)
+        self._has_begun = False
         self._communicator = communicator
         self._replica = replica = replica_of(model)
         self._inner = inner
@@ -105,6 +106,16 @@ class OuterLoop:
         return self._state.revision
 
     @property
+    def inner(self) -> Stateful | None:
+        """As given to the constructor."""
+        return self._inner
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this peer has joined a run, with its last communicator."""
+        return self._membership.is_under_way
+
+    @property
     def outer_steps(self) -> int:
         """Outer steps of the whole run, with those whose update is still on its way. The same on all peers."""
         return self.revision
@@ -126,6 +137,19 @@ class OuterLoop:
         """Puts the outer parameters into the model, which they are that one evaluates and publishes."""
         self._replica.write(self._parameters)
 
+    def trains(self, parameter: Any) -> bool:
+        """Whether `parameter` is one of those that are averaged."""
+        return self._replica.holds(parameter)
+
+    def connect(self) -> None:
+        """Connects the communicator, unless it is: `join` is then to follow at once. PCCLError."""
+        try:
+            self._communicator.world_size  # noqa: B018
+        except PCCLError as error:
+            if error.result is not Result.NOT_INITIALIZED:
+                raise
+            self._communicator.connect()
+
     def join(self, peers_min: int = 1) -> Admission:
         """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
         peers are there, or at once where others train already; then all have the same outer state, and the model starts
@@ -134,7 +158,10 @@ class OuterLoop:
         PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
         with other options (INVALID_ARGUMENT).
         """
+        if self.revision == 0 and not self._has_begun:
+            self._replica.read(self._parameters)  # weights may have been loaded into the model since
         admission = self._membership.join(peers_min)
+        self._has_begun = True
         self._begin()
         self._pace.begin_anew()
         return admission
@@ -171,6 +198,33 @@ class OuterLoop:
         view = self._parameters.view()
         view.flags.writeable = False
         return view
+
+    def outer_state(self) -> dict[str, Any]:
+        """The revision, and the outer parameters and momentum as they are, not copied."""
+        return {"revision": self.revision, "parameters": self._parameters, "momentum": self._momentum}
+
+    def take_outer_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `outer_state` gave, before `join`, and puts the outer parameters into the model; does nothing
+        where it is the one that this peer has. ValueError: it is of another model, or this peer has joined a run."""
+        here = self.outer_state()
+        vectors = [(name, np.asarray(state[name])) for name in ("parameters", "momentum")]
+        for name, vector in vectors:
+            if vector.shape != here[name].shape:
+                raise ValueError(
+                    f"the outer state is of another model: {vector.size} parameters, not {here[name].size}"
+                )
+        if state["revision"] == self.revision and all(np.array_equal(vector, here[name]) for name, vector in vectors):
+            return
+        if self.has_joined:
+            raise ValueError(
+                f"the outer state is of revision {state['revision']} and not the one that all peers have, of revision "
+                f"{self.revision}: load it before the first step, or join"
+            )
+        for name, vector in vectors:
+            here[name][...] = vector
+        self._state.revision = int(state["revision"])
+        self._has_begun = True
+        self.show_outer()
 
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
         """One outer update of the elements at `place`; `gradient` is lost."""
@@ -216,6 +270,7 @@ class OuterLoop:
             raise CheckpointError(f"{path} lacks {error}") from None
         if self._inner is not None and inner:
             self._inner.load_state_dict(self._replica.unpack(inner))
+        self._has_begun = True
         self.show_outer()
 
 

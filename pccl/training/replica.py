@@ -53,6 +53,9 @@ class Replica(Part, Protocol):
         """So many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there are fewer
         rows. The same parts wherever shapes are."""
 
+    def holds(self, parameter: Any) -> bool:
+        """Whether it is one of those tensors or arrays."""
+
     def pack(self, state: Any) -> bytes:
         """What an inner optimizer's `state_dict()` gave, for a file."""
 
@@ -142,6 +145,9 @@ class ArrayReplica(ArrayPart):
         parts = _rows([array.shape for array in self._arrays], count)
         return [ArrayPart([np.atleast_1d(self._arrays[index])[rows] for index, rows in part]) for part in parts]
 
+    def holds(self, parameter: Any) -> bool:
+        return any(parameter is array for array in self._arrays)
+
     def pack(self, state: Any) -> bytes:
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **state)
@@ -219,6 +225,9 @@ class TorchReplica(TorchPart):
             TorchPart(self._torch, self._module, [(self._pieces[index][0], rows) for index, rows in part])
             for part in parts
         ]
+
+    def holds(self, parameter: Any) -> bool:
+        return any(parameter is held for held, _ in self._pieces)
 
     def pack(self, state: Any) -> bytes:
         file = io.BytesIO()
