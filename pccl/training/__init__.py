@@ -10,7 +10,10 @@
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
     optimizer      `DiLoCoOptimizer`: either as a torch optimizer, for trainers that have loops of their own
-    ddp            `DDP`: every step's gradients, averaged during the backward pass
+    ddp            `DDP`: every step's gradients, averaged during the backward pass; it stands on
+        gradient_buckets
+                   gradients in flat buffers, and whether they are left alone in flight
+        veto       an exchange in which any peer can refuse a step for all
     spsa           `SPSA`: forward passes alone, one byte from each peer and step; it stands on
         grid           parameters that can be moved along random signs, and back, exactly
         gradient_byte  a projected gradient in a byte

@@ -1,13 +1,26 @@
 """Data parallelism: the gradients of every step are averaged, while the backward pass still goes on.
 
-Theory of operation. The parameters are dealt into *buckets*, flat buffers of about `bucket_bytes`, last parameter
-first, because backward passes produce gradients roughly in that order. A hook on each parameter notices that its
-gradient is there; a bucket whose gradients all are is reduced at once, under its own tag. So all but the first layers'
-communication happens during the backward pass. `step` launches the buckets that never became full (parameters without
-a part in the loss count as zero), waits for all, and makes the optimizer's step.
+Theory of operation. The parameters are dealt into *buckets* of about `bucket_bytes`
+(`pccl.training.gradient_buckets`). A hook on each parameter notices that its gradient is there; a bucket whose
+gradients all are is reduced at once, under its own tag. So all but the first layers' communication happens during the
+backward pass. `synchronize` launches the buckets that never became full (parameters without a part in the loss count as
+zero) and waits for all; then the gradients are the averages, for the program to clip, unscale or inspect. `step` calls
+it if the program has not, and makes the optimizer's step.
 
 After the first step gradients are views of their buckets: the backward pass writes into what is sent, and nothing is
 copied, unless somebody sets them to None (`optimizer.zero_grad()`; use `zero_grad` of this class).
+
+*Why a wrong order of calls does not part the peers*:
+
+1. All peers have the same averages, also where one has written gradients that were in flight: it never had the memory
+   in which they arrive (`pccl.training.gradient_buckets`).
+2. Who has written gradients in flight says so before the step, and no peer makes it (`pccl.training.veto`). Nothing can
+   be written between that and the averages, because the program's thread is inside `synchronize` then.
+3. The optimizer takes steps from `DDP.step` alone: a hook refuses any other before it has changed anything. So it has
+   never stepped with a gradient that is not averaged.
+4. Backward passes between `synchronize` and `step` are refused where the first of their gradients is complete.
+5. All parameters of the optimizer are the module's, and one whose gradients are not averaged, since it was frozen when
+   the DDP was made, has the step refused as in 2.
 
 Modules on CUDA devices may be spread over several; a bucket is on one. Its gradients are waited for on the stream that
 the last of them is accumulated on, which is that of all, unless the program has parts of its forward pass on different
@@ -30,49 +43,36 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import blake3
 
-from pccl import Communicator, QuantizationOptions, SharedState, TensorInfo
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
+from pccl.training.veto import FINE, Objection, Veto
 
 BUCKET_BYTES = 4 << 20
+
+# Kinds of objections; the two integers that follow:
+CHANGED = 1
+"""Gradients in flight were written: bucket, and place in it."""
+NOT_AVERAGED = 2
+"""A parameter of the optimizer has a gradient and is in no bucket: its number."""
+UNSCALED = 3
+"""A GradScaler has looked for infinities among gradients that were not averages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step(StepReport):
     """What a step did. `revision` counts the steps so far, `world_size` is the fewest peers in the average of any
-    bucket (1: alone), and `waited_s` the time between the end of the backward pass and that of the last average."""
+    bucket (1: alone), and `waited_s` the time that `synchronize` took."""
 
-
-class _Bucket:
-    """A flat buffer and the parameters whose gradients it holds."""
-
-    def __init__(self, torch: Any, parameters: list[Any]) -> None:
-        self.parameters = parameters
-        first = parameters[0]
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-        parts = self.flat.split([p.numel() for p in parameters])
-        self.views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
-        self.missing = len(parameters)
-        self.average: Average | None = None
-
-    def take(self, i: int) -> None:
-        """The gradient of parameter `i` is complete."""
-        parameter, view = self.parameters[i], self.views[i]
-        if parameter.grad.is_sparse:
-            raise ValueError(
-                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; only dense ones "
-                "are averaged, as an Embedding has them without sparse=True"
-            )
-        if parameter.grad is not view:
-            view.copy_(parameter.grad)
-            parameter.grad = view
-        self.missing -= 1
+    is_skipped: bool = False
+    """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
 
 
 class DDP:
@@ -96,10 +96,14 @@ class DDP:
         for the roll call and one for each bucket.
 
         ValueError for a module without parameters that require gradients, for an optimizer with a state that is no
-        tensor, and for other arguments (also TypeError); PCCLError INVALID_ARGUMENT for tensors that cannot be shared,
-        such as distributed ones or those on devices of other kinds.
+        tensor or with parameters that are not the module's, and for other arguments (also TypeError); PCCLError
+        INVALID_ARGUMENT for tensors that cannot be shared, such as distributed ones or those on devices of other kinds.
         """
         torch = sys.modules["torch"]
+        if isinstance(optimizer, (list, tuple)):
+            raise TypeError(
+                "optimizer must be a single torch.optim.Optimizer; give one all parameters, in param_groups"
+            )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
@@ -110,13 +114,29 @@ class DDP:
         self._quantization = quantization
         self._admit_every = admit_every
         self._tag = tag
-        self._is_synchronized = True
+        self._must_synchronize = True
+        """Outside of `no_sync`."""
+        self._averages: list[Averaged] | None = None
+        """What `synchronize` has done in this step."""
+        self._waited_s = 0.0
+        self._is_note_queued = False
+        self._is_stepping = False
+        self._has_stepped = False
+        self._has_failed = False
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         for name, parameter in module.named_parameters():
             TensorInfo.from_torch(parameter.detach(), name)  # raises, before anything is changed
-        self._buckets = [_Bucket(torch, each) for each in _dealt(parameters, bucket_bytes)]
+        self._names = {id(p): name for name, p in module.named_parameters()}
+        for parameter in _optimized(optimizer):
+            if id(parameter) not in self._names:
+                raise ValueError(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the module's, so its "
+                    "gradients would not be averaged; put all that is trained into one module, such as a ModuleList"
+                )
+        self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
+        self._averaged = {id(p) for p in parameters}
         _materialize(torch, optimizer, parameters)
         tensors = {name: p.detach() for name, p in module.named_parameters()}
         tensors |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
@@ -135,6 +155,7 @@ class DDP:
             for number, bucket in enumerate(self._buckets)
             for i, parameter in enumerate(bucket.parameters)
         ]
+        self._hooks.append(optimizer.register_step_pre_hook(self._step_hook()))
 
     @property
     def revision(self) -> int:
@@ -156,104 +177,232 @@ class DDP:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in here only add to the gradients; the first one outside averages the sum."""
-        self._is_synchronized = False
+        before = self._must_synchronize
+        self._must_synchronize = False
         try:
             yield
         finally:
-            self._is_synchronized = True
+            self._must_synchronize = before
 
     def zero_grad(self) -> None:
-        """Clears the gradients and leaves them where they are."""
-        for bucket in self._buckets:
-            bucket.flat.zero_()
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
+        """Clears the gradients and leaves them where they are. After `synchronize`, on all peers alike, this gives up
+        the step. PCCLError INVALID_USAGE while gradients are in flight."""
+        if self._averages is None and any(bucket.average is not None for bucket in self._buckets):
+            text = (
+                "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead"
+            )
+            raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
+        self._clear()
 
-    def step(self) -> Step:
-        """Call it after the backward pass, instead of the optimizer's: averages what is not averaged yet, steps, clears
-        the gradients, and lets newcomers in when it is time. A joint call.
+    def synchronize(self) -> None:
+        """Call it after the backward pass, before anything that changes or judges gradients, such as clipping: returns
+        when the gradients are the averages over all peers. A joint call; another one before `step` does nothing.
 
-        PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE: `join` was not called, or a former step
-        was interrupted (`close` this one, and make a communicator and a DDP anew). Nothing
-        was stepped then.
+        PCCLError as `step`.
         """
-        with self._membership.step("DDP.step"):
-            started_s = time.monotonic()
-            for number, bucket in enumerate(self._buckets):
-                if bucket.average is None:
-                    self._fill(bucket)
-                    self._launch(number)
-            done = [self._land(bucket) for bucket in self._buckets]
-            waited_s = time.monotonic() - started_s
-            with default_torch_arithmetic(sys.modules["torch"]):
-                self._optimizer.step()
-            self.zero_grad()
+        with self._step("DDP.synchronize"):
+            self._synchronize("DDP.synchronize")
+
+    def step(self, scaler: Any = None) -> Step:
+        """Call it instead of the optimizer's: averages what is not averaged yet, steps, clears the gradients, and lets
+        newcomers in when it is time. A joint call.
+
+        With a `torch.amp.GradScaler` it does what `scaler.step(optimizer)` and `scaler.update()` do, so write neither;
+        a step that the scaler skips is skipped by all peers, which have the same averages, and counts as one.
+
+        PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE on all peers, with the gradients cleared
+        and all ready for another backward pass: on one or more of them gradients in flight were changed, or some are
+        not averaged; INVALID_USAGE: `join` was not called, or a former step was interrupted or failed in the optimizer
+        (`close` this one, and make a communicator and a DDP anew). `revision` says whether the step was made: if it
+        has grown, it was, and what failed is the admission of newcomers.
+        """
+        if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
+            raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
+        with self._step("DDP.step"):
+            self._synchronize("DDP.step", is_unscaled=_is_unscaled(scaler, self._optimizer))
+            assert self._averages is not None
+            done, waited_s = self._averages, self._waited_s
+            self._optimize(scaler)
+            self._clear()
             self._state.revision += 1
             is_time = self.revision % self._admit_every == 0
             admission = self._membership.admit() if is_time and self._membership.are_peers_pending() else None
-        world_size = min(each.world_size for each in done)
-        return report_of(
+        world_size = min(each.world_size for each in done[: len(self._buckets)])
+        report = report_of(
             Step, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
         )
+        return replace(report, is_skipped=not self._has_stepped)
 
     def close(self) -> None:
-        """Takes the hooks off the module, which is an ordinary one again."""
+        """Takes the hooks off the module and the optimizer, which are ordinary ones again."""
         for hook in self._hooks:
             hook.remove()
+
+    @contextmanager
+    def _step(self, func_name: str) -> Iterator[None]:
+        """As `Membership.step`."""
+        if self._has_failed:
+            text = (
+                "the optimizer failed in the middle of a step, and this peer's parameters may not be the others': "
+                "close the communicator, and join anew"
+            )
+            raise PCCLError(Result.INVALID_USAGE, func_name, text)
+        with self._membership.step(func_name):
+            yield
+
+    def _synchronize(self, func_name: str, is_unscaled: bool = False) -> None:
+        if self._averages is not None:
+            return
+        started_s = time.monotonic()
+        what = self._objection(is_unscaled)
+        for number, bucket in enumerate(self._buckets):
+            if bucket.average is None:
+                bucket.fill()
+                self._launch(number)
+        veto = Veto(self._communicator, self._tag, self.revision, what)
+        averages = [bucket.land() for bucket in self._buckets]
+        objections, cost = veto.wait()
+        if objections:
+            self._clear()
+            raise PCCLError(Result.INVALID_USAGE, func_name, self._explained(objections))
+        for bucket in self._buckets:
+            bucket.give()
+        self._averages = [*averages, cost]
+        self._waited_s = time.monotonic() - started_s
+
+    def _optimize(self, scaler: Any) -> None:
+        self._has_stepped = False
+        self._is_stepping = self._has_failed = True
+        try:
+            with default_torch_arithmetic(sys.modules["torch"]):
+                if scaler is None:
+                    self._optimizer.step()
+                else:
+                    scaler.step(self._optimizer)
+                    scaler.update()
+        finally:
+            self._is_stepping = False
+        self._has_failed = False
+
+    def _clear(self) -> None:
+        self._averages = None
+        self._is_note_queued = False
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def _objection(self, is_unscaled: bool) -> tuple[int, int, int]:
+        """What forbids the step, as three integers for the others."""
+        for number, bucket in enumerate(self._buckets):
+            place = bucket.changed()
+            if place is not None:
+                return CHANGED, number, place
+        for number, parameter in enumerate(_optimized(self._optimizer)):
+            if parameter.grad is not None and id(parameter) not in self._averaged:
+                return NOT_AVERAGED, number, 0
+        return (UNSCALED, 0, 0) if is_unscaled else FINE
+
+    def _explained(self, objections: list[Objection]) -> str:
+        told = "; ".join(
+            f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
+            for each in objections[:3]
+        )
+        more = f" (and {len(objections) - 3} more)" if len(objections) > 3 else ""
+        return f"{told}{more}. No peer has made this step, and its gradients are cleared on all"
+
+    def _reason(self, kind: int, number: int, place: int) -> str:
+        """Of an objection; the same module is everywhere."""
+        if kind == NOT_AVERAGED:
+            parameter = _optimized(self._optimizer)[number]
+            name = self._names.get(id(parameter), f"number {number} of the optimizer")
+            return (
+                f"has a gradient of {name!r}, which is not averaged, since it did not require gradients or was not "
+                "there when the DDP was made: make it anew after what unfreezes or adds parameters"
+            )
+        if kind == UNSCALED:
+            return (
+                "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() "
+                "before it"
+            )
+        parameters = self._buckets[number].parameters
+        name = repr(self._names[id(parameters[0 if place == ALL else place])])
+        if place == ALL and len(parameters) > 1:
+            name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
+        return (
+            f"has changed the gradient of {name} while it was on its way to the others: write ddp.synchronize() before "
+            "what changes gradients, such as clip_grad_norm_ or scaler.unscale_; from then on they are the averages"
+        )
 
     def _hook(self, number: int, i: int) -> Any:
         ddp = weakref.ref(self)  # torch keeps hooks where Python's garbage collector does not see them
 
         def gradient_is_there(_: Any) -> None:
             there = ddp()
-            if there is not None and there._is_synchronized:
+            if there is not None and there._membership.is_under_way:
                 there._take(number, i)
 
         return gradient_is_there
 
+    def _step_hook(self) -> Any:
+        ddp = weakref.ref(self)
+
+        def optimizer_steps(*_: Any) -> None:
+            there = ddp()
+            if there is None or not there._membership.is_under_way:
+                return
+            if not there._is_stepping:
+                text = (
+                    "a step that is not made by ddp.step() would lead this peer's parameters away from the others': "
+                    "write ddp.step() instead of optimizer.step(), it averages the gradients and steps; "
+                    "ddp.step(scaler) instead of scaler.step(optimizer) and scaler.update()"
+                )
+                raise PCCLError(Result.INVALID_USAGE, "optimizer.step", text)
+            there._has_stepped = True
+
+        return optimizer_steps
+
     def _take(self, number: int, i: int) -> None:
         bucket = self._buckets[number]
-        if bucket.average is not None:
+        if self._averages is not None:
+            raise RuntimeError(
+                "a backward pass after ddp.synchronize() adds this peer's own gradients to the averages: call "
+                "ddp.step() before it, or ddp.zero_grad() on all peers to give up the step"
+            )
+        if bucket.has(i):
             raise RuntimeError("a second backward pass since the last step: use no_sync() for all but the last")
+        if not self._must_synchronize:
+            return
         bucket.take(i)
-        if bucket.missing == 0:
+        if bucket.is_full:
             self._launch(number)
+        elif not self._is_note_queued:
+            self._is_note_queued = True
+            torch = sys.modules["torch"]
+            torch.autograd.Variable._execution_engine.queue_callback(self._note)
 
-    def _fill(self, bucket: _Bucket) -> None:
-        """For parameters without a part in the loss: zero, or what earlier backward passes have added."""
-        for i, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
-            if parameter.grad is None:
-                view.zero_()
-                parameter.grad = view
-            elif parameter.grad is not view:
-                bucket.take(i)
+    def _note(self) -> None:
+        """The backward pass is over."""
+        self._is_note_queued = False
+        for bucket in self._buckets:
+            bucket.note()
 
     def _launch(self, number: int) -> None:
         bucket = self._buckets[number]
+        bucket.note()
         tag = self._tag + 1 + number
-        bucket.average = Average(self._communicator, bucket.flat, tag, self.revision, self._quantization)
-
-    def _land(self, bucket: _Bucket) -> Averaged:
-        assert bucket.average is not None
-        averaged = bucket.average.wait()
-        bucket.average = None
-        bucket.missing = len(bucket.parameters)
-        return averaged
+        bucket.average = Average(
+            self._communicator, bucket.flat, tag, self.revision, self._quantization, out=bucket.result()
+        )
 
 
-def _dealt(parameters: list[Any], bucket_bytes: int) -> Iterator[list[Any]]:
-    """Buckets of one dtype on one device, last parameter first."""
-    bucket: list[Any] = []
-    size_bytes = 0
-    for parameter in reversed(parameters):
-        kind = parameter.dtype, parameter.device
-        if bucket and (size_bytes >= bucket_bytes or kind != (bucket[0].dtype, bucket[0].device)):
-            yield bucket
-            bucket, size_bytes = [], 0
-        bucket.append(parameter)
-        size_bytes += parameter.numel() * parameter.element_size()
-    if bucket:
-        yield bucket
+def _optimized(optimizer: Any) -> list[Any]:
+    """Its parameters."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Whether `scaler.unscale_(optimizer)` has been called in this step."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return id(optimizer) in states and getattr(states[id(optimizer)].get("stage"), "name", "") == "UNSCALED"
 
 
 def _materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
@@ -278,8 +427,7 @@ def _materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 
 def _optimizer_tensors(torch: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(parameters):
+    for number, parameter in enumerate(_optimized(optimizer)):
         for name, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
                 yield f"optimizer {number} {name}", value
