@@ -5,7 +5,11 @@
     outer          the outer optimizer: SGD with Nesterov momentum, the same bits on every machine
     replica        a model as one flat vector: a torch module, or NumPy arrays
     membership     who is there: joining, admitting newcomers, averaging until it succeeds
-    checkpoint     the state on disk: whole or not at all
+    checkpointed   `save` and `load` of all these, of ranks of a site together; it stands on
+        checkpoint     one format, in the background, of which the newest are kept
+        tensor_file    a file of tensors that is whole or not there
+        tensor_tree    a state taken apart into tensors and the rest
+        torch_state    the values of a module and an optimizer, in their places
     state_codec    the state of any object in canonical bytes, without pickle
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
@@ -32,7 +36,7 @@ calls in the same order.
 """
 
 from pccl.training.async_diloco import AsyncDiLoCo
-from pccl.training.checkpoint import CheckpointError, Stateful
+from pccl.training.checkpoint import Stateful, latest_checkpoint
 from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
@@ -42,6 +46,7 @@ from pccl.training.shards import local_shard
 from pccl.training.site import Site
 from pccl.training.spsa import SPSA, SPSAOptions, SPSAStep
 from pccl.training.step_log import LogError
+from pccl.training.tensor_file import CheckpointError
 
 __all__ = [
     "DDP",
@@ -58,5 +63,6 @@ __all__ = [
     "Site",
     "Stateful",
     "Step",
+    "latest_checkpoint",
     "local_shard",
 ]

@@ -49,10 +49,13 @@ from typing import Any
 import blake3
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl.training.checkpoint import Snapshot
+from pccl.training.checkpointed import Checkpointed
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
+from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors
 from pccl.training.veto import FINE, Objection, Veto
 
 BUCKET_BYTES = 4 << 20
@@ -75,7 +78,7 @@ class Step(StepReport):
     """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
 
 
-class DDP:
+class DDP(Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Not thread-safe.
 
     Needs torch 2.1 or newer.
@@ -110,6 +113,7 @@ class DDP:
             if value < 1:
                 raise ValueError(f"{name} {value}: must be at least 1")
         self._communicator = communicator
+        self._module = module
         self._optimizer = optimizer
         self._quantization = quantization
         self._admit_every = admit_every
@@ -234,9 +238,25 @@ class DDP:
         return replace(report, is_skipped=not self._has_stepped)
 
     def close(self) -> None:
-        """Takes the hooks off the module and the optimizer, which are ordinary ones again."""
+        """Takes the hooks off the module and the optimizer, which are ordinary ones again. OSError of a save in the
+        background."""
         for hook in self._hooks:
             hook.remove()
+        self.wait_for_save()
+
+    def _snapshot(self) -> Snapshot:
+        parameters = dict(self._module.named_parameters())
+        buffers = buffers_of(self._module)
+        state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
+        return Snapshot(
+            self.revision, state, layout_of({**parameters, **buffers, **optimizer_tensors(self._optimizer)})
+        )
+
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        assign_optimizer(self._optimizer, state["optimizer"])
+        assign(dict(self._module.named_parameters()), state["parameters"])
+        assign(buffers_of(self._module), state["buffers"])
+        self._state.revision = revision
 
     @contextmanager
     def _step(self, func_name: str) -> Iterator[None]:

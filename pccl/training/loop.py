@@ -7,32 +7,33 @@ state belongs to its peer: a newcomer starts with an empty one.
 
 *Joining* and everything else about peers is told in `pccl.training.membership`.
 
-*A checkpoint* is one peer's: the outer state, and the inner optimizer's. To resume a run, every peer loads its own and
-joins. Where they differ, as after a crash in the middle of saving, the newest revision counts and is fetched by the
-others. A peer without a checkpoint may join all the same. An average that was in flight is not saved: a run resumed
-makes its inner steps again.
+*A checkpoint* is one peer's: the outer state, the inner optimizer's, and the model's buffers. To resume a run, every
+peer loads its own and joins. Where they differ, as after a crash in the middle of saving, the newest revision counts
+and is fetched by the others. A peer without a checkpoint may join all the same. An average that was in flight is not
+saved: a run resumed makes its inner steps again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import blake3
 import numpy as np
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState
-from pccl.training import checkpoint
-from pccl.training.checkpoint import CheckpointError, Stateful
+from pccl.training.checkpoint import Loaded, Snapshot, Stateful
+from pccl.training.checkpointed import Checkpointed
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.pace import Pace
 from pccl.training.replica import replica_of
 from pccl.training.report import StepReport, report_of
 from pccl.training.site import Site
+from pccl.training.tensor_file import CheckpointError
+from pccl.training.tensor_tree import Shard
+from pccl.training.torch_state import assign, buffers_of, distributed_like
 from pccl.training.weighted import NotedAverage
 
 ROLL_CALL, NOTES = 1, 2
@@ -47,8 +48,10 @@ class OuterStep(StepReport):
     pseudo-gradients are in the last one (1: alone, 0: there was none)."""
 
 
-class OuterLoop:
+class OuterLoop(Checkpointed):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
+
+    LOADS = ("DiLoCo", "AsyncDiLoCo")
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class OuterLoop:
         self._pace = Pace(inner_steps, site)
         self._has_begun = False
         self._communicator = communicator
+        self._model = model
         self._replica = replica = replica_of(model)
         self._inner = inner
         self._outer = outer or OuterNesterov()
@@ -237,45 +241,37 @@ class OuterLoop:
             OuterStep, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes this peer's checkpoint to `path`, replacing the former one at once. Call it between an outer step and
-        the first inner step. OSError."""
-        inner = self._replica.pack(self._inner.state_dict()) if self._inner is not None else b""
-        checkpoint.save(
-            Path(path),
-            {
-                "parameters": self._parameters,
-                "momentum": self._momentum,
-                "revision": np.int64(self.revision),
-                "layout": np.frombuffer(self._replica.layout.encode(), np.uint8),
-                "inner": np.frombuffer(inner, np.uint8),
-            },
-        )
+    def _snapshot(self) -> Snapshot:
+        state: dict[str, Any] = {
+            "parameters": self._parameters,
+            "momentum": self._momentum,
+            "buffers": buffers_of(self._model),
+            "inner": self._inner.state_dict() if self._inner is not None else None,
+        }
+        return Snapshot(self.revision, state, self._replica.layout)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Takes up what `save` wrote. Call it before `join`.
-
-        OSError; CheckpointError, where the file is damaged or of another model.
-        """
-        contents = checkpoint.load(Path(path))
-        try:
-            layout = contents["layout"].tobytes().decode()
-            if layout != self._replica.layout:
-                raise CheckpointError(f"{path} is of another model: {_first_difference(layout, self._replica.layout)}")
-            self._parameters[...] = contents["parameters"]
-            self._momentum[...] = contents["momentum"]
-            self._state.revision = int(contents["revision"])
-            inner = contents["inner"].tobytes()
-        except KeyError as error:
-            raise CheckpointError(f"{path} lacks {error}") from None
-        if self._inner is not None and inner:
-            self._inner.load_state_dict(self._replica.unpack(inner))
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        if self._parameters.shape != state["parameters"].shape:
+            raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
+        assign(buffers_of(self._model), state.get("buffers", buffers_of(self._model)))
+        self._parameters[...] = state["parameters"]
+        self._momentum[...] = state["momentum"]
+        self._state.revision = revision
+        if self._inner is not None and state["inner"] is not None:
+            self._inner.load_state_dict(state["inner"])
         self._has_begun = True
         self.show_outer()
 
+    def _former(self, loaded: Loaded) -> Snapshot:
+        arrays = loaded.former
+        try:
+            layout, inner = arrays["layout"].tobytes().decode(), arrays["inner"].tobytes()
+            state = {"parameters": arrays["parameters"], "momentum": arrays["momentum"]}
+        except KeyError as error:
+            raise CheckpointError(f"{loaded.path} lacks {error}") from None
+        return Snapshot(
+            loaded.snapshot.revision, {**state, "inner": self._replica.unpack(inner) if inner else None}, layout
+        )
 
-def _first_difference(theirs: str, ours: str) -> str:
-    for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=False):
-        if a != b:
-            return f"it has {a!r} where this one has {b!r}"
-    return f"it has {theirs.count(chr(10)) + 1} parameters, this one {ours.count(chr(10)) + 1}"
+    def _shard(self, tensor: Any, shard: Shard) -> Any:
+        return distributed_like(self._model, tensor, shard)

@@ -56,11 +56,8 @@ class Replica(Part, Protocol):
     def holds(self, parameter: Any) -> bool:
         """Whether it is one of those tensors or arrays."""
 
-    def pack(self, state: Any) -> bytes:
-        """What an inner optimizer's `state_dict()` gave, for a file."""
-
     def unpack(self, data: bytes) -> Any:
-        """The reverse of `pack`."""
+        """An inner optimizer's state in a checkpoint of a former version."""
 
 
 def replica_of(model: Any) -> Replica:
@@ -148,11 +145,6 @@ class ArrayReplica(ArrayPart):
     def holds(self, parameter: Any) -> bool:
         return any(parameter is array for array in self._arrays)
 
-    def pack(self, state: Any) -> bytes:
-        file = io.BytesIO()
-        np.savez(file, allow_pickle=False, **state)
-        return file.getvalue()
-
     def unpack(self, data: bytes) -> Any:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return dict(archive)
@@ -228,11 +220,6 @@ class TorchReplica(TorchPart):
 
     def holds(self, parameter: Any) -> bool:
         return any(parameter is held for held, _ in self._pieces)
-
-    def pack(self, state: Any) -> bytes:
-        file = io.BytesIO()
-        self._torch.save(state, file)
-        return file.getvalue()
 
     def unpack(self, data: bytes) -> Any:
         return self._torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -38,14 +38,24 @@ from pccl import Attribute, Communicator, PCCLError, Result
 class Site:
     """This rank's place in the grid. Not thread-safe; all ranks of the site make the same calls in the same order."""
 
-    def __init__(self, name: str, rank: int, size: int, agree: Callable[[bool], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        agree: Callable[[bool], bool],
+        gather: Callable[[str], list[str]] | None = None,
+    ) -> None:
         """`name`: the same on all ranks, and of no other start of a site. `agree(flag)` tells all ranks whether all of
-        them gave True."""
+        them gave True. `gather(text)` tells all what each gave, by rank; without it that takes some votes for each
+        letter."""
         self.rank = rank
         self.size = size
         self.agree = agree
         self._name = name
+        self._gather = gather
         self._communicators = 0
+        self._names = 0
 
     @classmethod
     def of_process_group(cls, group: Any = None) -> Site:
@@ -63,7 +73,35 @@ class Site:
             dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=own)
             return bool(vote.item())
 
-        return cls(names[0], dist.get_rank(own), len(ranks), agree)
+        def gather(text: str) -> list[str]:
+            told: list[Any] = [None] * len(ranks)
+            dist.all_gather_object(told, text, group=own)
+            return told
+
+        return cls(names[0], dist.get_rank(own), len(ranks), agree, gather)
+
+    def gather(self, text: str) -> list[str]:
+        """What each rank gave, by rank."""
+        if self._gather is not None:
+            return self._gather(text)
+        return [self._told_by(rank, text) for rank in range(self.size)]
+
+    def _told_by(self, rank: int, text: str) -> str:
+        """By votes: all others vote for every bit, so that the result is the rank's own vote."""
+        mine = text.encode()
+
+        def told(number: int, bits: int) -> int:
+            votes = [self.agree(rank != self.rank or bool(number >> i & 1)) for i in range(bits)]
+            return sum(vote << i for i, vote in enumerate(votes))
+
+        count = told(len(mine), 32)
+        mine = mine if rank == self.rank else bytes(count)
+        return bytes(told(byte, 8) for byte in mine).decode()
+
+    def unique_name(self) -> str:
+        """A new name, the same on all ranks if they ask as often."""
+        self._names += 1
+        return f"{self._name}.{self._names}"
 
     def communicator(self, address: str, **options: Any) -> Communicator:
         """This rank's, in the peer group of its shard; `options` as of `Communicator`. Also for going on after the run

@@ -44,7 +44,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import blake3
@@ -53,14 +52,17 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl.floating_point import default_environment
-from pccl.training import checkpoint, gradient_byte, step_log
-from pccl.training.checkpoint import CheckpointError
+from pccl.training import gradient_byte, step_log
+from pccl.training.checkpoint import Loaded, Snapshot
+from pccl.training.checkpointed import Checkpointed
 from pccl.training.grid import Grid
 from pccl.training.in_place import tensors_of
 from pccl.training.membership import Admission, Membership, fingerprint
 from pccl.training.report import StepReport
 from pccl.training.seats import Seats, reduce_among_all
 from pccl.training.step_log import LogError, LogFile, Mark, Step
+from pccl.training.tensor_file import CheckpointError
+from pccl.training.torch_state import assign, buffers_of
 
 SEATS, ROLL_CALL, CATCH_UP = 0, 1, 2
 """Tags, counted from this object's own."""
@@ -115,7 +117,7 @@ class SPSAStep(StepReport):
     """The mean of this peer's own evaluations, perturbed as they were."""
 
 
-class SPSA:
+class SPSA(Checkpointed):
     """See the module for what it does. Not thread-safe. Between calls the model is the user's, but only to look at."""
 
     def __init__(
@@ -141,12 +143,14 @@ class SPSA:
         if admit_every < 1:
             raise ValueError(f"admit_every {admit_every}: must be at least 1")
         self._communicator = communicator
+        self._model = model
         self._options = options
         self._admit_every = admit_every
         self._tag = tag
         self._tensors, layout = tensors_of(model)
         self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
+        self._former_run = self._run
         infos = [tensor.info(name) for name, tensor in self._tensors.items()]
         self._state = SharedState([*infos, TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}")])
         self._layout = layout
@@ -371,28 +375,31 @@ class SPSA:
 
     # Checkpoints.
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint to `path`, replacing the former one at once. OSError."""
+    def _snapshot(self) -> Snapshot:
         self._grid.require_home()
-        contents = {f"tensor/{name}": tensor.numpy() for name, tensor in self._tensors.items()}
-        facts = {"run": np.frombuffer(self._run.encode(), np.uint8), "revision": np.int64(self.revision)}
-        checkpoint.save(Path(path), {**contents, **facts, "exponents": self._grid.exponents})
+        tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+        state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
+        return Snapshot(self.revision, state, self._layout, repr(self._options))
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Takes up what `save` wrote. Call it before `join`.
-
-        OSError; CheckpointError, where the file is damaged or of another model or options.
-        """
-        contents = checkpoint.load(Path(path))
-        try:
-            run = contents["run"].tobytes().decode()
-            if run != self._run:
-                raise CheckpointError(f"{path} is of another run, {run!r}; this one is {self._run!r}")
-            for name, tensor in self._tensors.items():
-                tensor.assign(contents[f"tensor/{name}"])
-            self._grid.exponents[...] = contents["exponents"]
-            self._state.revision = int(contents["revision"])
-        except KeyError as error:
-            raise CheckpointError(f"{path} lacks {error}") from None
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        assign(buffers_of(self._model), state.get("buffers", buffers_of(self._model)))
+        for name, tensor in self._tensors.items():
+            tensor.assign(state["parameters"][name])
+        self._grid.exponents[...] = state["exponents"]
+        self._state.revision = revision
         self._recent.clear()
         self._grid.adopt()
+
+    def _former(self, loaded: Loaded) -> Snapshot:
+        arrays = loaded.former
+        try:
+            run = arrays["run"].tobytes().decode()
+            state = {
+                "parameters": {name: arrays[f"tensor/{name}"] for name in self._tensors},
+                "exponents": arrays["exponents"],
+            }
+        except KeyError as error:
+            raise CheckpointError(f"{loaded.path} lacks {error}") from None
+        if run != self._former_run:
+            raise CheckpointError(f"{loaded.path} is of another run, {run!r}; this one is {self._former_run!r}")
+        return Snapshot(loaded.snapshot.revision, state, self._layout, repr(self._options))

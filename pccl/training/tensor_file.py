@@ -1,0 +1,274 @@
+"""Named tensors in one file that is there whole or not at all, in the safetensors format.
+
+Theory of operation. A safetensors file is the length of a header in 8 bytes, the header as JSON (of each tensor name,
+dtype, shape and place; and text metadata), and the tensors' bytes. Any tool that knows the format can look into it.
+The format is written here, not by its library, because a checkpoint must be flushed to the disk, be written by a
+thread that holds no lock of Python's, fail with the OSError of what failed, and hold bfloat16 without torch.
+
+1. *A file under its name is whole.* It is written under a temporary name beside it, flushed (fsync), renamed, and the
+   folder is flushed. A crash at any moment leaves what was there before.
+2. *Damage is found.* The metadata hold the BLAKE3 digest of all other bytes of the file, header and tensors.
+3. *What crashes leave behind goes away.* A temporary file is locked (flock) by the process that writes it; the next
+   save into the folder deletes those that nobody has locked.
+
+The same contents can be an `.npz`, whose CRC-32s take the digest's place, for programs that read such files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import secrets
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+NUMPY_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "C64": "<c8",
+    "BOOL": "|b1",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
+    "BF16": "<u2",
+    "F8_E4M3": "|u1",
+    "F8_E5M2": "|u1",
+}
+"""By safetensors' names. Those that NumPy lacks are their bits."""
+HEADER_BYTES_MAX = 1 << 30
+CHUNK_BYTES = 1 << 24
+NO_DIGEST = "0" * 64
+DIGEST = "blake3"
+HEADER = "header"
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pccl-tmp")
+
+
+class CheckpointError(Exception):
+    """A file that is damaged, of another format, or of another model; or pieces that do not belong together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor: its dtype as safetensors names it, and its elements in C order, little-endian."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+
+    def array(self) -> NDArray[Any]:
+        """A view of the data; of dtypes that NumPy lacks, of the bits."""
+        return self.data.view(NUMPY_DTYPES[self.dtype]).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    metadata: dict[str, str]
+    entries: dict[str, Entry]
+
+
+def write(path: Path, contents: Contents) -> None:
+    """Replaces `path` at once, by an npz if it ends so. OSError; the former file is there still then."""
+    _atomically(path, lambda file: (_write_npz if path.suffix == ".npz" else _write_safetensors)(file, contents))
+
+
+def read(path: Path) -> Contents:
+    """OSError; CheckpointError: the file is damaged or of another kind."""
+    with path.open("rb") as file:
+        is_zip = file.read(2) == b"PK"
+        file.seek(0)
+        return _read_npz(file, path) if is_zip else _read_safetensors(file, path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Without the tensors, and so without a look at whether the file is damaged. Errors as `read`."""
+    with path.open("rb") as file:
+        if file.read(2) == b"PK":
+            file.seek(0)
+            return _read_npz(file, path).metadata
+        file.seek(0)
+        return _metadata(_header(file, path), path)
+
+
+def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
+    folder = path.absolute().parent
+    remove_abandoned(folder)
+    temporary, file = _temporary(folder, path.name)
+    try:
+        with file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush_folder(folder)
+
+
+def flush_folder(folder: Path) -> None:
+    """Else the names of new files may be lost with the power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
+    """A file of this process alone, locked."""
+    while True:
+        path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
+        file = path.open("xb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else somebody took it for abandoned, before it was locked
+                return path, file
+        except BaseException:
+            file.close()
+            path.unlink(missing_ok=True)
+            raise
+        file.close()
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Deletes temporary files of processes that ended while they wrote them."""
+    for path in folder.iterdir():
+        if not TEMPORARY.fullmatch(path.name):
+            continue
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+        except (FileNotFoundError, BlockingIOError):
+            continue
+
+
+def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
+    # Wide elements first: with a header of whole words all tensors are aligned.
+    names = sorted(
+        contents.entries, key=lambda name: (-np.dtype(NUMPY_DTYPES[contents.entries[name].dtype]).itemsize, name)
+    )
+    header: dict[str, Any] = {"__metadata__": {DIGEST: NO_DIGEST, **contents.metadata}}
+    end = 0
+    for name in names:
+        entry = contents.entries[name]
+        begin, end = end, end + entry.data.nbytes
+        header[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    place = file.tell() + 8 + text.index(NO_DIGEST.encode())
+    hasher = blake3.blake3(text)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        data = contents.entries[name].data
+        for first in range(0, data.nbytes, CHUNK_BYTES):
+            chunk = data[first : first + CHUNK_BYTES].data
+            hasher.update(chunk)
+            file.write(chunk)
+    file.seek(place)
+    file.write(hasher.hexdigest().encode())
+
+
+def _header(file: BinaryIO, path: Path) -> bytes:
+    size = int.from_bytes(file.read(8), "little")
+    if size > HEADER_BYTES_MAX:
+        raise CheckpointError(f"{path} is damaged or no checkpoint: it has no header of a safetensors file")
+    header = file.read(size)
+    if len(header) < size or not size:
+        raise CheckpointError(f"{path} is damaged or no checkpoint: it ends within the header of a safetensors file")
+    return header
+
+
+def _metadata(header: bytes, path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(header)["__metadata__"]
+        if not isinstance(found[DIGEST], str):
+            raise TypeError("its digest is no text")
+        return {str(key): str(value) for key, value in found.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint: its header is none that pccl.training writes ({error})"
+        ) from None
+
+
+def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
+    header = _header(file, path)
+    metadata = _metadata(header, path)
+    data = np.fromfile(file, np.uint8)
+    digest = metadata.pop(DIGEST)
+    hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
+    hasher.update(data.data)
+    if hasher.hexdigest() != digest:
+        raise CheckpointError(
+            f"{path} is damaged: the digest of its contents is {hasher.hexdigest()}, not {digest}, as it says; take "
+            "another checkpoint, or delete this one"
+        )
+    return Contents(metadata, _entries(json.loads(header), data, path))
+
+
+def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, Entry]:
+    entries = {}
+    for name, spec in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            begin, end = spec["data_offsets"]
+            entry = Entry(spec["dtype"], tuple(spec["shape"]), data[begin:end])
+            size = math.prod(entry.shape) * np.dtype(NUMPY_DTYPES[entry.dtype]).itemsize
+            if not 0 <= begin <= end <= data.nbytes or end - begin != size:
+                raise ValueError(f"it is at bytes {begin} to {end} of {data.nbytes}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged: it has no tensor {name!r} as its header says: {error}") from None
+        entries[name] = entry
+    return entries
+
+
+def _write_npz(file: BinaryIO, contents: Contents) -> None:
+    dtypes = {name: entry.dtype for name, entry in contents.entries.items()}
+    header = json.dumps({"metadata": contents.metadata, "dtypes": dtypes}).encode()
+    arrays: dict[str, Any] = {name: entry.array() for name, entry in contents.entries.items()}
+    np.savez(file, allow_pickle=False, **{HEADER: np.frombuffer(header, np.uint8), **arrays})
+
+
+def _read_npz(file: BinaryIO, path: Path) -> Contents:
+    """An archive without a header comes back without metadata."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        header = json.loads(arrays.pop(HEADER).tobytes()) if HEADER in arrays else {"metadata": {}, "dtypes": {}}
+        return Contents(header["metadata"], {name: _entry(a, header["dtypes"].get(name)) for name, a in arrays.items()})
+    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
+
+
+def _entry(array: NDArray[Any], dtype: str | None) -> Entry:
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if dtype is None:
+        dtype = dtype_name(array.dtype)
+        if dtype is None:
+            raise ValueError(f"it has an array of {array.dtype}")
+    return Entry(dtype, array.shape, array.reshape(-1).view(np.uint8))
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """As safetensors calls it; None: there is no name for it."""
+    little = dtype.newbyteorder("<").str
+    return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)
