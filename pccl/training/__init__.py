@@ -17,6 +17,8 @@
     ddp            `DDP`: every step's gradients, averaged during the backward pass; it stands on
         gradient_buckets
                    gradients in flat buffers, and whether they are left alone in flight
+        module_face
+                   what programs do with torch's class as if it were the module
         veto       an exchange in which any peer can refuse a step for all
     spsa           `SPSA`: forward passes alone, one byte from each peer and step; it stands on
         grid           parameters that can be moved along random signs, and back, exactly

@@ -38,6 +38,7 @@ who are left. Newcomers are let in every `admit_every` steps, because asking cos
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
@@ -53,6 +54,7 @@ from pccl.training.checkpoint import Snapshot
 from pccl.training.checkpointed import Checkpointed
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
+from pccl.training.module_face import ModuleFace
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
 from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors
@@ -78,8 +80,9 @@ class Step(StepReport):
     """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
 
 
-class DDP(Checkpointed):
-    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Not thread-safe.
+class DDP(ModuleFace, Checkpointed):
+    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Can be called and
+    asked as the module, which is its `module`. Not thread-safe.
 
     Needs torch 2.1 or newer.
     """
@@ -93,10 +96,16 @@ class DDP(Checkpointed):
         quantization: QuantizationOptions | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         admit_every: int = 10,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True,
         tag: int = 0,
     ) -> None:
         """All peers build the same module and optimizer and give the same arguments. Uses the tags from `tag` on: one
         for the roll call and one for each bucket.
+
+        `find_unused_parameters` and `gradient_as_bucket_view` are there for programs that give them to torch's class.
+        The first changes nothing: parameters without a part in the loss count as zero in any case. The second cannot be
+        False: gradients are always views of their buckets.
 
         ValueError for a module without parameters that require gradients, for an optimizer with a state that is no
         tensor or with parameters that are not the module's, and for other arguments (also TypeError); PCCLError
@@ -109,11 +118,14 @@ class DDP(Checkpointed):
             )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if not gradient_as_bucket_view:
+            raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
         for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
             if value < 1:
                 raise ValueError(f"{name} {value}: must be at least 1")
+        super().__init__(module)
         self._communicator = communicator
-        self._module = module
+        self._owns_communicator = False
         self._optimizer = optimizer
         self._quantization = quantization
         self._admit_every = admit_every
@@ -161,6 +173,30 @@ class DDP(Checkpointed):
         ]
         self._hooks.append(optimizer.register_step_pre_hook(self._step_hook()))
 
+    @classmethod
+    def connect(
+        cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
+    ) -> DDP:
+        """Makes one with a communicator of its own, connected to the run at `address` (None: what the environment says
+        in PCCL_MASTER), and joins: `peers_min` None are as many as `pccl launch` has started. `options` are those of
+        the constructor. `close` closes the communicator, too.
+
+        PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, and as `join`.
+        """
+        address = address or os.environ.get("PCCL_MASTER")
+        if not address:
+            text = (
+                "there is no address of a master: give one, or start the program with pccl launch, or set PCCL_MASTER"
+            )
+            raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
+        if peers_min is None:
+            peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
+        ddp = cls(Communicator(address), module, optimizer, **options)
+        ddp._owns_communicator = True
+        ddp._communicator.connect()
+        ddp.join(peers_min)
+        return ddp
+
     @property
     def revision(self) -> int:
         """Steps so far, of the whole run."""
@@ -188,15 +224,18 @@ class DDP(Checkpointed):
         finally:
             self._must_synchronize = before
 
-    def zero_grad(self) -> None:
-        """Clears the gradients and leaves them where they are. After `synchronize`, on all peers alike, this gives up
-        the step. PCCLError INVALID_USAGE while gradients are in flight."""
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clears the gradients and leaves them where they are; with `set_to_none` torch makes them anew, and they are
+        copied. After `synchronize`, on all peers alike, this gives up the step. PCCLError INVALID_USAGE while gradients
+        are in flight."""
         if self._averages is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
                 "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
         self._clear()
+        if set_to_none:
+            self.module.zero_grad(set_to_none=True)
 
     def synchronize(self) -> None:
         """Call it after the backward pass, before anything that changes or judges gradients, such as clipping: returns
@@ -245,8 +284,8 @@ class DDP(Checkpointed):
         self.wait_for_save()
 
     def _snapshot(self) -> Snapshot:
-        parameters = dict(self._module.named_parameters())
-        buffers = buffers_of(self._module)
+        parameters = dict(self.module.named_parameters())
+        buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
         return Snapshot(
             self.revision, state, layout_of({**parameters, **buffers, **optimizer_tensors(self._optimizer)})
@@ -254,8 +293,8 @@ class DDP(Checkpointed):
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         assign_optimizer(self._optimizer, state["optimizer"])
-        assign(dict(self._module.named_parameters()), state["parameters"])
-        assign(buffers_of(self._module), state["buffers"])
+        assign(dict(self.module.named_parameters()), state["parameters"])
+        assign(buffers_of(self.module), state["buffers"])
         self._state.revision = revision
 
     @contextmanager
