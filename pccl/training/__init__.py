@@ -10,6 +10,9 @@
         tensor_file    a file of tensors that is whole or not there
         tensor_tree    a state taken apart into tensors and the rest
         torch_state    the values of a module and an optimizer, in their places
+    contract       what all peers have in common, and newcomers get
+    consistency    whether they have it: digests compared while they train
+    buffers        running statistics and other buffers: averaged, taken from the first peer, or local
     state_codec    the state of any object in canonical bytes, without pickle
     diloco         `DiLoCo`: many local steps, then one average
     async_diloco   `AsyncDiLoCo`: the average is made during the next local steps
@@ -30,6 +33,7 @@
     shards         this rank's part of a distributed tensor
     torch_arithmetic
                    torch's operations in the default floating-point environment
+    relaunch       a collective that is launched again after losses
     report         what a step of any of them returns
 
 All of it uses the public API of pccl alone, `pccl.signs` and `pccl.floating_point`. torch is never imported here: a
@@ -39,6 +43,7 @@ calls in the same order.
 
 from pccl.training.async_diloco import AsyncDiLoCo
 from pccl.training.checkpoint import Stateful, latest_checkpoint
+from pccl.training.consistency import DivergenceError
 from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
@@ -57,6 +62,7 @@ __all__ = [
     "CheckpointError",
     "DiLoCo",
     "DiLoCoOptimizer",
+    "DivergenceError",
     "LogError",
     "OuterNesterov",
     "OuterStep",

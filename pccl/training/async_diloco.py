@@ -28,6 +28,8 @@ comes H / K inner steps late:
 peer at every revision. Whose turn it is follows from the revision and from whether an average is on its way. That one
 is the group's and not a peer's; it is in no state that could be sent.
 
+*Buffers* travel with each average, and what inner steps have changed in them meanwhile is added to what comes of it.
+
 *Coming and going.* A loss aborts the average on all survivors alike; they launch it again when they come to wait for
 it. Membership can only grow while nothing is in flight. So where newcomers wait, when it is the first fragment's turn,
 all drain: they apply the average that is due, make the next one at once and apply that, admit, synchronize, and go on
@@ -39,6 +41,7 @@ in other fragments since those had their turn stays with them, for the next.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -47,6 +50,7 @@ import numpy as np
 
 from pccl import Communicator, QuantizationOptions
 from pccl.floating_point import default_environment
+from pccl.training.buffers import AVERAGE
 from pccl.training.checkpoint import Stateful
 from pccl.training.loop import INNER_STEPS, OuterLoop, OuterStep
 from pccl.training.membership import NO_UPDATE, Admission, Average, Averaged
@@ -94,6 +98,10 @@ class AsyncDiLoCo(OuterLoop):
         quantization: QuantizationOptions | None = None,
         tag: int = 0,
         site: Site | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
+        compare_inner: bool | None = None,
         fragments: int = 1,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
@@ -112,6 +120,10 @@ class AsyncDiLoCo(OuterLoop):
             quantization=quantization,
             tag=tag,
             site=site,
+            shared=shared,
+            buffers=buffers,
+            check_every=check_every,
+            compare_inner=compare_inner,
             alike=("fragments", fragments),
             inner_steps=inner_steps,
             steps=steps,
@@ -136,7 +148,8 @@ class AsyncDiLoCo(OuterLoop):
         counts by the sum of the weights since its last turn.
 
         PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
-        or a former call was interrupted: `reconnect`, too.
+        or a former call was interrupted: `reconnect`, too. DivergenceError: peers differ in what they must have in
+        common.
         """
         weight = checked_weight(weight)
         self._pace.pause(self.inner_steps if inner_steps is None else inner_steps)
@@ -152,11 +165,13 @@ class AsyncDiLoCo(OuterLoop):
             part.difference(self._start[:count] if landing is fragment else outer, gradient)
             started_s = time.monotonic()
             # In this order: who has to launch an aborted average again must not wait in a joint call meanwhile.
-            done = [self._land()]
+            self._contract.begin(self.revision)
+            done = self._land()
+            self._contract.land_check()
             admission: Admission | None = None
             if fragment is self._fragments[0] and self._membership.are_peers_pending():
                 self._launch(fragment, gradient, weight)
-                done.append(self._land())
+                done += self._land()
                 admission = self._membership.admit()
             waited_s = time.monotonic() - started_s
             if landing is not None and landing is not fragment:
@@ -168,6 +183,7 @@ class AsyncDiLoCo(OuterLoop):
                 self._outer.look_ahead(outer, self._momentum[fragment.place], gradient, start)
                 part.write(start)
                 self._launch(fragment, gradient, weight)
+            self._contract.end(self.revision)
         self._pace.resume()
         return self._report(done, admission, waited_s)
 
@@ -176,9 +192,10 @@ class AsyncDiLoCo(OuterLoop):
         peers after the last outer step. What other fragments have moved by since their last turn is left out."""
         with self._membership.step("AsyncDiLoCo.finish"):
             started_s = time.monotonic()
-            done = [self._land()]
+            done = self._land()
             waited_s = time.monotonic() - started_s
             self._begin()
+            self._contract.check(self.revision)
         return self._report(done, None, waited_s)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
@@ -193,16 +210,19 @@ class AsyncDiLoCo(OuterLoop):
         """The average of `gradient`, which is in `_gradient`. With none in flight all peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
-        self._flight = Flight(fragment, gradient, self._launch_average(gradient, weight))
+        average = self._launch_average(gradient, weight)
+        self._contract.launch_buffers(self.revision)
+        self._flight = Flight(fragment, gradient, average)
 
-    def _land(self) -> Averaged:
-        """Waits for the average in flight and applies it."""
+    def _land(self) -> list[Averaged]:
+        """Waits for the average in flight and applies it; the buffers' came with it, and is told of before it."""
         if self._flight is None:
-            return NO_UPDATE
+            return [NO_UPDATE]
         averaged = self._wait_for(self._flight.average)
+        of_buffers = self._contract.buffers.land(keep_going=True)
         self._update(self._flight.vector, self._flight.fragment.place)
         self._flight = None
-        return averaged
+        return [of_buffers, averaged]
 
     @default_environment()
     def _carry_on(self, fragment: Fragment) -> None:

@@ -26,11 +26,11 @@ Modules on CUDA devices may be spread over several; a bucket is on one. Its grad
 the last of them is accumulated on, which is that of all, unless the program has parts of its forward pass on different
 streams of a device.
 
-*What is shared*: the parameters, the floating buffers and the optimizer's tensors, so that a newcomer goes on with the
-same moments as the others. All peers then make the same optimizer step from the same gradients; they stay bit-identical
-as far as their CPUs and torch builds compute alike, which DiLoCo does not ask for; the step is made in the default
-floating-point environment, whatever that of the program. Buffers that a forward pass changes,
-such as running statistics, follow each peer's own data until the next newcomer comes.
+*What is shared*: the parameters, buffers, the optimizer's tensors and hyperparameters, and what the user hands over, so
+that a newcomer goes on with the same moments and learning rates as the others (`pccl.training.contract`). All peers
+then make the same optimizer step from the same gradients; they stay bit-identical as far as their CPUs and torch builds
+compute alike, which DiLoCo does not ask for; the step is made in the default floating-point environment, whatever that
+of the program. Where it is not so, peers find out as they compare digests.
 
 *Coming and going*: a loss aborts some of the buckets, on all survivors the same; these are reduced again among those
 who are left. Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
@@ -42,16 +42,16 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import blake3
-
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
-from pccl.training.checkpoint import Snapshot
+from pccl.training.buffers import AVERAGE, exchanged_buffers
+from pccl.training.checkpoint import Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
+from pccl.training.contract import Contract, ParamGroups
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.module_face import ModuleFace
@@ -98,10 +98,19 @@ class DDP(ModuleFace, Checkpointed):
         admit_every: int = 10,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = True,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
         tag: int = 0,
     ) -> None:
         """All peers build the same module and optimizer and give the same arguments. Uses the tags from `tag` on: one
-        for the roll call and one for each bucket.
+        for the roll call and one for each bucket; and those of `pccl.training.contract`.
+
+        `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers and a GradScaler:
+        newcomers load it, and it is compared. `buffers` is what becomes of the module's buffers in each step:
+        "average" (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or
+        "local". `check_every` is after how many steps peers compare digests of all they have in common; None: as often
+        as it takes less than a thousandth of the time.
 
         `find_unused_parameters` and `gradient_as_bucket_view` are there for programs that give them to torch's class.
         The first changes nothing: parameters without a part in the loss count as zero in any case. The second cannot be
@@ -154,18 +163,25 @@ class DDP(ModuleFace, Checkpointed):
         self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
         self._averaged = {id(p) for p in parameters}
         _materialize(torch, optimizer, parameters)
-        tensors = {name: p.detach() for name, p in module.named_parameters()}
-        tensors |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+        tensors = {f"parameter {name}": p.detach() for name, p in module.named_parameters()}
         tensors |= dict(_optimizer_tensors(torch, optimizer))
         self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
         # Without content; its name says which peers can train together.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
         name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
         options = {name: torch.zeros(1, device="cpu")}
-        self._state = SharedState(
-            [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._tensors, **options}.items()]
+        self._contract = Contract(
+            communicator,
+            tensors=self._compared,
+            buffers=exchanged_buffers(module, buffers),
+            shared=shared,
+            groups=ParamGroups(optimizer),
+            check_every=check_every,
+            tag=tag,
         )
-        self._membership = Membership(communicator, self._state, tag)
+        infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._tensors, **options}.items()]
+        self._state = SharedState([*infos, *self._contract.infos()])
+        self._membership = Membership(communicator, self._state, tag, joint=self._contract)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number, i))
             for number, bucket in enumerate(self._buckets)
@@ -203,12 +219,13 @@ class DDP(ModuleFace, Checkpointed):
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3 of the shared state in hexadecimal."""
-        torch = sys.modules["torch"]
-        hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
-        for tensor in self._tensors.values():
-            hasher.update(tensor.cpu().view(-1).view(torch.uint8).numpy())
-        return hasher.hexdigest()
+        """BLAKE3, in hexadecimal, of all that peers have in common: the same on all of them after every step. Buffers
+        that are local are left out."""
+        return self._contract.digest(self.revision)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        yield from self._tensors.items()
+        yield from self._contract.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
         """As `DiLoCo.join`."""
@@ -257,7 +274,8 @@ class DDP(ModuleFace, Checkpointed):
         and all ready for another backward pass: on one or more of them gradients in flight were changed, or some are
         not averaged; INVALID_USAGE: `join` was not called, or a former step was interrupted or failed in the optimizer
         (`close` this one, and make a communicator and a DDP anew). `revision` says whether the step was made: if it
-        has grown, it was, and what failed is the admission of newcomers.
+        has grown, it was, and what failed is the admission of newcomers. DivergenceError: peers differ in what they
+        must have in common.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
@@ -270,6 +288,7 @@ class DDP(ModuleFace, Checkpointed):
             self._state.revision += 1
             is_time = self.revision % self._admit_every == 0
             admission = self._membership.admit() if is_time and self._membership.are_peers_pending() else None
+            self._contract.end(self.revision)
         world_size = min(each.world_size for each in done[: len(self._buckets)])
         report = report_of(
             Step, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
@@ -287,6 +306,7 @@ class DDP(ModuleFace, Checkpointed):
         parameters = dict(self.module.named_parameters())
         buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
+        state["shared"] = self._contract.state_dict()
         return Snapshot(
             self.revision, state, layout_of({**parameters, **buffers, **optimizer_tensors(self._optimizer)})
         )
@@ -295,6 +315,7 @@ class DDP(ModuleFace, Checkpointed):
         assign_optimizer(self._optimizer, state["optimizer"])
         assign(dict(self.module.named_parameters()), state["parameters"])
         assign(buffers_of(self.module), state["buffers"])
+        self._contract.load_state_dict(state.get("shared", {}))
         self._state.revision = revision
 
     @contextmanager
@@ -313,20 +334,23 @@ class DDP(ModuleFace, Checkpointed):
         if self._averages is not None:
             return
         started_s = time.monotonic()
+        self._contract.begin(self.revision)
         what = self._objection(is_unscaled)
         for number, bucket in enumerate(self._buckets):
             if bucket.average is None:
                 bucket.fill()
                 self._launch(number)
         veto = Veto(self._communicator, self._tag, self.revision, what)
+        self._contract.launch_buffers(self.revision)
         averages = [bucket.land() for bucket in self._buckets]
         objections, cost = veto.wait()
+        of_buffers = self._contract.land()
         if objections:
             self._clear()
             raise PCCLError(Result.INVALID_USAGE, func_name, self._explained(objections))
         for bucket in self._buckets:
             bucket.give()
-        self._averages = [*averages, cost]
+        self._averages = [*averages, cost, of_buffers]
         self._waited_s = time.monotonic() - started_s
 
     def _optimize(self, scaler: Any) -> None:

@@ -39,7 +39,8 @@ class DiLoCo(OuterLoop):
 
         ValueError: a weight that is negative or not finite; `outer_step` can be called again.
         PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
-        or a former call was interrupted: `reconnect`, too.
+        or a former call was interrupted: `reconnect`, too. DivergenceError: peers differ in what they must have in
+        common.
         """
         weight = checked_weight(weight)
         self._pace.pause(self.inner_steps if inner_steps is None else inner_steps)
@@ -47,12 +48,17 @@ class DiLoCo(OuterLoop):
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)
             started_s = time.monotonic()
-            averaged = self._wait_for(self._launch_average(gradient, weight))
+            self._contract.begin(self.revision)
+            average = self._launch_average(gradient, weight)
+            self._contract.launch_buffers(self.revision)
+            averaged = self._wait_for(average)
+            of_buffers = self._contract.land()
             waited_s = time.monotonic() - started_s
             self._update(gradient)
             started_s = time.monotonic()
             admission = self._membership.admit() if self._membership.are_peers_pending() else None
             waited_s += time.monotonic() - started_s
             self._begin()
+            self._contract.end(self.revision)
         self._pace.resume()
-        return self._report([averaged], admission, waited_s)
+        return self._report([of_buffers, averaged], admission, waited_s)

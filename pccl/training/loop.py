@@ -15,16 +15,17 @@ saved: a run resumed makes its inner steps again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import blake3
 import numpy as np
 
-from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
+from pccl.training.contract import Contract, ParamGroups
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.pace import Pace
@@ -63,6 +64,10 @@ class OuterLoop(Checkpointed):
         quantization: QuantizationOptions | None = None,
         tag: int = 0,
         site: Site | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
+        compare_inner: bool | None = None,
         alike: object = None,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
@@ -72,6 +77,13 @@ class OuterLoop(Checkpointed):
         `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
         pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` to `tag + 2`.
         `site` is given where this peer trains one shard of a model; `communicator` must be the site's then.
+        `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers: newcomers load
+        it, and it is compared. `buffers` is what becomes of a module's buffers in each outer step: "average"
+        (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or "local".
+        `check_every` is after how many outer steps peers compare digests of all they have in common; None: as often as
+        it takes less than a thousandth of the time. Of an inner torch optimizer newcomers get the hyperparameters in
+        `param_groups`; with `compare_inner` False peers may have different ones, as where a scheduler is stepped by
+        peers that make different numbers of inner steps (None: True, but with `steps="by speed"` False).
         `alike` is whatever else must be the same on all peers, as its `repr`: who has it otherwise is refused.
         `inner_steps` is what the property of that name says, on every peer; with `steps="by speed"` on the fastest one,
         and on the others as many as they make in the same time (`pccl.training.pace`); both are then the same on all.
@@ -98,11 +110,34 @@ class OuterLoop(Checkpointed):
         self._momentum = np.zeros_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
         run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
-        self._state = SharedState.from_numpy(
-            {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
+        self._contract = Contract(
+            communicator,
+            tensors=self._compared,
+            buffers=exchanged_buffers(model, buffers),
+            shared=shared,
+            groups=ParamGroups(inner) if hasattr(inner, "param_groups") else None,
+            compares_groups=not self._is_by_speed if compare_inner is None else compare_inner,
+            check_every=check_every,
+            tag=tag,
         )
+        outer_state = {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
+        infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
+        self._state = SharedState([*infos, *self._contract.infos()])
         self._site = site
-        self._membership = Membership(communicator, self._state, tag + ROLL_CALL, site=site)
+        self._membership = self._new_membership()
+
+    def _new_membership(self) -> Membership:
+        tag = self._tag + ROLL_CALL
+        return Membership(self._communicator, self._state, tag, site=self._site, joint=self._contract)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        """By name: the outer state, and the parameters that are not trained."""
+        for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
+            first = 0
+            for name, size in self._replica.sizes:
+                yield f"{what} {name}", vector[first : first + size]
+                first += size
+        yield from self._contract.buffers.tensors()
 
     @property
     def revision(self) -> int:
@@ -131,15 +166,15 @@ class OuterLoop(Checkpointed):
         return self._pace.inner_steps
 
     def digest(self) -> str:
-        """BLAKE3 of the outer state in hexadecimal: equal on all peers after every outer step."""
-        hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
-        hasher.update(self._parameters.data.cast("B"))
-        hasher.update(self._momentum.data.cast("B"))
-        return hasher.hexdigest()
+        """BLAKE3, in hexadecimal, of all that peers have in common: the outer state, the buffers that are not local,
+        hyperparameters, and what was handed over. Equal on all peers after every outer step."""
+        return self._contract.digest(self.revision)
 
     def show_outer(self) -> None:
-        """Puts the outer parameters into the model, which they are that one evaluates and publishes."""
+        """Puts the outer parameters, and the buffers that peers have in common, into the model: what one evaluates and
+        publishes."""
         self._replica.write(self._parameters)
+        self._contract.buffers.show()
 
     def trains(self, parameter: Any) -> bool:
         """Whether `parameter` is one of those that are averaged."""
@@ -174,7 +209,8 @@ class OuterLoop(Checkpointed):
         """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
         connected. What this peer had not brought into an outer update is lost."""
         self._communicator = communicator
-        self._membership = Membership(communicator, self._state, self._tag + ROLL_CALL, site=self._site)
+        self._contract.renew(communicator)
+        self._membership = self._new_membership()
         return self.join(peers_min)
 
     def _launch_average(self, gradient: Vector, weight: float | None) -> Average | NotedAverage:
@@ -246,6 +282,7 @@ class OuterLoop(Checkpointed):
             "parameters": self._parameters,
             "momentum": self._momentum,
             "buffers": buffers_of(self._model),
+            "shared": self._contract.state_dict(),
             "inner": self._inner.state_dict() if self._inner is not None else None,
         }
         return Snapshot(self.revision, state, self._replica.layout)
@@ -259,6 +296,7 @@ class OuterLoop(Checkpointed):
         self._state.revision = revision
         if self._inner is not None and state["inner"] is not None:
             self._inner.load_state_dict(state["inner"])
+        self._contract.load_state_dict(state.get("shared", {}))
         self._has_begun = True
         self.show_outer()
 

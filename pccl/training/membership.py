@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from pccl import (
     ReduceOp,
     Result,
     SharedState,
+    SharedStateSyncStrategy,
 )
 from pccl.training.site import Site
 
@@ -160,6 +161,17 @@ def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
     return hashlib.sha256(repr((quantization, *what)).encode()).hexdigest()[:12]
 
 
+class JointState(Protocol):
+    """What has to be in order beside the shared state where peers are let in."""
+
+    def before_admission(self, revision: int) -> None:
+        """On all who are under way."""
+
+    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
+        """On all, once they have the same shared state. `is_source`: this peer's own is what all have; `is_new`: others
+        had been under way, and this peer had not."""
+
+
 class Membership:
     """One peer's part in the coming and going, for the shared state `state`.
 
@@ -173,14 +185,17 @@ class Membership:
         tag: int,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
+        joint: JointState | None = None,
     ) -> None:
         """`before_sync` is called, on all peers, when newcomers are in and about to be brought up. `site` where this
-        peer is a rank of one."""
+        peer is a rank of one. `joint` is told of admissions."""
         self._communicator = communicator
         self._state = state
         self._tag = tag
         self._before_sync = before_sync
         self._site = site
+        self._joint = joint
+        self._are_others_under_way = False
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
         self._was_interrupted = False
@@ -241,7 +256,9 @@ class Membership:
         return self._communicator.are_peers_pending()
 
     def admit(self) -> Admission:
-        """Lets in whoever waits and brings them up. No op may be in flight."""
+        """Lets in whoever waits and brings them up. No op may be in flight. DivergenceError, before that."""
+        if self._joint is not None:
+            self._joint.before_admission(self._state.revision)
         self._communicator.update_topology()
         world_size = self._call_the_roll(1)
         assert world_size is not None, "this peer is under way"
@@ -271,16 +288,31 @@ class Membership:
                 if error.result not in ABORTED:
                     raise
         is_under_way, needed = roll.tolist()
+        self._are_others_under_way = bool(is_under_way) and not self.is_under_way
         return world_size if is_under_way or world_size >= needed else None
 
     def _synchronize(self, world_size: int) -> Admission:
+        before = self._state.revision
+        admission = self._admission(world_size)
+        if self._joint is not None:
+            is_new = self._are_others_under_way
+            is_source = self.is_under_way or (not is_new and admission.rx_bytes == 0 and self._state.revision == before)
+            self._joint.after_admission(
+                self._state.revision, world_size=admission.world_size, is_source=is_source, is_new=is_new
+            )
+        return admission
+
+    def _admission(self, world_size: int) -> Admission:
         if world_size < 2:
             return Admission(1, 0, 0)
         if self._before_sync is not None:
             self._before_sync()
+        # Where some are under way, newcomers have no vote on what the state is.
+        strategies = SharedStateSyncStrategy
+        strategy = strategies.RECEIVE_ONLY if self._are_others_under_way else strategies.ENFORCE_POPULAR
         while True:
             try:
-                info = self._communicator.sync_shared_state(self._state)
+                info = self._communicator.sync_shared_state(self._state, strategy)
                 break
             except PCCLError as error:
                 # A newcomer cannot be brought up. It leaves, as `join` does on any failure.

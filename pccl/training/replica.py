@@ -48,6 +48,8 @@ class Replica(Part, Protocol):
     dtype: np.dtype[Any]
     layout: str
     """Names, shapes and dtypes: equal on all peers that train the same model."""
+    sizes: Sequence[tuple[str, int]]
+    """The name of each parameter, and how many of the vector's elements it has."""
 
     def split(self, count: int) -> Sequence[Part]:
         """So many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there are fewer
@@ -137,6 +139,7 @@ class ArrayReplica(ArrayPart):
         super().__init__(list(arrays.values()))
         self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
         self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+        self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
 
     def split(self, count: int) -> list[ArrayPart]:
         parts = _rows([array.shape for array in self._arrays], count)
@@ -210,6 +213,9 @@ class TorchReplica(TorchPart):
         self.layout = "\n".join(
             f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
         )
+        self.sizes: Sequence[tuple[str, int]] = [
+            (name, size) for (name, _), size in zip(named, self._sizes, strict=True)
+        ]
 
     def split(self, count: int) -> list[TorchPart]:
         parts = _rows([shard.shape for shard in self._shards()], count)

@@ -93,7 +93,7 @@ def _tree(value: Any, path: str, depth: int = 0) -> Tree:
         return _array_tree(value, path)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return [TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), *_chunks(_bytes_of(value, path))]
+        return [TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), *_chunks(bytes_of(value, path))]
     if depth == DEPTH_MAX:
         raise ValueError(f"the state is nested more than {DEPTH_MAX} times, at {path[:100]}...")
     if isinstance(value, Mapping):
@@ -123,7 +123,8 @@ def _array_tree(value: Any, path: str) -> Tree:
     return [tag, array.dtype.str, list(value.shape), *_chunks(array.reshape(-1).view(np.uint8))]
 
 
-def _bytes_of(tensor: Any, path: str) -> Any:
+def bytes_of(tensor: Any, path: str) -> Any:
+    """The elements of a torch tensor in C order, as NumPy's uint8. ValueError where it is not dense and whole."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
         what = "distributed" if hasattr(tensor, "placements") else f"{tensor.layout}, {tensor.dtype}, {tensor.device}"

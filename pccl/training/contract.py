@@ -1,0 +1,252 @@
+"""What all peers of a run have in common, of whatever training class, and how it is kept so.
+
+The contract, after each step:
+
+1. *Everything that decides the next step is the same bytes on all peers*, or `DivergenceError` names the peers and what
+   differs: parameters, those buffers that are not local, optimizer state where it is shared, the hyperparameters in
+   `param_groups`, and each object that was handed over (`shared=`). It is compared by digest while the run goes on and
+   before and after somebody is let in (`pccl.training.consistency`). `digest()` is over all of it.
+2. *Newcomers get all of it*: tensors by the synchronization of the shared state, objects after that, encoded
+   (`pccl.training.state_codec`), from the peer that was accepted first of those under way.
+3. *Objects are aligned at the beginning of a step.* A peer that is under way comes out of the step that admits
+   somebody and may then, say, step a scheduler; a newcomer comes out of `join` and does not. So objects are handed over
+   once more when all have come to the next step, before anything is averaged: there all stand at the same place.
+4. *Buffers* have a rule (`pccl.training.buffers`): averaged, taken from the first peer, or local. Local ones are in
+   no digest.
+5. *A peer that is new and differs all the same leaves*, and the others go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
+from pccl.training import state_codec
+from pccl.training.buffers import Buffers
+from pccl.training.checkpoint import Stateful
+from pccl.training.consistency import Check, Snapshot
+from pccl.training.membership import Averaged
+from pccl.training.seats import until_committed
+
+TAGS = 1 << 62
+"""Its tags are from here on, 8 for each tag of the training object that it belongs to."""
+CHECK, HAND_OVER, BUFFERS = 0, 1, 2
+NOBODY = -(2**62)
+OBJECTS_BYTES_MAX = 1 << 32
+
+
+class ParamGroups:
+    """The hyperparameters of a torch optimizer: its `param_groups` without the parameters."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+
+    def load_state_dict(self, state: list[dict[str, Any]], /) -> None:
+        """ValueError where there are as many groups as in the optimizer not."""
+        if len(state) != len(self._groups):
+            raise ValueError(f"the others' optimizer has {len(state)} param_groups, this one {len(self._groups)}")
+        for group, values in zip(self._groups, state, strict=True):
+            for key, value in values.items():
+                held: Any = group.get(key)
+                if hasattr(held, "copy_") and hasattr(value, "shape"):
+                    held.copy_(value)  # of fused and capturable optimizers
+                else:
+                    group[key] = value
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        return groups
+
+
+class Contract:
+    """One peer's part of it. Its methods are joint unless told otherwise. Not thread-safe."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        tensors: Callable[[], Iterable[tuple[str, Any]]],
+        buffers: Buffers,
+        shared: Mapping[str, Stateful] | None,
+        groups: ParamGroups | None = None,
+        compares_groups: bool = True,
+        check_every: int | None = None,
+        tag: int = 0,
+    ) -> None:
+        """`tensors` gives what is compared by name, whenever it is called; buffers and objects are beside it.
+        ValueError or TypeError for what cannot be shared."""
+        objects = dict(shared) if shared is not None else {}
+        for name, each in objects.items():
+            if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
+                raise TypeError(
+                    f"shared[{name!r}] must have state_dict and load_state_dict, which {type(each).__name__} has not"
+                )
+        self._check = Check(communicator, _tag(tag, CHECK), check_every)
+        self._tag = tag
+        self._communicator = communicator
+        self._tensors = tensors
+        self.buffers = buffers
+        self._objects: dict[str, Stateful] = {f"shared {name}": each for name, each in sorted(objects.items())}
+        self._shared = [*self._objects]
+        if groups is not None:  # the last to be loaded: others may set learning rates as they are
+            self._objects["param_groups"] = groups
+        self._uncompared = set() if compares_groups else {"param_groups"}
+        self._encoded()  # raises
+        layout = hashlib.sha256(buffers.layout.encode()).hexdigest()[:12]
+        names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
+        self._name = f"contract: {names or 'no objects'}; buffers {buffers.rule} {layout}; check_every {check_every}"
+        self._marker = np.zeros(1, np.uint8)
+        self._is_new = False
+        self._must_align = False
+
+    def infos(self) -> list[TensorInfo]:
+        """What belongs into the shared state: the common buffers, and a name that says what peers must have alike."""
+        return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, self._name)]
+
+    def renew(self, communicator: Communicator) -> None:
+        """Begins anew with another communicator. Not a joint call."""
+        self._communicator = communicator
+        self._check.restart(communicator)
+        self.buffers.drop()
+        self._must_align = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What checkpoints need beside models and optimizers: the objects that were handed over. Not a joint call."""
+        return {name: self._objects[name].state_dict() for name in self._shared}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `state_dict` gave; objects that it lacks stay as they are. The module's buffers have been
+        loaded. Not a joint call."""
+        for name in self._shared:
+            if name in state:
+                self._objects[name].load_state_dict(state[name])
+        self.buffers.adopt()
+
+    # Around a step.
+
+    def begin(self, revision: int) -> None:
+        """First of all in a step, before anything is averaged. DivergenceError."""
+        if self._must_align:
+            self._hand_over(revision, is_source=not self._is_new, has_them=True)
+            self._must_align = self._is_new = False
+        self._check.launch()
+
+    def launch_buffers(self, revision: int) -> None:
+        """Once the forward passes of the step have been made."""
+        self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
+
+    def land(self) -> Averaged:
+        """Last of all before the step changes anything: the buffers are there then. DivergenceError."""
+        self._check.land()
+        return self.buffers.land()
+
+    def land_check(self) -> None:
+        """As `land`, without the buffers."""
+        self._check.land()
+
+    def end(self, revision: int) -> None:
+        """Last of all in a step. Not a joint call."""
+        if self._check.expects(revision):
+            self._check.note(lambda: self.snapshot(revision))
+
+    def check(self, revision: int) -> None:
+        """Compares at once, between two steps. DivergenceError."""
+        self._check.check(lambda: self.snapshot(revision))
+
+    def snapshot(self, revision: int) -> Snapshot:
+        """Of the state as it is. Not a joint call."""
+        objects = {name: data for name, data in self._encoded().items() if name not in self._uncompared}
+        return Snapshot(revision, self._tensors(), objects)
+
+    def digest(self, revision: int) -> str:
+        """In hexadecimal. Not a joint call."""
+        return self.snapshot(revision).digest().hex()
+
+    # Around an admission: see `pccl.training.membership.JointState`.
+
+    def before_admission(self, revision: int) -> None:
+        """All who are under way have the same, or nobody is let in. DivergenceError."""
+        self.check(revision)
+
+    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
+        """`is_source` where this peer's state is what all have; `is_new` where others had been under way, and this
+        peer had not."""
+        if world_size < 2:
+            self._check.come_soon(revision)
+            return
+        self._hand_over(revision, is_source, has_them=is_source)
+        if not is_source:
+            self.buffers.show()
+        self._is_new, self._must_align = is_new, True
+        self._check.check(lambda: self.snapshot(revision), is_new=is_new)
+        self._check.come_soon(revision)
+
+    def _encoded(self) -> dict[str, bytes]:
+        found = {}
+        for name, each in self._objects.items():
+            try:
+                found[name] = state_codec.encode(each.state_dict())
+            except ValueError as error:
+                raise ValueError(f"the state_dict of {name} cannot be shared: {error}") from error
+        return found
+
+    def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
+        """Everybody's objects become those of the source that was accepted first; of the others, sources keep their
+        own, which are to be the same. PCCLError NO_SHARED_STATE_AVAILABLE where all sources are lost, and this peer
+        does not have them."""
+        if not self._objects:
+            return
+        own = state_codec.encode(self._encoded())
+        membership = self._communicator.membership
+        number = membership.peers[membership.rank]
+        while True:
+            facts = np.array([-number if is_source else NOBODY, len(own) if is_source else 0])
+            self._reduced(facts, revision)
+            source, size = facts.tolist()
+            if source == NOBODY and has_them:
+                return
+            if source == NOBODY:
+                raise PCCLError(
+                    Result.NO_SHARED_STATE_AVAILABLE,
+                    "join",
+                    "everybody who had the run's schedulers and the like was lost before handing them over",
+                )
+            if size > OBJECTS_BYTES_MAX:
+                raise PCCLError(Result.INVALID_ARGUMENT, "join", f"objects of {size} bytes are too large to be shared")
+            # The maximum of the source's bytes and of everybody's zeros is these bytes.
+            data = np.zeros(8 + size, np.uint8)
+            if source == -number:
+                data[:8] = np.array([len(own)], "<u8").view(np.uint8)
+                data[8 : 8 + len(own)] = np.frombuffer(own, np.uint8)
+            self._reduced(data, revision)
+            content = data.tobytes()
+            if count := int.from_bytes(content[:8], "little"):
+                break
+            # The source has been lost in between: the next one.
+        if not is_source:
+            self._load(state_codec.decode(content[8 : 8 + count]))
+
+    def _reduced(self, vector: NDArray[Any], step: int) -> None:
+        tag = _tag(self._tag, HAND_OVER)
+        until_committed(
+            self._communicator,
+            lambda: self._communicator.all_reduce_async(vector, op=ReduceOp.MAX, tag=tag, step=step).result(),
+        )
+
+    def _load(self, encoded: Mapping[str, bytes]) -> None:
+        for name, own in self._encoded().items():
+            if encoded[name] != own:
+                self._objects[name].load_state_dict(state_codec.decode(encoded[name]))
+
+
+def _tag(tag: int, number: int) -> int:
+    return TAGS + 8 * tag % TAGS + number
