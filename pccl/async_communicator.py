@@ -670,8 +670,10 @@ class Retry:
 
     def info(self) -> ReduceInfo:
         """The sum over all ops; the world size is the smallest that any of them had."""
+        memberships = {info.membership for info in self._infos}
         return ReduceInfo(
             min(info.local_world_size for info in self._infos),
             sum(info.tx_bytes for info in self._infos),
             sum(info.rx_bytes for info in self._infos),
+            memberships.pop() if len(memberships) == 1 else None,
         )

@@ -18,6 +18,7 @@ from pccl.runtime.engine import Buffers, OpSpec
 from pccl.runtime.pending import PendingOp
 from pccl.types import (
     DataType,
+    Membership,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceAlgorithm,
@@ -184,7 +185,7 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
     """What an op that is over did; PCCLError as `delivered`."""
     result = delivered(op, func_name)
-    return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes)
+    return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring))
 
 
 class AsyncHandle(Generic[Info]):

@@ -347,20 +347,6 @@ class ReduceDescriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceInfo:
-    """What a committed op did here. Bytes are payload, without frame headers."""
-
-    local_world_size: int
-    """Peers whose contribution is in the result."""
-    tx_bytes: int
-    rx_bytes: int
-
-    @property
-    def world_size(self) -> int:
-        return self.local_world_size
-
-
-@dataclass(frozen=True, slots=True)
 class Membership:
     """A peer group as it was installed. Ranks change whenever peers come or go; a peer's number never does, and is
     never given to another."""
@@ -373,6 +359,22 @@ class Membership:
     @property
     def world_size(self) -> int:
         return len(self.peers)
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceInfo:
+    """What a committed op did here. Bytes are payload, without frame headers."""
+
+    local_world_size: int
+    """Peers whose contribution is in the result."""
+    tx_bytes: int
+    rx_bytes: int
+    membership: Membership | None = None
+    """Who they are, the same on all of them; None: of several ops, whose peers were not the same."""
+
+    @property
+    def world_size(self) -> int:
+        return self.local_world_size
 
 
 @dataclass(frozen=True, slots=True)

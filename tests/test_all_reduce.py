@@ -84,6 +84,7 @@ def reduced(crew: Crew, inputs: list[Array], in_place: bool, **arguments: Any) -
     infos = crew.each(call)
     assert [info.local_world_size for info in infos] == [len(inputs)] * len(inputs)
     assert [info.world_size for info in infos] == [len(inputs)] * len(inputs)
+    assert [info.membership for info in infos] == [peer.membership for peer in crew.peers]
     if not in_place:
         assert all(send.tobytes() == x.tobytes() for send, x in zip(sends, inputs, strict=True))
     assert all(recv.tobytes() == recvs[0].tobytes() for recv in recvs), "peers differ"

@@ -23,6 +23,14 @@
         module_face
                    what programs do with torch's class as if it were the module
         veto       an exchange in which any peer can refuse a step for all
+    elastic_sampler
+                   `ElasticSampler`: each sample of an epoch once, whoever comes and goes; it stands on
+        permutation    an order that is never stored
+        deal           who gets which positions of an endless stream
+        sample_ledger  which of them are used, the same on all peers
+        sample_log     what a peer has trained on, in a file
+    audit          the proof, from such files
+    random_streams `RandomStreams`: random numbers by peer and step
     spsa           `SPSA`: forward passes alone, one byte from each peer and step; it stands on
         grid           parameters that can be moved along random signs, and back, exactly
         gradient_byte  a projected gradient in a byte
@@ -46,9 +54,11 @@ from pccl.training.checkpoint import Stateful, latest_checkpoint
 from pccl.training.consistency import DivergenceError
 from pccl.training.ddp import DDP, Step
 from pccl.training.diloco import DiLoCo
+from pccl.training.elastic_sampler import ElasticSampler
 from pccl.training.loop import OuterStep
 from pccl.training.optimizer import DiLoCoOptimizer
 from pccl.training.outer import OuterNesterov
+from pccl.training.random_streams import RandomStreams
 from pccl.training.shards import local_shard
 from pccl.training.site import Site
 from pccl.training.spsa import SPSA, SPSAOptions, SPSAStep
@@ -63,9 +73,11 @@ __all__ = [
     "DiLoCo",
     "DiLoCoOptimizer",
     "DivergenceError",
+    "ElasticSampler",
     "LogError",
     "OuterNesterov",
     "OuterStep",
+    "RandomStreams",
     "SPSAOptions",
     "SPSAStep",
     "Site",

@@ -68,6 +68,8 @@ class Averaged:
     """How often a loss aborted it."""
     tx_bytes: int
     rx_bytes: int
+    peers: tuple[int, ...] = ()
+    """Their numbers, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ class Admission:
 
 
 NO_UPDATE = Averaged(0, 0, 0, 0)
+
+
+def own_number(communicator: Communicator) -> int:
+    """By which other peers know this one."""
+    membership = communicator.membership
+    return membership.peers[membership.rank]
 
 
 class Average:
@@ -143,12 +151,13 @@ class Average:
         while self._handle is not None:
             _, status, info = self._handle.wait()
             if info is not None:
-                return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
+                assert info.membership is not None
+                return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes, info.membership.peers)
             if status not in ABORTED:
                 self._handle.result()  # raises, with the reason
             aborted += 1
             self._handle = self._launch()
-        return Averaged(1, aborted, 0, 0)
+        return Averaged(1, aborted, 0, 0, (own_number(self._communicator),))
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:

@@ -1,0 +1,51 @@
+"""An order that is never stored: a bijection, of seed and epoch, and the same on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.training.permutation import Permutation
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**64 - 1), st.integers(0, 2**40))
+def test_every_number_comes_once(size: int, seed: int, epoch: int) -> None:
+    found = Permutation(size, seed, epoch)(np.arange(size))
+    assert np.array_equal(np.sort(found), np.arange(size))
+
+
+def test_it_is_the_same_everywhere() -> None:
+    assert Permutation(10, 1, 2)(np.arange(10)).tolist() == [7, 6, 0, 4, 8, 3, 1, 5, 9, 2]
+    large = Permutation(10**12, 2**64 - 1, 7)
+    assert large(np.array([0, 1, 10**12 - 1])).tolist() == [29235459765, 728293579540, 631305953976]
+
+
+def test_orders_of_other_seeds_and_epochs_are_others() -> None:
+    places = np.arange(10_000)
+    orders = [Permutation(10_000, seed, epoch)(places) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]]
+    for i, order in enumerate(orders):
+        for other in orders[:i]:
+            assert np.count_nonzero(order == other) < 20  # one in the mean
+
+
+def test_places_and_numbers_are_independent() -> None:
+    """Chi-squared over a grid of 32 x 32 cells, in the mean of many orders as in random ones."""
+    size, cells = 1 << 13, 32
+    places = np.arange(size)
+    found = []
+    for epoch in range(40):
+        numbers = Permutation(size - 5, 3, epoch)(places[: size - 5])
+        grid = np.histogram2d(places[: size - 5], numbers, bins=cells)[0]
+        expected = (size - 5) / cells**2
+        found.append(float(((grid - expected) ** 2 / expected).sum()))
+    degrees = (cells - 1) ** 2
+    assert abs(np.mean(found) - degrees) < 5 * np.sqrt(2 * degrees / len(found))
+    assert max(found) < degrees + 6 * np.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
+def test_sizes_that_cannot_be(size: int) -> None:
+    with pytest.raises(ValueError, match=f"size {size}: must be from 1"):
+        Permutation(size, 0, 0)
