@@ -369,8 +369,8 @@ class ReduceInfo:
     """Peers whose contribution is in the result."""
     tx_bytes: int
     rx_bytes: int
-    membership: Membership | None = None
-    """Who they are, the same on all of them; None: of several ops, whose peers were not the same."""
+    membership: Membership | None = field(default=None, compare=False)
+    """Who they are, and this peer's rank; None: of several ops, whose peers were not the same."""
 
     @property
     def world_size(self) -> int:
