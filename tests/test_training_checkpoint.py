@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -282,6 +283,25 @@ def test_arguments(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_two_processes_with_one_folder_are_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    for _ in range(2):
+        at(1).save(tmp_path)
+    os.close(other)
+    assert caplog.text.count(f"another process saves into {tmp_path} too") == 1
+
+
+def test_who_has_joined_does_not_load(master: MasterNode, tmp_path: Path) -> None:
+    peer = Peer(master.address, 0).enter()
+    peer.diloco.save(tmp_path)
+    with pytest.raises(pccl.PCCLError, match="call load before join") as caught:
+        peer.diloco.load(tmp_path)
+    assert caught.value.result is pccl.Result.INVALID_USAGE
+    peer.close()
+    peer.diloco.load(tmp_path)  # before `reconnect`
+
+
 # In the background.
 
 
@@ -508,7 +528,8 @@ def test_a_site_deletes_older_pieces_when_all_ranks_have_saved(tmp_path: Path, m
         patch.setattr(tensor_file, "write", fails_on_rank_1)
         each(ranks, "save", tmp_path, keep=1, background=True)
         ends = [Background(rank.wait_for_save) for rank in ranks]
-        ends[0].result()
+        with pytest.raises(CheckpointError, match="a rank of this site could not save the last checkpoint"):
+            ends[0].result()
         with pytest.raises(OSError, match="no space left"):
             ends[1].result()
     again = site_of(0, 0)
@@ -545,3 +566,25 @@ def test_peers_resume_from_checkpoints_of_different_steps(tmp_path: Path, kind: 
         each_runs(second, 6)
         assert_parity([*first, *second])
         together([peer.close for peer in second])
+
+
+def test_a_failure_on_one_rank_alone_keeps_the_ranks_in_step(tmp_path: Path) -> None:
+    """Ranks that keep count of votes differently would take each other's for something else."""
+    ranks = site_of(1, 1)
+    each(ranks, "save", tmp_path, keep=1, background=True)
+    snapshot = ranks[0]._snapshot
+    ranks[0]._snapshot = lambda: snapshot().nothing
+    saves = [Background(partial(rank.save, tmp_path, keep=1, background=True)) for rank in ranks]
+    with pytest.raises(AttributeError):
+        saves[0].result()
+    saves[1].result()
+    ranks[0]._snapshot = snapshot
+    for rank in refusals(ranks, lambda rank, _: rank.save(tmp_path, keep=1, background=True)):
+        assert "a rank of this site could not save" in rank
+    for rank in ranks:
+        rank._state.revision = 2
+    each(ranks, "save", tmp_path, keep=1, background=True)
+    each(ranks, "wait_for_save")
+    assert [name[:14] for name in names(tmp_path)] == ["step-000000002"] * 2
+    again = site_of(0, 0)
+    each(again, "load", tmp_path)

@@ -27,6 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,10 @@ REST = "rest"
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 ONE_FILE = (".safetensors", ".npz")
 """A path that ends so is the file itself."""
+
+SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
+SHARED = "another process saves into %s too, and loads what this one saves: give each peer a folder of its own"
+NEWER = "%s holds checkpoints newer than revision %d, of which %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
 
@@ -108,24 +113,32 @@ def is_one_file(path: Path) -> bool:
     return path.suffix in ONE_FILE or path.is_file()
 
 
-def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
-    """This rank's checkpoints in `folder`, oldest first, whole ones: none has another name. FileNotFoundError."""
-    place = (str(site.rank), str(site.size)) if site is not None else (None, None)
+def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
+    """Files of this rank's with the name of a checkpoint, and their revisions, newest first. FileNotFoundError."""
+    place = (site.rank, site.size) if site is not None else None
     found = []
     for path in folder.iterdir():
         match = NAME.fullmatch(path.name)
-        if match is None or tuple(text and str(int(text)) for text in match.groups()[1:]) != place:
-            continue
-        try:
-            manifest = _manifest(tensor_file.read_metadata(path), path)
-        except FileNotFoundError:
-            continue  # deleted meanwhile, by its `keep`
-        except CheckpointError as error:
-            logger.warning("%s; it is counted as a damaged checkpoint", error)
-            manifest = {}
-        if manifest is not None:
-            found.append(Piece(path, int(match[1]), str(manifest.get("save", ""))))
-    return sorted(found, key=lambda piece: piece.revision)
+        if match is not None and ((match[2] and (int(match[2]), int(match[3]))) or None) == place:
+            found.append((int(match[1]), path))
+    return sorted(found, reverse=True)
+
+
+def _save_of(path: Path) -> str | None:
+    """The name of the save, "" where the file is damaged; None: it is no checkpoint, or not there any more."""
+    try:
+        manifest = _manifest(tensor_file.read_metadata(path), path)
+    except FileNotFoundError:
+        return None
+    except CheckpointError:
+        return ""
+    return str(manifest.get("save", "")) if manifest is not None else None
+
+
+def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
+    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError."""
+    named = [(path, revision, _save_of(path)) for revision, path in reversed(_named(folder, site))]
+    return [Piece(path, revision, save) for path, revision, save in named if save is not None]
 
 
 def piece_at(path: Path) -> Piece:
@@ -139,10 +152,10 @@ def piece_at(path: Path) -> Piece:
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """The newest checkpoint in `folder` that is no piece of a site's, or None."""
     try:
-        found = pieces(Path(folder))
+        named = _named(Path(folder), None)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found[-1].path if found else None
+    return next((path for _, path in named if _save_of(path) is not None), None)
 
 
 def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
@@ -202,11 +215,13 @@ def _load_former(path: Path, contents: Contents) -> Loaded:
 class _Save:
     """A save under way, or one whose end nobody has asked for."""
 
-    path: Path
-    revision: int
     keep: int | None
+    path: Path
+    revision: int = -1
     thread: threading.Thread | None = None
     error: BaseException | None = None
+    is_told: bool = False
+    """Whether `error` has been raised."""
 
 
 class Checkpoints:
@@ -220,70 +235,86 @@ class Checkpoints:
         self._own_name = uuid.uuid4().hex
         self._saves = 0
 
-    def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> Path:
-        """Saves what `take` gives, and returns the file's path. OSError, also of the last save, where that was in the
-        background; ValueError for other arguments, and a state that cannot be encoded."""
+    def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
+        """Saves what `take` gives. OSError, also of the last save, where that was in the background; ValueError for
+        other arguments, and a state that cannot be encoded."""
         if keep is not None and keep < 1:
             raise ValueError(f"keep {keep}: must be at least 1, or None to keep all")
-        if keep is not None and is_one_file(path):
+        is_file = is_one_file(path)
+        if keep is not None and is_file:
             raise ValueError(f"keep {keep} needs a folder, where each step has a file; {path} is one file")
-        name = self._next_name()  # first: one that fails on some ranks alone counts on all
-        started_s = time.monotonic()
-        was_pending = self._pending is not None and self._pending.thread is not None and self._pending.thread.is_alive()
-        self.wait()
-        if was_pending:
-            waited_s = time.monotonic() - started_s
-            slow = "saving is slower than the steps between: this save waited %.3g s for the last one; save less often"
-            logger.warning(slow, waited_s)
-        snapshot = take()
-        contents = self._contents(snapshot, name, self._memory.copies if background else _entries)
-        if is_one_file(path):
-            target = path
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            target = path / file_name(snapshot.revision, self._site)
-            self._warn_of_newer(path, snapshot.revision)
-        save = self._pending = _Save(target, snapshot.revision, keep)
+        name = self._next_name()
+        prune = self._settle(warns=True)
+        save = self._pending = _Save(keep, path)
+        try:
+            snapshot = take()
+            contents = self._contents(snapshot, name, self._memory.copies if background else _entries)
+        except BaseException as error:
+            save.error, save.is_told = error, True
+            raise
+        save.revision = snapshot.revision
+        save.path = path if is_file else path / file_name(snapshot.revision, self._site)
+        work = partial(self._write, save, contents, prune, is_file)
         if background:
-            save.thread = threading.Thread(
-                target=self._write, args=(save, contents), name=f"saves {target.name}", daemon=False
-            )
+            save.thread = threading.Thread(target=work, name=f"saves {save.path.name}", daemon=False)
             save.thread.start()
         else:
-            self._write(save, contents)
+            work()
             self.wait()
-        return target
+
+    def wait(self) -> None:
+        """Returns when what was saved is on the disk. OSError of a save in the background. With a site and `keep` a
+        joint call of its ranks, as `save`, which fails on all if it does on one."""
+        prune = self._settle()
+        if prune is not None:
+            prune()
 
     def _next_name(self) -> str:
+        """Of a save. Asked for before anything can fail on some ranks alone, so that all have come as far."""
         if self._site is not None:
             return self._site.unique_name()
         self._saves += 1
         return f"{self._own_name}.{self._saves}"
 
-    def wait(self) -> None:
-        """Returns when what was saved is on the disk. OSError of a save in the background. With a site and `keep` a
-        joint call of its ranks, as `save`."""
+    def _settle(self, warns: bool = False) -> Callable[[], None] | None:
+        """Waits for the save under way and raises its error; returns what deletes the older ones, if that is to do."""
         save = self._pending
         if save is None:
-            return
-        if save.thread is not None:
+            return None
+        if save.thread is not None and save.thread.is_alive():
+            started_s = time.monotonic()
             save.thread.join()
+            if warns:
+                logger.warning(SLOW, time.monotonic() - started_s)
         self._pending = None
-        if save.keep is not None and self._site is not None:
-            if self._site.agree(save.error is None):
-                _prune(save.path.parent, save.revision, save.keep, self._site)
-            elif save.error is None:
-                logger.error("another rank of this site could not save revision %d; no older is deleted", save.revision)
-        if save.error is not None:
+        is_joint = self._site is not None and save.keep is not None
+        is_saved = save.error is None
+        is_saved_by_all = self._site.agree(is_saved) if self._site is not None and is_joint else is_saved
+        if save.error is not None and not save.is_told:
             raise save.error
+        if is_joint and not is_saved_by_all:
+            raise CheckpointError("a rank of this site could not save the last checkpoint; no older one was deleted")
+        if save.keep is None or not is_joint:
+            return None
+        return partial(_prune, save.path.parent, save.revision, save.keep, self._site)
 
-    def _write(self, save: _Save, contents: Contents) -> None:
+    def _write(self, save: _Save, contents: Contents, prune: Callable[[], None] | None, is_file: bool) -> None:
         try:
+            if prune is not None:
+                prune()
+            if not is_file:
+                folder = save.path.parent
+                tensor_file.make_folder(folder)
+                if self._site is None and not tensor_file.claim(folder):
+                    logger.warning(SHARED, folder)
+                newer = [revision for revision, _ in _named(folder, self._site) if revision > save.revision]
+                if newer:
+                    logger.warning(NEWER, folder, save.revision, newer[0])
             tensor_file.write(save.path, contents)
             if save.keep is not None and self._site is None:
                 _prune(save.path.parent, save.revision, save.keep, None)
             logger.info("saved %s", save.path)
-        except BaseException as error:  # raised by `wait`, where the caller is
+        except BaseException as error:  # raised where the caller is
             save.error = error
             if save.thread is not None:
                 logger.error("saving %s failed, which the next save will raise: %r", save.path, error)
@@ -308,12 +339,6 @@ class Checkpoints:
         }
         return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(parts.tensors)})
 
-    def _warn_of_newer(self, folder: Path, revision: int) -> None:
-        newer = [piece.revision for piece in pieces(folder, self._site) if piece.revision > revision]
-        if newer:
-            what = "%s holds checkpoints newer than revision %d, of which %d will be loaded: use a folder for each run"
-            logger.warning(what, folder, revision, max(newer))
-
 
 def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
     return {name: entry_of(tensor) for name, tensor in tensors.items()}
@@ -321,6 +346,11 @@ def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
 
 def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
     """Deletes all but the newest `keep` of those up to `revision`."""
-    older = [piece for piece in pieces(folder, site) if piece.revision <= revision]
-    for piece in older[:-keep]:
-        piece.path.unlink(missing_ok=True)
+    kept = 0
+    for own, path in _named(folder, site):
+        if own > revision or _save_of(path) is None:
+            continue
+        if kept < keep:
+            kept += 1
+        else:
+            path.unlink(missing_ok=True)

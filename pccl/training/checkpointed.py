@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pccl import Communicator, PCCLError, Result
 from pccl.training.checkpoint import Checkpoints, Loaded, Piece, Snapshot, is_one_file, load, piece_at, pieces
+from pccl.training.membership import Membership
 from pccl.training.site import Site
 from pccl.training.tensor_file import CheckpointError
 from pccl.training.tensor_tree import Shard
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 class Checkpointed(ABC):
     """The base of the training classes: saves what `_snapshot` gives, and hands it to `_restore`."""
 
+    _communicator: Communicator
+    _membership: Membership
     _site: Site | None = None
     _checkpoints: Checkpoints | None = None
 
@@ -76,8 +80,10 @@ class Checkpointed(ABC):
 
         With `missing_ok`, False if nothing is there. With a site it is a joint call of its ranks, which all load the
         newest step that all of them have. OSError; CheckpointError: it is damaged, or of another model, class or newer
-        version, or the ranks have no step in common. Nothing has been changed then.
+        version, or the ranks have no step in common; PCCLError INVALID_USAGE: this peer has joined, and the others
+        would not have what it loads. Nothing has been changed then.
         """
+        self._require_not_joined()
         found, error = [], ""
         try:
             found = self._found(Path(path))
@@ -99,6 +105,16 @@ class Checkpointed(ABC):
         self._restore(loaded.state, loaded.revision)
         logger.info("loaded %s, revision %d", piece.path, loaded.revision)
         return True
+
+    def _require_not_joined(self) -> None:
+        if not self._membership.is_under_way:
+            return
+        try:
+            self._communicator.world_size  # noqa: B018
+        except PCCLError:
+            return  # it has left; `reconnect` joins with what is loaded
+        what = "this peer trains with others, who would not have what it loads: call load before join"
+        raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
     def _found(self, path: Path) -> list[Piece]:
         """What there is to load, oldest first."""

@@ -132,6 +132,31 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """With those above it, durably."""
+    if not path.is_dir():
+        make_folder(path.absolute().parent)
+        path.mkdir(exist_ok=True)
+        flush_folder(path.absolute().parent)
+
+
+_claims: dict[str, int] = {}
+"""Folders, and the open files that hold their locks as long as this process lives."""
+
+
+def claim(folder: Path) -> bool:
+    """Whether no other process that lives has claimed it; answers False once, then True."""
+    name = os.path.realpath(folder)
+    if name in _claims:
+        return True
+    _claims[name] = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(_claims[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # some file systems have no locks
+    return True
+
+
 def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
     """A file of this process alone, locked."""
     while True:
@@ -157,8 +182,8 @@ def remove_abandoned(folder: Path) -> None:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
-        except (FileNotFoundError, BlockingIOError):
-            continue
+        except OSError:
+            continue  # it is gone, being written, or somebody else's
 
 
 def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
