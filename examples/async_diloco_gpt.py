@@ -46,7 +46,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
             diloco.digest(),
         )
 
-    checkpoint = run.resume(diloco)
+    run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or enters a run that is under way
     steps: list[OuterStep] = []
     losses: list[float] = []
@@ -55,14 +55,12 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
         first = diloco.outer_steps * inner
         losses += [trainer.step(first + i) for i in range(inner)]
         steps.append(diloco.outer_step())
-        if checkpoint is not None:
-            diloco.save(checkpoint)
+        run.save(diloco)
         if diloco.outer_steps % options.fragments == 0:
             loss = sum(losses) / len(losses)
             show(steps, loss)
             steps, losses = [], []
     show([diloco.finish()], loss)
-    if checkpoint is not None:
-        diloco.save(checkpoint)
+    run.save(diloco)
 
 progress.finish(diloco.digest())

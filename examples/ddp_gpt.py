@@ -2,7 +2,8 @@
 
     pccl launch -n 4 examples/ddp_gpt.py
 
-`--steps` times `--inner` steps are made, and a row is shown after each `--inner`. Between hosts as diloco_gpt.py.
+`--steps` times `--inner` steps are made; a row is shown, and with `--checkpoint run` a checkpoint saved, after each
+`--inner`. Between hosts as diloco_gpt.py.
 """
 
 import os
@@ -17,6 +18,7 @@ options, model, trainer, progress = run.options, run.model, run.trainer, run.pro
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
     ddp = DDP(communicator, model, trainer.optimizer, quantization=run.quantization, bucket_bytes=64 << 10)
+    run.resume(ddp)
     ddp.join(options.peers)  # waits for all, or enters a run that is under way
     loss, sent_bytes, waited_s = 0.0, 0, 0.0
     while ddp.revision < options.steps * options.inner:
@@ -25,6 +27,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
         sent_bytes += step.tx_bytes
         waited_s += step.waited_s
         if step.revision % options.inner == 0:
+            run.save(ddp)
             validation_loss = model.validation_loss(run.corpus) if progress.is_shown else None
             progress.add(
                 step.revision,

@@ -4,7 +4,7 @@
 
 Peer 0 prints the table. Kill any process with `kill -9`, and add others while it runs with what they print at the
 start: the rest go on, newcomers get the state from them. With `--quantize 8` a quarter of the bytes is sent.
-`--checkpoint run` keeps a file for each peer in the folder `run`; the same command once more resumes from there.
+`--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command once more resumes.
 `--plot loss.png` draws the losses (pip install 'pccl[torch,plot]').
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
@@ -26,14 +26,13 @@ options, model, trainer, progress = run.options, run.model, run.trainer, run.pro
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
     diloco = DiLoCo(communicator, model, trainer.optimizer, quantization=run.quantization)
-    checkpoint = run.resume(diloco)
+    run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or enters a run that is under way
     while diloco.revision < options.steps:
         first = diloco.revision * options.inner
         loss = sum(trainer.step(first + i) for i in range(options.inner)) / options.inner
         step = diloco.outer_step()
-        if checkpoint is not None:
-            diloco.save(checkpoint)
+        run.save(diloco)
         progress.add(
             step.revision * options.inner,
             step.revision,

@@ -9,7 +9,8 @@ shard.
 
 Site 0 prints the table. Kill any process with `kill -9`, a rank or the whole site: its mates go too, the other sites go
 on. Start it again with what it printed at the start: it gets the shards from the others. `--quantize 8` sends a quarter
-of the bytes, `--plot loss.png` draws the losses (pip install 'pccl[torch,plot]').
+of the bytes, `--checkpoint run` keeps the last two steps of each rank and resumes from there, `--plot loss.png` draws
+the losses (pip install 'pccl[torch,plot]').
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
 
@@ -20,6 +21,7 @@ import argparse
 import hashlib
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +52,9 @@ def train(rank: int, options: argparse.Namespace, rendezvous: str) -> None:
     site = Site.of_process_group()
     with site.communicator(os.environ["PCCL_MASTER"]) as communicator:
         diloco = DiLoCo(communicator, model, optimizer, quantization=quantization, site=site)
+        folder = options.checkpoint / f"site-{options.index}" if options.checkpoint is not None else None
+        if folder is not None:
+            diloco.load(folder, missing_ok=True)  # the newest step that all ranks have saved
         diloco.join(options.peers)  # waits for all sites, or enters a run that is under way
         while diloco.revision < options.steps:
             first = diloco.revision * options.inner
@@ -63,6 +68,8 @@ def train(rank: int, options: argparse.Namespace, rendezvous: str) -> None:
                 optimizer.step()
                 loss += float(inner_loss.detach()) / options.inner
             outer = diloco.outer_step()
+            if folder is not None:
+                diloco.save(folder, keep=2, background=True)
             validation_loss = model.validation_loss(corpus)  # all ranks: the layers are gathered from all
             losses, sent_bytes, waited_s = zip(*gather((loss, outer.tx_bytes, outer.waited_s)), strict=True)
             digest = joint_digest(diloco)
@@ -101,6 +108,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
     parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
     parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits of an element on the wire")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save every outer step there, and resume")
     options = parser.parse_args()
     announce(options)
     with tempfile.TemporaryDirectory() as folder:

@@ -79,13 +79,24 @@ def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     assert len(set(_digests(lines))) == 1
 
 
-def test_fsdp_diloco_with_torch() -> None:
+def test_fsdp_diloco_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    lines = _run("-n", "2", "examples/fsdp_diloco.py", "--steps", "2", "--inner", "2", "--quantize", "8")
+    command = ["examples/fsdp_diloco.py", "--inner", "2", "--quantize", "8", "--checkpoint", str(tmp_path)]
+    lines = _run("-n", "2", *command, "--steps", "2")
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"]]
     digests = _digests(lines)
     assert len(digests) == 2
     assert len(set(digests)) == 1
+
+
+@pytest.mark.slow
+def test_fsdp_diloco_with_torch_resumes_from_the_step_that_all_ranks_have(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = ["-n", "1", "examples/fsdp_diloco.py", "--inner", "2", "--steps", "2", "--checkpoint", str(tmp_path)]
+    assert [row[0] for row in _table(_run(*command))] == ["2", "4"]
+    # As if a rank had been killed before its last save.
+    (tmp_path / "site-0" / "step-000000002.rank-00001-of-00002.safetensors").unlink()
+    assert [row[0] for row in _table(_run(*command))] == ["4"]
 
 
 @pytest.mark.slow
@@ -125,9 +136,10 @@ def _ranks(pid: int) -> list[int]:
     return ranks
 
 
-def test_ddp_gpt_with_torch() -> None:
+def test_ddp_gpt_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    lines = _run("-n", "2", "examples/ddp_gpt.py", *SHORT)
+    command = ["-n", "2", "examples/ddp_gpt.py", *SHORT, "--checkpoint", str(tmp_path)]
+    lines = _run(*command)
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
 

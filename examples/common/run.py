@@ -12,7 +12,7 @@ from common.gpt import GPT, Trainer
 from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
-from pccl.training import AsyncDiLoCo, DiLoCo
+from pccl.training import DDP, AsyncDiLoCo, DiLoCo
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,21 @@ class Run:
     quantization: QuantizationOptions | None
     progress: Progress
 
-    def resume(self, diloco: DiLoCo | AsyncDiLoCo) -> Path | None:
-        """Where `--checkpoint` has this peer save; what is there already is loaded. None without it."""
-        if self.options.checkpoint is None:
-            return None
-        path: Path = self.options.checkpoint / f"peer-{self.options.index}.npz"
-        path.parent.mkdir(exist_ok=True)
-        if path.exists():
-            diloco.load(path)
-        return path
+    def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
+        """Takes up what this peer has saved with `--checkpoint`, if there is anything."""
+        if self.options.checkpoint is not None:
+            trained.load(self._folder, missing_ok=True)
+
+    def save(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
+        """Saves in the background, with `--checkpoint`."""
+        if self.options.checkpoint is not None:
+            trained.save(self._folder, keep=2, background=True)
+
+    @property
+    def _folder(self) -> Path:
+        """Of this peer alone."""
+        folder: Path = self.options.checkpoint / f"peer-{self.options.index}"
+        return folder
 
 
 def prepare(description: str, fragments: int | None = None) -> Run:

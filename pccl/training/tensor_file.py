@@ -24,6 +24,7 @@ import re
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -163,7 +164,8 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # of file systems without locks; there nothing is taken for abandoned
+                fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file.fileno()).st_nlink:  # else somebody took it for abandoned, before it was locked
                 return path, file
         except BaseException:
