@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode
-from pccl.training import DDP, CheckpointError, DiLoCo, local_shard, tensor_file
+from pccl.training import DDP, AsyncDiLoCo, CheckpointError, DiLoCo, local_shard, tensor_file
 from tests.crew import together
 
 torch = pytest.importorskip("torch")
@@ -105,7 +105,7 @@ def with_statistics() -> Any:
 
 
 def diloco_of(module: Any) -> Any:
-    return DiLoCo(Communicator(NOWHERE), module, torch.optim.AdamW(module.parameters()))
+    return DiLoCo(Communicator(NOWHERE), module, torch.optim.AdamW(module.parameters()), buffers="local")
 
 
 def ddp_of(module: Any) -> Any:
@@ -125,6 +125,82 @@ def test_buffers_are_saved_where_they_are(tmp_path: Path, make: Callable[[Any], 
         assert torch.equal(ours, theirs)
     assert int(other[1].num_batches_tracked) == 1
     assert [tensor.data_ptr() for tensor in other.buffers()] == places
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, DDP])
+def test_the_state_after_loading_is_that_of_the_save(tmp_path: Path, kind: Any) -> None:
+    """With running statistics, which have moved on from what peers have in common, and with a scheduler."""
+
+    def made(address: str) -> tuple[Any, Any, Any]:
+        module = with_statistics()
+        optimizer = torch.optim.AdamW(module.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        communicator = Communicator(address)
+        return kind(communicator, module, optimizer, shared={"schedule": schedule}), module, schedule
+
+    with MasterNode("127.0.0.1:0") as master:
+        trained, module, schedule = made(master.address)
+        trained._communicator.connect()
+        trained.join()
+        for _ in range(3):
+            module(torch.randn(16, 4)).pow(2).mean().backward()
+            if kind is DDP:
+                trained.step()
+            else:
+                trained.inner.step()
+                trained.outer_step()
+            schedule.step()
+        trained.save(tmp_path)
+        digest = trained.digest()
+        trained._communicator.close()
+    again, other, schedule_again = made(NOWHERE)
+    again.load(tmp_path)
+    assert again.digest() == digest
+    assert schedule_again.last_epoch == 3
+    if kind is not AsyncDiLoCo:  # an average in flight, and what goes beyond it, are not saved
+        for ours, theirs in zip(other.state_dict().values(), module.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_shared_objects_that_only_one_side_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def made(*names: str) -> DiLoCo:
+        module = with_statistics()
+        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.AdamW(module.parameters()), 1)
+        return DiLoCo(Communicator(NOWHERE), module, shared=dict.fromkeys(names, schedule))
+
+    made("both", "old").save(tmp_path)
+    made("both", "new").load(tmp_path)
+    path = tmp_path / "step-000000000.safetensors"
+    assert f"'shared old' is not shared here: {path} has it" in caplog.text
+    assert f"'shared new' stays as it is: {path} lacks it" in caplog.text
+    assert "both" not in caplog.text
+
+
+def test_nothing_is_changed_by_what_does_not_fit(tmp_path: Path) -> None:
+    first = diloco_of(with_statistics())
+    first._state.revision = 3
+    first._parameters += 1
+    first.save(tmp_path)
+    module = with_statistics()
+    groups = [{"params": [parameter]} for parameter in module.parameters()]
+    other = DiLoCo(Communicator(NOWHERE), module, torch.optim.AdamW(groups))
+    before = other.digest()
+    with pytest.raises(CheckpointError, match=r"the inner optimizer does not take what was saved of it: .*groups"):
+        other.load(tmp_path)
+    module = with_statistics()
+    module.register_buffer("odd", torch.zeros(2))
+    more = diloco_of(module)
+    with pytest.raises(CheckpointError, match="tensor 'odd' is only here"):
+        more.load(tmp_path)
+    assert other.digest() == before
+
+
+def test_buffers_that_cannot_be_written_may_be_loaded(tmp_path: Path) -> None:
+    module = with_statistics()
+    module.register_buffer("expanded", torch.ones(1).expand(3))
+    diloco = DiLoCo(Communicator(NOWHERE), module)
+    diloco.save(tmp_path)
+    diloco.load(tmp_path)
 
 
 def test_another_ddp_is_refused(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class _Place:
             )
         if self.dtype.is_complex:
             tensor = torch.view_as_real(tensor.resolve_conj())
-        return tensor.to("cpu", dtype).reshape(-1)
+        return tensor.to("cpu", dtype).reshape(-1).contiguous()  # expanded ones are neither
 
     def made(self, torch: Any, vector: NDArray[Any]) -> Any:
         """A tensor of this buffer's shape and dtype."""

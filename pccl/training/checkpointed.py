@@ -160,6 +160,10 @@ class Checkpointed(ABC):
         for what, theirs, ours in (("model", snapshot.layout, own.layout), ("run", snapshot.options, own.options)):
             if theirs != ours:
                 raise CheckpointError(f"{path} is of another {what}: {_first_difference(theirs, ours)}")
+        shared = [each.state.get("shared", {}).keys() for each in (snapshot, own)]
+        for name in sorted(shared[0] ^ shared[1]):
+            here, there = ("is not shared here", "has it") if name in shared[0] else ("stays as it is", "lacks it")
+            logger.warning("%r %s: %s %s", name, here, path, there)
         return snapshot
 
 

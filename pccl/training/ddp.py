@@ -57,7 +57,7 @@ from pccl.training.membership import Admission, Average, Averaged, Membership, f
 from pccl.training.module_face import ModuleFace
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
-from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors
+from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors, require_like
 from pccl.training.veto import FINE, Objection, Veto
 
 BUCKET_BYTES = 4 << 20
@@ -312,8 +312,11 @@ class DDP(ModuleFace, Checkpointed):
         )
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
+        parameters = dict(self.module.named_parameters())
+        require_like(parameters, state["parameters"])
+        require_like(buffers_of(self.module), state["buffers"])
         assign_optimizer(self._optimizer, state["optimizer"])
-        assign(dict(self.module.named_parameters()), state["parameters"])
+        assign(parameters, state["parameters"])
         assign(buffers_of(self.module), state["buffers"])
         self._contract.load_state_dict(state.get("shared", {}))
         self._state.revision = revision

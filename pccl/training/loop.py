@@ -34,7 +34,7 @@ from pccl.training.report import StepReport, report_of
 from pccl.training.site import Site
 from pccl.training.tensor_file import CheckpointError
 from pccl.training.tensor_tree import Shard
-from pccl.training.torch_state import assign, buffers_of, distributed_like
+from pccl.training.torch_state import assign, buffers_of, distributed_like, require_like
 from pccl.training.weighted import NotedAverage
 
 ROLL_CALL, NOTES = 1, 2
@@ -282,21 +282,29 @@ class OuterLoop(Checkpointed):
             "parameters": self._parameters,
             "momentum": self._momentum,
             "buffers": buffers_of(self._model),
+            "common buffers": dict(self._contract.buffers.tensors()),
             "shared": self._contract.state_dict(),
             "inner": self._inner.state_dict() if self._inner is not None else None,
         }
         return Snapshot(self.revision, state, self._replica.layout)
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
+        buffers = buffers_of(self._model)
         if self._parameters.shape != state["parameters"].shape:
             raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
-        assign(buffers_of(self._model), state.get("buffers", buffers_of(self._model)))
+        require_like(buffers, state.get("buffers", buffers))
+        if self._inner is not None and state["inner"] is not None:
+            try:
+                self._inner.load_state_dict(state["inner"])
+            except (ValueError, KeyError) as error:
+                raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
+        assign(buffers, state.get("buffers", buffers))
         self._parameters[...] = state["parameters"]
         self._momentum[...] = state["momentum"]
         self._state.revision = revision
-        if self._inner is not None and state["inner"] is not None:
-            self._inner.load_state_dict(state["inner"])
         self._contract.load_state_dict(state.get("shared", {}))
+        for name, vector in self._contract.buffers.tensors():
+            vector[...] = state.get("common buffers", {}).get(name, vector)
         self._has_begun = True
         self.show_outer()
 

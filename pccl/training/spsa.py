@@ -62,7 +62,7 @@ from pccl.training.report import StepReport
 from pccl.training.seats import Seats, reduce_among_all
 from pccl.training.step_log import LogError, LogFile, Mark, Step
 from pccl.training.tensor_file import CheckpointError
-from pccl.training.torch_state import assign, buffers_of
+from pccl.training.torch_state import assign, buffers_of, require_like
 
 SEATS, ROLL_CALL, CATCH_UP = 0, 1, 2
 """Tags, counted from this object's own."""
@@ -382,7 +382,9 @@ class SPSA(Checkpointed):
         return Snapshot(self.revision, state, self._layout, repr(self._options))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        assign(buffers_of(self._model), state.get("buffers", buffers_of(self._model)))
+        buffers = buffers_of(self._model)
+        require_like(buffers, state.get("buffers", buffers))
+        assign(buffers, state.get("buffers", buffers))
         for name, tensor in self._tensors.items():
             tensor.assign(state["parameters"][name])
         self._grid.exponents[...] = state["exponents"]

@@ -39,21 +39,32 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def assign(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Copies `values` into the tensors of the same names. CheckpointError, before any is changed, where names or shapes
-    differ."""
+def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """CheckpointError where names or shapes differ."""
     if missing := tensors.keys() ^ values.keys():
-        name = sorted(missing)[0]
+        name = min(missing)
         raise CheckpointError(f"tensor {name!r} is only {'here' if name in tensors else 'in the checkpoint'}")
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != tuple(values[name].shape):
             shapes = tuple(values[name].shape), tuple(tensor.shape)
             raise CheckpointError(f"tensor {name!r} has shape {shapes[0]} in the checkpoint and {shapes[1]} here")
+
+
+def assign(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Copies `values` into the tensors of the same names, which are to be as many as `require_like` says."""
     if not tensors:
         return  # torch may not be there
-    with sys.modules["torch"].no_grad():
+    torch = sys.modules["torch"]
+    with torch.no_grad():
         for name, tensor in tensors.items():
-            local_shard(tensor).copy_(local_shard(values[name]))
+            held, value = local_shard(tensor), local_shard(values[name])
+            if _is_expanded(held) and torch.equal(held, value.to(held)):
+                continue  # elements that share their memory cannot be written
+            held.copy_(value)
+
+
+def _is_expanded(tensor: Any) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -72,7 +83,9 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         for name, value in entries.items()
         if isinstance(value, torch.Tensor)
     }
-    assign(optimizer_tensors(optimizer), values)
+    tensors = optimizer_tensors(optimizer)
+    require_like(tensors, values)
+    assign(tensors, values)
     for index, entries in saved.items():
         for name, value in entries.items():
             if not isinstance(value, torch.Tensor):
