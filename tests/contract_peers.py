@@ -8,7 +8,7 @@ from typing import Any
 from pccl import Communicator
 from pccl.training import DDP, SPSA, AsyncDiLoCo, DiLoCo, SPSAOptions
 
-KINDS = ["ddp", "sync", "async", "fragments"]
+KINDS = ["ddp", "sync", "async", "fragments", "spsa"]
 INNER_STEPS = 2
 
 
@@ -28,7 +28,8 @@ class ContractPeer:
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.communicator = Communicator(address)
-        options = {"shared": {"scheduler": self.scheduler}, "check_every": 1, **options}
+        shared = {"scheduler": self.scheduler} | ({"optimizer": self.optimizer} if kind == "spsa" else {})
+        options = {"shared": shared, "check_every": 1, **options}
         self.training = self._new_training(options)
         self.digests: dict[int, str] = {}
         self.worlds: list[int] = []
@@ -64,6 +65,7 @@ class ContractPeer:
         if self.kind == "spsa":
             with self.torch.no_grad():
                 step = self.training.step(lambda direction: float(self.loss(direction)))
+            self.optimizer.step()  # without gradients it moves nothing; the scheduler wants it
         elif self.kind == "ddp":
             self.loss().backward()
             self.training.synchronize()

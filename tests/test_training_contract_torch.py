@@ -44,8 +44,7 @@ def test_a_newcomer_goes_on_with_the_schedule_and_the_buffers_of_the_others(mast
     assert len(newcomer.digests) >= 5
     assert len({peer.optimizer.param_groups[0]["lr"] for peer in peers}) == 1
     assert len({peer.scheduler.last_epoch for peer in peers}) == 1
-    if kind != "spsa":
-        assert peers[0].optimizer.param_groups[0]["lr"] < 0.1 * 0.9**7
+    assert peers[0].optimizer.param_groups[0]["lr"] < 0.1 * 0.9**7
     if kind not in ("async", "fragments"):  # where an exchange is on its way, each has its own
         assert len({peer.running_mean.numpy().tobytes() for peer in peers}) == 1
     assert float(peers[0].running_mean.abs().sum()) > 0

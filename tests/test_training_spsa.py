@@ -51,7 +51,7 @@ def test_peers_with_one_direction_move_as_one_peer_with_as_many() -> None:
 
 
 def test_a_step_costs_a_byte_for_each_direction(master: MasterNode) -> None:
-    peers = spsa_crew(master, 3, replace(OPTIONS, directions=2), admit_every=100)
+    peers = spsa_crew(master, 3, replace(OPTIONS, directions=2), admit_every=100, check_every=100)
     before = peers[0].communicator.stats["tx_payload_bytes"]
     each_runs(peers, 10)
     for peer in peers:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,7 @@ class Buffers:
         self._moved: Floats = self.floats
         self._most: Integers = self.integers
         self._bytes = np.empty(0, np.uint8)
+        self._own: tuple[Floats, Integers] | None = None
         self.adopt()
 
     @property
@@ -163,7 +165,27 @@ class Buffers:
 
     def show(self) -> None:
         """Puts the common values into the module."""
+        self._own = None
         self._write(self.floats, self.integers)
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """In here the module has this peer's own values, as forward passes leave them, and outside the common ones."""
+        if self.is_empty:
+            yield
+            return
+        self.show_own()
+        try:
+            yield
+        finally:
+            own = self._read()
+            self.show()
+            self._own = own
+
+    def show_own(self) -> None:
+        """Puts this peer's own values into the module, where `own` has found any."""
+        if self._own is not None:
+            self._write(*self._own)
 
     def launch(self, communicator: Communicator, tag: int, step: int) -> None:
         """Sends what the module has; `land` takes what comes of it. Uses `tag` and `tag + 1`. A joint call.

@@ -71,10 +71,18 @@ class DivergenceError(RuntimeError):
 class Snapshot:
     """The digests of a state at rest."""
 
-    def __init__(self, revision: int, tensors: Iterable[tuple[str, Any]], objects: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        revision: int,
+        tensors: Iterable[tuple[str, Any]],
+        objects: Mapping[str, bytes],
+        digests: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`digests` are of further tensors."""
         self.revision = revision
         self.objects = objects
-        self.digests = {name: _digest(tensor) for name, tensor in tensors}
+        self.digests = {name: digest_of(tensor) for name, tensor in tensors}
+        self.digests |= digests or {}
         self.digests |= {name: blake3.blake3(data).digest() for name, data in objects.items()}
 
     def digest(self) -> bytes:
@@ -86,7 +94,7 @@ class Snapshot:
         return hasher.digest()
 
 
-def _digest(tensor: Any) -> bytes:
+def digest_of(tensor: Any) -> bytes:
     """Of a NumPy array or a torch tensor: dtype, shape and elements in C order."""
     if not isinstance(tensor, np.ndarray):
         data = state_codec.bytes_of(tensor, "tensor")
@@ -188,10 +196,11 @@ class Check:
         self._gap = 1
 
     def come_soon(self, revision: int) -> None:
-        """After an admission: compares at the next step, and from there on ever more rarely."""
+        """After an admission: compares as often as it was told, or at the next step and from there on ever more
+        rarely."""
         self._snapshot = None
-        self._gap = 1
-        self._next = revision + 1
+        self._gap = self._every or 1
+        self._next = revision + self._gap
 
     def _proposal(self, revision: int) -> int:
         if self._every is not None:

@@ -29,9 +29,10 @@ from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
 from pccl.training import state_codec
 from pccl.training.buffers import Buffers
 from pccl.training.checkpoint import Stateful
-from pccl.training.consistency import Check, Snapshot
+from pccl.training.consistency import Check, Snapshot, digest_of
 from pccl.training.membership import Averaged
 from pccl.training.seats import until_committed
+from pccl.training.shards import local_shard
 
 TAGS = 1 << 62
 """Its tags are from here on, 8 for each tag of the training object that it belongs to."""
@@ -75,15 +76,18 @@ class Contract:
         communicator: Communicator,
         *,
         tensors: Callable[[], Iterable[tuple[str, Any]]],
+        frozen: Mapping[str, Any] | None = None,
         buffers: Buffers,
         shared: Mapping[str, Stateful] | None,
         groups: ParamGroups | None = None,
         compares_groups: bool = True,
         check_every: int | None = None,
         tag: int = 0,
+        adopt: Callable[[], None] | None = None,
     ) -> None:
-        """`tensors` gives what is compared by name, whenever it is called; buffers and objects are beside it.
-        ValueError or TypeError for what cannot be shared."""
+        """`tensors` gives what is compared by name, whenever it is called; objects are beside it, and so are `frozen`
+        torch tensors that nobody gets and that all are to build alike. `adopt` is called when the shared state has been
+        synchronized. ValueError or TypeError for what cannot be shared."""
         objects = dict(shared) if shared is not None else {}
         for name, each in objects.items():
             if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
@@ -94,6 +98,9 @@ class Contract:
         self._tag = tag
         self._communicator = communicator
         self._tensors = tensors
+        self._adopt = adopt
+        self._frozen = frozen or {}
+        self._frozen_digests: dict[str, tuple[Any, bytes]] = {}
         self.buffers = buffers
         self._objects: dict[str, Stateful] = {f"shared {name}": each for name, each in sorted(objects.items())}
         self._shared = [*self._objects]
@@ -149,6 +156,12 @@ class Contract:
         self._check.land()
         return self.buffers.land()
 
+    def exchange_own_buffers(self, revision: int) -> Averaged:
+        """Where forward passes are made within `Buffers.own`: makes common what they have left, at once."""
+        self.buffers.show_own()
+        self.launch_buffers(revision)
+        return self.buffers.land()
+
     def land_check(self) -> None:
         """As `land`, without the buffers."""
         self._check.land()
@@ -160,12 +173,13 @@ class Contract:
 
     def check(self, revision: int) -> None:
         """Compares at once, between two steps. DivergenceError."""
+        self._frozen_digests.clear()
         self._check.check(lambda: self.snapshot(revision))
 
     def snapshot(self, revision: int) -> Snapshot:
         """Of the state as it is. Not a joint call."""
         objects = {name: data for name, data in self._encoded().items() if name not in self._uncompared}
-        return Snapshot(revision, self._tensors(), objects)
+        return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
 
     def digest(self, revision: int) -> str:
         """In hexadecimal. Not a joint call."""
@@ -183,12 +197,27 @@ class Contract:
         if world_size < 2:
             self._check.come_soon(revision)
             return
+        if self._adopt is not None:
+            self._adopt()
         self._hand_over(revision, is_source, has_them=is_source)
         if not is_source:
             self.buffers.show()
         self._is_new, self._must_align = is_new, True
         self._check.check(lambda: self.snapshot(revision), is_new=is_new)
         self._check.come_soon(revision)
+
+    def _digests_of_frozen(self) -> dict[str, bytes]:
+        """Hashed anew where they were written since, and, as writes through `.data` cannot be told, by `check`."""
+        found = {}
+        for name, tensor in self._frozen.items():
+            shard = local_shard(tensor)
+            # What was made in inference mode has no version.
+            key = None if shard.is_inference() else (shard.data_ptr(), shard._version)
+            known = self._frozen_digests.get(name)
+            if known is None or key is None or known[0] != key:
+                known = self._frozen_digests[name] = key, digest_of(shard)
+            found[name] = known[1]
+        return found
 
     def _encoded(self) -> dict[str, bytes]:
         found = {}
@@ -246,6 +275,13 @@ class Contract:
         for name, own in self._encoded().items():
             if encoded[name] != own:
                 self._objects[name].load_state_dict(state_codec.decode(encoded[name]))
+
+
+def frozen_parameters(model: Any) -> dict[str, Any]:
+    """Those of a torch module that do not require gradients, by what they are called in an account."""
+    if not hasattr(model, "named_parameters"):
+        return {}
+    return {f"frozen parameter {name}": p for name, p in model.named_parameters() if not p.requires_grad}
 
 
 def _tag(tag: int, number: int) -> int:

@@ -25,7 +25,7 @@ from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedSta
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
-from pccl.training.contract import Contract, ParamGroups
+from pccl.training.contract import Contract, ParamGroups, frozen_parameters
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.pace import Pace
@@ -113,6 +113,7 @@ class OuterLoop(Checkpointed):
         self._contract = Contract(
             communicator,
             tensors=self._compared,
+            frozen=frozen_parameters(model),
             buffers=exchanged_buffers(model, buffers),
             shared=shared,
             groups=ParamGroups(inner) if hasattr(inner, "param_groups") else None,
@@ -131,7 +132,7 @@ class OuterLoop(Checkpointed):
         return Membership(self._communicator, self._state, tag, site=self._site, joint=self._contract)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        """By name: the outer state, and the parameters that are not trained."""
+        """By name: the outer state and the common buffers."""
         for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
             first = 0
             for name, size in self._replica.sizes:

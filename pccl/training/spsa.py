@@ -29,6 +29,9 @@ eight peers with one, bit for bit, as far as they compute losses alike.
 and move along the directions of whoever is left. Newcomers are let in every `admit_every` steps, because asking costs
 a round trip to the master.
 
+*Buffers* that forward passes change, such as running statistics, are each peer's own during the evaluations. Between
+steps the module has the common ones, which are moved on every `admit_every` steps (`pccl.training.buffers`).
+
 *The log.* Weights are a function of those one began with and of the steps since: who took part, and their bytes. A
 newcomer that has the weights of some earlier revision, as a rule those that everybody builds at first, gets the steps
 it lacks, a few bytes each, and makes them; the digests of the state tell whether it arrived. Who is too far behind, or
@@ -42,7 +45,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +56,13 @@ from numpy.typing import NDArray
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl.floating_point import default_environment
 from pccl.training import gradient_byte, step_log
-from pccl.training.checkpoint import Loaded, Snapshot
+from pccl.training.buffers import AVERAGE, exchanged_buffers
+from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
+from pccl.training.contract import Contract
 from pccl.training.grid import Grid
 from pccl.training.in_place import tensors_of
-from pccl.training.membership import Admission, Membership, fingerprint
+from pccl.training.membership import NO_UPDATE, Admission, Membership, fingerprint
 from pccl.training.report import StepReport
 from pccl.training.seats import Seats, reduce_among_all
 from pccl.training.step_log import LogError, LogFile, Mark, Step
@@ -111,7 +116,7 @@ class SPSAOptions:
 class SPSAStep(StepReport):
     """What a step did. `revision` counts the steps so far, `world_size` the peers whose directions the weights have
     moved along (1: alone), and the bytes are those of the exchange, which takes as many as there are directions from
-    each peer to each other one."""
+    each peer to each other one, and every `admit_every` steps those of the buffers."""
 
     loss: float
     """The mean of this peer's own evaluations, perturbed as they were."""
@@ -129,12 +134,20 @@ class SPSA(Checkpointed):
         admit_every: int = 10,
         replay_max: int = 10_000,
         log: str | os.PathLike[str] | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
         tag: int = 0,
     ) -> None:
         """`model` is a torch module on the CPU or a CUDA device, or a mapping of names to NumPy arrays, of float32; its
         parameters are rounded a little (`pccl.training.grid`). All peers build the same, and give the same `options`,
         `admit_every` and `replay_max`, which is how many steps back newcomers are brought up by the log. `log` is a
-        file of this peer's own. Uses the tags `tag` to `tag + 2`.
+        file of this peer's own. Uses the tags `tag` to `tag + 2`, and those of `pccl.training.contract`.
+
+        `shared` are objects whose `state_dict()` is part of the run: newcomers load it, and it is compared. `buffers`
+        is what becomes of a module's buffers every `admit_every` steps: "average" (floating-point ones by the mean,
+        others by the maximum), "first" (from the peer of rank 0) or "local". `check_every` is after how many steps
+        peers compare digests of all they have in common; None: as often as it takes less than a thousandth of the time.
 
         TypeError or ValueError for what cannot be trained, and for other arguments; OSError or LogError of the file.
         """
@@ -151,8 +164,18 @@ class SPSA(Checkpointed):
         self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
         self._former_run = self._run
+        self._contract = Contract(
+            communicator,
+            tensors=self._compared,
+            adopt=self._grid.adopt,
+            buffers=exchanged_buffers(model, buffers),
+            shared=shared,
+            check_every=check_every,
+            tag=tag,
+        )
         infos = [tensor.info(name) for name, tensor in self._tensors.items()]
-        self._state = SharedState([*infos, TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}")])
+        infos.append(TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}"))
+        self._state = SharedState([*infos, *self._contract.infos()])
         self._layout = layout
         self._recent: deque[Step] = deque(maxlen=replay_max)
         """The steps that led here, without a gap."""
@@ -161,7 +184,13 @@ class SPSA(Checkpointed):
         self._seats = Seats(communicator, tag + SEATS)
 
     def _new_membership(self) -> Membership:
-        return Membership(self._communicator, self._state, self._tag + ROLL_CALL, before_sync=self._hand_on_the_log)
+        return Membership(
+            self._communicator,
+            self._state,
+            self._tag + ROLL_CALL,
+            before_sync=self._hand_on_the_log,
+            joint=self._contract,
+        )
 
     @property
     def revision(self) -> int:
@@ -169,13 +198,25 @@ class SPSA(Checkpointed):
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3 of revision and weights in hexadecimal: equal on all peers after every step."""
+        """BLAKE3, in hexadecimal, of all that peers have in common: weights, the buffers that are not local, and what
+        was handed over. Equal on all peers after every step."""
+        return self._contract.digest(self.revision)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        self._grid.require_home()
+        yield "grid", self._grid.exponents
+        for name, tensor in self._tensors.items():
+            yield f"parameter {name}", tensor.numpy()
+        yield from self._contract.buffers.module_tensors()
+
+    def _weights_digest(self) -> bytes:
+        """Of revision and weights alone, which a log leads to."""
         self._grid.require_home()
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         hasher.update(self._grid.exponents.data.cast("B"))
         for tensor in self._tensors.values():
             hasher.update(tensor.numpy().data.cast("B"))
-        return hasher.hexdigest()
+        return hasher.digest()
 
     # Peers.
 
@@ -199,6 +240,7 @@ class SPSA(Checkpointed):
         """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
         connected."""
         self._communicator = communicator
+        self._contract.renew(communicator)
         self._membership = self._new_membership()
         self._seats = Seats(communicator, self._tag + SEATS)
         return self.join(peers_min)
@@ -264,7 +306,8 @@ class SPSA(Checkpointed):
         `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
         What it raises comes through, with the weights as they were, and the step may be called again.
         FloatingPointError for a loss that is not finite; OverflowError, on all peers, where training has diverged;
-        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); OSError of the log. After a
+        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); DivergenceError, on all peers, where
+        they differ in what they must have in common; OSError of the log. After a
         KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE): `reconnect`. If
         it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`, or `reconnect`
         and get the others'.
@@ -273,16 +316,22 @@ class SPSA(Checkpointed):
         if self.revision >= STEPS_MAX:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
         try:
-            codes, loss_mean = self._evaluate(loss)
+            with self._contract.buffers.own():
+                codes, loss_mean = self._evaluate(loss)
             with self._membership.step("SPSA.step"):
                 started_s = time.monotonic()
+                self._contract.begin(self.revision)
                 exchanged = self._seats.exchange(codes, self.revision)
+                self._contract.land_check()
                 waited_s = time.monotonic() - started_s
                 self._move(Step(self.revision, exchanged.seats, exchanged.items))
                 started_s = time.monotonic()
                 admission = None
-                if self.revision % self._admit_every == 0 and self._membership.are_peers_pending():
-                    admission = self._admit()
+                of_buffers = NO_UPDATE
+                if self.revision % self._admit_every == 0:
+                    of_buffers = self._contract.exchange_own_buffers(self.revision)
+                    admission = self._admit() if self._membership.are_peers_pending() else None
+                self._contract.end(self.revision)
                 waited_s += time.monotonic() - started_s
         finally:
             self._grid.come_home()
@@ -290,9 +339,9 @@ class SPSA(Checkpointed):
             revision=self.revision,
             world_size=len(exchanged.seats),
             admitted=admission is not None,
-            aborted=exchanged.traffic.aborted,
-            tx_bytes=exchanged.traffic.tx_bytes,
-            rx_bytes=exchanged.traffic.rx_bytes,
+            aborted=exchanged.traffic.aborted + of_buffers.aborted,
+            tx_bytes=exchanged.traffic.tx_bytes + of_buffers.tx_bytes,
+            rx_bytes=exchanged.traffic.rx_bytes + of_buffers.rx_bytes,
             state_tx_bytes=admission.tx_bytes if admission is not None else 0,
             state_rx_bytes=admission.rx_bytes if admission is not None else 0,
             waited_s=waited_s,
@@ -358,13 +407,13 @@ class SPSA(Checkpointed):
                 made += 1
             elif entry.run != self._run:
                 raise LogError(f"the log is of another run, {entry.run!r}; this one is {self._run!r}")
-            elif entry.digest != bytes.fromhex(self.digest()):
+            elif entry.digest != self._weights_digest():
                 raise LogError(f"the log has other weights at revision {self.revision}, after {made} of its steps")
         return made
 
     def _mark(self) -> None:
         if self._log is not None:
-            self._log.add(Mark(self.revision, bytes.fromhex(self.digest()), self._run))
+            self._log.add(Mark(self.revision, self._weights_digest(), self._run))
 
     def close_log(self) -> None:
         """Ends the log file with a mark; without one it does nothing."""
@@ -379,6 +428,7 @@ class SPSA(Checkpointed):
         self._grid.require_home()
         tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
         state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
+        state["shared"] = self._contract.state_dict()
         return Snapshot(self.revision, state, self._layout, repr(self._options))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
@@ -388,6 +438,7 @@ class SPSA(Checkpointed):
         for name, tensor in self._tensors.items():
             tensor.assign(state["parameters"][name])
         self._grid.exponents[...] = state["exponents"]
+        self._contract.load_state_dict(state.get("shared", {}))
         self._state.revision = revision
         self._recent.clear()
         self._grid.adopt()
