@@ -20,6 +20,7 @@
     ddp            `DDP`: every step's gradients, averaged during the backward pass; it stands on
         gradient_buckets
                    gradients in flat buffers, and whether they are left alone in flight
+        comm_hooks what else can be done to a bucket of gradients than averaging it as it is
         module_face
                    what programs do with torch's class as if it were the module
         veto       an exchange in which any peer can refuse a step for all

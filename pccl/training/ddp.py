@@ -51,6 +51,7 @@ from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedSta
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
+from pccl.training.comm_hooks import CommHook, GradBucket, HookedAverage, name_of
 from pccl.training.contract import Contract, ParamGroups
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
@@ -58,7 +59,7 @@ from pccl.training.module_face import ModuleFace
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
 from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors, require_like
-from pccl.training.veto import FINE, Objection, Veto
+from pccl.training.veto import FINE, UNLIKE, Objection, Veto
 
 BUCKET_BYTES = 4 << 20
 
@@ -139,6 +140,7 @@ class DDP(ModuleFace, Checkpointed):
         self._quantization = quantization
         self._admit_every = admit_every
         self._tag = tag
+        self._comm_hook: tuple[Any, CommHook] | None = None
         self._must_synchronize = True
         """Outside of `no_sync`."""
         self._averages: list[Averaged] | None = None
@@ -231,6 +233,25 @@ class DDP(ModuleFace, Checkpointed):
         """As `DiLoCo.join`."""
         return self._membership.join(peers_min)
 
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Has `hook(state, bucket)` average the buckets, as torch's class does: see `pccl.training.comm_hooks`. Once,
+        before `join`, the same on all peers, or every step is refused.
+
+        PCCLError INVALID_USAGE where there is one, this peer has joined, or `quantization` was given.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook must be callable, not {type(hook).__name__}")
+        what = ""
+        if self._membership.is_under_way:
+            what = "this peer has joined: register the hook before"
+        elif self._comm_hook is not None:
+            what = "there is a hook already"
+        elif self._quantization is not None:
+            what = "with quantization= there is no hook: give the options to bucket.average in it"
+        if what:
+            raise PCCLError(Result.INVALID_USAGE, "DDP.register_comm_hook", what)
+        self._comm_hook = state, hook
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in here only add to the gradients; the first one outside averages the sum."""
@@ -296,10 +317,12 @@ class DDP(ModuleFace, Checkpointed):
         return replace(report, is_skipped=not self._has_stepped)
 
     def close(self) -> None:
-        """Takes the hooks off the module and the optimizer, which are ordinary ones again. OSError of a save in the
-        background."""
+        """Takes the hooks off the module and the optimizer, which are ordinary ones again. One that `connect` has made
+        leaves the run. OSError of a save in the background."""
         for hook in self._hooks:
             hook.remove()
+        if self._owns_communicator:
+            self._communicator.close()
         self.wait_for_save()
 
     def _snapshot(self) -> Snapshot:
@@ -343,7 +366,7 @@ class DDP(ModuleFace, Checkpointed):
             if bucket.average is None:
                 bucket.fill()
                 self._launch(number)
-        veto = Veto(self._communicator, self._tag, self.revision, what)
+        veto = Veto(self._communicator, self._tag, self.revision, what, alike=name_of(self._comm_hook))
         self._contract.launch_buffers(self.revision)
         averages = [bucket.land() for bucket in self._buckets]
         objections, cost = veto.wait()
@@ -385,7 +408,9 @@ class DDP(ModuleFace, Checkpointed):
         for number, parameter in enumerate(_optimized(self._optimizer)):
             if parameter.grad is not None and id(parameter) not in self._averaged:
                 return NOT_AVERAGED, number, 0
-        return (UNSCALED, 0, 0) if is_unscaled else FINE
+        if is_unscaled:
+            return UNSCALED, 0, 0
+        return FINE
 
     def _explained(self, objections: list[Objection]) -> str:
         told = "; ".join(
@@ -397,6 +422,8 @@ class DDP(ModuleFace, Checkpointed):
 
     def _reason(self, kind: int, number: int, place: int) -> str:
         """Of an objection; the same module is everywhere."""
+        if kind == UNLIKE:
+            return "has another communication hook than this peer, or other options of it: register the same on all"
         if kind == NOT_AVERAGED:
             parameter = _optimized(self._optimizer)[number]
             name = self._names.get(id(parameter), f"number {number} of the optimizer")
@@ -475,9 +502,13 @@ class DDP(ModuleFace, Checkpointed):
         bucket = self._buckets[number]
         bucket.note()
         tag = self._tag + 1 + number
-        bucket.average = Average(
-            self._communicator, bucket.flat, tag, self.revision, self._quantization, out=bucket.result()
-        )
+        if self._comm_hook is None:
+            bucket.average = Average(
+                self._communicator, bucket.flat, tag, self.revision, self._quantization, out=bucket.result()
+            )
+        else:
+            given = GradBucket(self._communicator, bucket, tag, self.revision, number, len(self._buckets))
+            bucket.average = HookedAverage(given, *self._comm_hook)
 
 
 def _optimized(optimizer: Any) -> list[Any]:

@@ -22,18 +22,24 @@ memory in which the average arrives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from pccl.training.membership import Average, Averaged
+from pccl.training.membership import Averaged
 
 WORD_BYTES = 8
 ALL = -1
 """Instead of a gradient's place in its bucket: it is not known which."""
 
 
-class _Buffer:
+class InFlight(Protocol):
+    """An average on its way, in `Bucket.result` if there are others, and else what the bucket has."""
+
+    def wait(self) -> Averaged: ...
+
+
+class FlatBuffer:
     """A flat tensor and its views in the shapes of parameters."""
 
     def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
@@ -58,11 +64,11 @@ class Bucket:
     def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
         """`parameters` are of one dtype and on one device."""
         self.parameters = list(parameters)
-        self.average: Average | None = None
+        self.average: InFlight | None = None
         """Of this step, in flight or landed."""
         self._torch = torch
-        self._sent = _Buffer(torch, parameters)
-        self._received: _Buffer | None = None
+        self._sent = FlatBuffer(torch, parameters)
+        self._received: FlatBuffer | None = None
         self._landed: Averaged | None = None
         self._versions: list[int | None] = [None] * len(self.parameters)
         """Of each gradient that this backward pass has completed."""
@@ -111,7 +117,7 @@ class Bucket:
     def result(self) -> Any:
         """Where the average is to be received."""
         if self._received is None:
-            self._received = _Buffer(self._torch, self.parameters)
+            self._received = FlatBuffer(self._torch, self.parameters)
         return self._received.flat
 
     def changed(self) -> int | None:

@@ -10,16 +10,19 @@ where delays count.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pccl import Communicator, PCCLError, Result
-from pccl.training.membership import ABORTED, Averaged
+from pccl import Communicator
+from pccl.training.membership import Averaged
+from pccl.training.relaunch import Relaunched
 
 FINE = (0, 0, 0)
-"""No objection. What other numbers mean is the users' affair, except that the first one is not 0."""
+"""No objection. What other numbers mean is the users' affair, except that the first one is positive."""
+UNLIKE = -1
+"""Instead of that: the peer has something else where all must be alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +38,27 @@ class Objection:
 class Veto:
     """The exchange on its way. All peers of the group launch it, with the same tag and step."""
 
-    def __init__(self, communicator: Communicator, tag: int, step: int, what: tuple[int, int, int] = FINE) -> None:
-        self._communicator = communicator
-        self._tag = tag
-        self._step = step
-        self._what = np.array(what, np.int64)
-        self._handle = self._launch()
-
-    def _launch(self) -> Any:
-        """None: alone."""
-        if self._communicator.world_size < 2:
-            return None
-        try:
-            return self._communicator.all_gather_async(self._what, tag=self._tag, step=self._step)
-        except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
-                raise
-            return None
+    def __init__(
+        self, communicator: Communicator, tag: int, step: int, what: tuple[int, int, int] = FINE, *, alike: str = ""
+    ) -> None:
+        """`alike` is a text that is the same on all peers, or each objects to those that have another."""
+        self._what = what
+        row = np.array([*what, zlib.crc32(alike.encode())], np.int64)
+        self._op = Relaunched(communicator, lambda: communicator.all_gather_async(row, tag=tag, step=step))
 
     def wait(self) -> tuple[list[Objection], Averaged]:
-        """Blocks until all peers have spoken: their objections, the same on all of them, and what it cost. PCCLError
-        for anything but losses."""
-        aborted = 0
-        while self._handle is not None:
-            _, status, info = self._handle.wait()
-            if info is not None:
-                said = [
-                    Objection(peer, rank == info.rank, (int(what[0]), int(what[1]), int(what[2])))
-                    for rank, (peer, what) in enumerate(zip(info.membership.peers, info.array, strict=True))
-                    if what[0]
-                ]
-                return said, Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
-            if status not in ABORTED:
-                self._handle.result()  # raises, with the reason
-            aborted += 1
-            self._handle = self._launch()
-        own = [Objection(0, True, (int(self._what[0]), int(self._what[1]), int(self._what[2])))]
-        return own if self._what[0] else [], Averaged(1, aborted, 0, 0)
+        """Blocks until all peers have spoken: their objections, and what it cost. Whether there are any is the same on
+        all of them. PCCLError for anything but losses."""
+        info = self._op.wait()
+        if info is None:
+            own = [Objection(0, True, self._what)] if self._what != FINE else []
+            return own, Averaged(1, self._op.aborted, 0, 0)
+        rows = info.array.tolist()
+        said = []
+        for rank, (peer, (*what, alike)) in enumerate(zip(info.membership.peers, rows, strict=True)):
+            is_own = rank == info.rank
+            if tuple(what) != FINE:
+                said.append(Objection(peer, is_own, tuple(what)))
+            elif alike != rows[info.rank][-1]:
+                said.append(Objection(peer, is_own, (UNLIKE, 0, 0)))
+        return said, Averaged(info.world_size, self._op.aborted, info.tx_bytes, info.rx_bytes)
