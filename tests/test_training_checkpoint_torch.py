@@ -99,6 +99,44 @@ def test_ddp_resumed_has_the_bits_of_a_run_that_was_not_stopped(tmp_path: Path, 
         ]
 
 
+@pytest.mark.parametrize("step", [3, None])
+def test_a_ddp_peer_with_an_older_checkpoint_or_none_gets_the_newest(tmp_path: Path, step: int | None) -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        whole = crew_of(master, adamw)
+        together([partial(peer.run, 6) for peer in whole])
+        close(whole)
+    with MasterNode("127.0.0.1:0") as master:
+        first = crew_of(master, adamw)
+        together([partial(peer.run, 4, tmp_path) for peer in first])
+        close(first)
+    with MasterNode("127.0.0.1:0") as master:
+        second = [DDPPeer(master.address, number, adamw) for number in range(2)]
+        second[0].ddp.load(tmp_path / "0")
+        if step is not None:
+            second[1].ddp.load(tmp_path / "1" / f"step-{step:09d}.safetensors")
+        together([peer.enter for peer in second])
+        together([partial(peer.run, 6) for peer in second])
+        close(second)
+    for peer in second:
+        assert peer.digests == {revision: whole[0].digests[revision] for revision in (5, 6)}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+def test_a_module_on_a_gpu_is_saved_as_it_is_at_the_save(tmp_path: Path) -> None:
+    module = with_statistics().cuda()
+    ddp = ddp_of(module)
+    for _ in range(2):  # the second time into the same pinned memory
+        digest = ddp.digest()
+        ddp.save(tmp_path, background=True)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(1)
+        ddp.wait_for_save()
+        again = ddp_of(with_statistics().cuda())
+        again.load(tmp_path)
+        assert again.digest() == digest
+
+
 def with_statistics() -> Any:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
