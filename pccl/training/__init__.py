@@ -21,6 +21,7 @@
         gradient_buckets
                    gradients in flat buffers, and whether they are left alone in flight
         comm_hooks what else can be done to a bucket of gradients than averaging it as it is
+        torch_ddp  torch's own class, averaging over pccl's peers
         module_face
                    what programs do with torch's class as if it were the module
         veto       an exchange in which any peer can refuse a step for all
@@ -65,6 +66,7 @@ from pccl.training.site import Site
 from pccl.training.spsa import SPSA, SPSAOptions, SPSAStep
 from pccl.training.step_log import LogError
 from pccl.training.tensor_file import CheckpointError
+from pccl.training.torch_ddp import torch_comm_hook
 
 __all__ = [
     "DDP",
@@ -86,4 +88,5 @@ __all__ = [
     "Step",
     "latest_checkpoint",
     "local_shard",
+    "torch_comm_hook",
 ]
