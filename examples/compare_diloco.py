@@ -7,34 +7,27 @@ table: the validation loss against that of data parallelism at every step, and t
 with churn a peer is killed (SIGKILL) every few outer steps and started again at once, which then joins; the next kill
 waits until it has. All digests that any two peers have after the same outer step are compared. Exit code 1: digests
 differed, or a run failed. `--only NAME ...` makes some of the runs, `--plot FILE` draws the losses, `--steps` and
-`--inner` make it longer or shorter.
+`--inner` make it longer or shorter. `--seeds 3` makes each three times, from other weights and with the text in another
+order, and gives means and standard deviations.
+
+    python examples/compare_diloco.py --sweep
+
+makes DDP, and DiLoCo with 1, 2, 4 and 8 peers and 10, 50 and 200 inner steps, each with as many tokens in all, so that
+two peers have half the batch of one: as in "Scaling Laws for DiLoCo" (Charles et al. 2025, arXiv:2503.09799), from
+which M, for peers, and H, for inner steps, are taken.
 """
 
 import argparse
 import json
-import os
-import subprocess
+import statistics
 import sys
 import tempfile
-import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pccl import MasterNode
-
-FOLDER = Path(__file__).resolve().parent
-STALL_S = 300
-"""A run without progress for so long has failed."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    script: str
-    arguments: tuple[str, ...] = ()
-    kill_every: int = 0
-    """Least number of outer steps between two kills; 0: none."""
-
+from common.runs import Kind, Outcome, Run, Settings
 
 KINDS = {
     "ddp": Kind("ddp_gpt.py"),
@@ -46,122 +39,8 @@ KINDS = {
     "diloco-churn": Kind("diloco_gpt.py", (), 4),
     "async-churn": Kind("async_diloco_gpt.py", (), 4),
 }
-
-
-@dataclass
-class Outcome:
-    seconds: float = 0.0
-    kills: int = 0
-    joins: int = 0
-    compared: int = 0
-    """Outer states that at least two peers had."""
-    problems: list[str] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """Of peer 0, which is never killed."""
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-class Run:
-    """The processes of one run, and what they write."""
-
-    def __init__(self, name: str, options: argparse.Namespace, folder: Path) -> None:
-        self.name, self.kind, self.options, self.folder = name, KINDS[name], options, folder
-        self.outcome = Outcome()
-        self.files: list[Path] = []
-        self.killed_at = 0
-        self.latest: dict[int, Path] = {}
-        """What those who were started again write."""
-
-    def start(self, master: str, index: int) -> subprocess.Popen[bytes]:
-        path = self.folder / f"{len(self.files)}.jsonl"
-        self.files.append(path)
-        numbers = {"--peers": self.options.peers, "--index": index, "--steps": self.options.steps}
-        numbers |= {"--inner": self.options.inner, "--pretrain": self.options.pretrain}
-        command = [sys.executable, str(FOLDER / self.kind.script), "--json", str(path), *self.kind.arguments]
-        command += [text for name, number in numbers.items() for text in (name, str(number))]
-        command += ["--start", str(self.options.start)]
-        with (self.folder / "output.txt").open("ab") as output:
-            environment = {**os.environ, "PCCL_MASTER": master}
-            return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-
-    def make(self) -> Outcome:
-        started_s = progress_s = time.monotonic()
-        with MasterNode("127.0.0.1:0") as master:
-            peers = {0: self.start(master.address, 0)}
-            try:
-                while not self.options.start.exists() and peers[0].poll() is None:
-                    time.sleep(0.05)  # it pretrains the model for all
-                peers |= {index: self.start(master.address, index) for index in range(1, self.options.peers)}
-                shown = 0
-                while any(process.poll() is None for process in peers.values()):
-                    time.sleep(0.05)
-                    rows = rows_of(self.files[0])
-                    if len(rows) > shown:
-                        shown, progress_s = len(rows), time.monotonic()
-                        print(
-                            f"{self.name}: step {rows[-1]['step']}, {rows[-1]['peers']} peers, "
-                            f"loss {rows[-1]['validation_loss']:.4f}",
-                            flush=True,
-                        )
-                        self.churn(shown, peers, master.address)
-                    if peers[0].poll() is not None:
-                        self.dismiss_latecomers(peers)
-                    if time.monotonic() > progress_s + STALL_S:
-                        self.outcome.problems.append(f"no progress in {STALL_S} s")
-                        break
-            finally:
-                for process in peers.values():
-                    process.kill()
-                    process.wait()
-        self.outcome.seconds = time.monotonic() - started_s
-        for index, process in peers.items():
-            if process.returncode != 0:
-                output = (self.folder / "output.txt").read_text(errors="replace")[-2000:]
-                self.outcome.problems.append(f"peer {index} ended with {process.returncode}:\n{output}")
-        self.check()
-        return self.outcome
-
-    def dismiss_latecomers(self, peers: dict[int, subprocess.Popen[bytes]]) -> None:
-        """The run is over: who was started again and has not been let in would wait for another."""
-        for index, path in list(self.latest.items()):
-            if peers[index].poll() is None and not rows_of(path):
-                peers[index].kill()
-                peers.pop(index).wait()
-                del self.latest[index]
-
-    def churn(self, step: int, peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
-        """A kill, `kill_every` outer steps after the last one, once everybody is there again."""
-        every, rows = self.kind.kill_every, rows_of(self.files[0])
-        is_due = every and step >= self.killed_at + every and step + every <= self.options.steps
-        if not is_due or rows[-1]["peers"] < self.options.peers:
-            return
-        self.killed_at = step
-        index = 1 + self.outcome.kills % (self.options.peers - 1)
-        peers[index].kill()
-        peers[index].wait()
-        self.outcome.kills += 1
-        peers[index] = self.start(master, index)
-        self.latest[index] = self.files[-1]
-
-    def check(self) -> None:
-        everybody = [rows_of(path) for path in self.files]
-        self.outcome.rows = everybody[0]
-        self.outcome.joins = sum(bool(rows) for rows in everybody[self.options.peers :])
-        digests: dict[tuple[int, int], list[str]] = {}
-        for rows in everybody:
-            for row in rows:
-                digests.setdefault((row["step"], row["revision"]), []).append(row["digest"])
-        for (step, _), found in digests.items():
-            self.outcome.compared += len(found) > 1
-            if len(set(found)) > 1:
-                self.outcome.problems.append(f"digests differ after step {step}")
-        if not everybody[0] or everybody[0][-1]["step"] != self.options.steps * self.options.inner:
-            self.outcome.problems.append("peer 0 has not come to the end")
+Results = dict[str, dict[str, dict[str, Any]]]
+"""By name and seed."""
 
 
 def draw(path: Path, outcomes: dict[str, Outcome]) -> None:
@@ -179,6 +58,70 @@ def draw(path: Path, outcomes: dict[str, Outcome]) -> None:
     figure.savefig(path)
 
 
+def sweep_name(peers: int, inner: int) -> str:
+    return f"M = {peers}, H = {inner}"
+
+
+def planned(options: argparse.Namespace, settings: Settings) -> Iterator[tuple[str, Kind, Settings]]:
+    """The runs of one seed."""
+    if not options.sweep:
+        for name in options.only:
+            yield name, KINDS[name], settings
+        return
+    yield "ddp", KINDS["ddp"], settings
+    steps, batch = settings.steps * settings.inner, settings.peers * settings.batch
+    for peers in options.sweep_peers:
+        for inner in options.sweep_inner:
+            if steps % inner or batch % peers:
+                raise SystemExit(f"{steps} steps of {batch} sequences cannot be dealt to {sweep_name(peers, inner)}")
+            cell = replace(settings, peers=peers, batch=batch // peers, inner=inner, steps=steps // inner)
+            yield sweep_name(peers, inner), KINDS["diloco"], cell
+
+
+def mean(values: list[float], form: str) -> str:
+    """With the standard deviation, where there are several."""
+    text = format(statistics.fmean(values), form)
+    return f"{text} ± {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else text
+
+
+def compared(results: Results, name: str, key: str) -> list[tuple[float, float]]:
+    """A figure of ddp's and of another run's, of each seed that both have."""
+    base = results.get("ddp", {}) if name != "ddp" else {}
+    return [(base[seed][key], result[key]) for seed, result in results[name].items() if seed in base]
+
+
+def show(results: Results) -> None:
+    print("| run | validation loss | against ddp | MB sent by a peer | fewer bytes | kills, joins | equal digests |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name, by_seed in results.items():
+        seeds = list(by_seed.values())
+        worse = [100 * (own / base - 1) for base, own in compared(results, name, "loss")]
+        fewer = [base / own for base, own in compared(results, name, "sent_bytes") if own]
+        kills, joins, digests, differing = (
+            sum(result[key] for result in seeds) for key in ("kills", "joins", "compared", "differing")
+        )
+        print(
+            f"| {name} | {mean([result['loss'] for result in seeds], '.4f')} | "
+            f"{mean(worse, '+.1f') + ' %' if worse else ''} | "
+            f"{statistics.fmean(result['sent_bytes'] for result in seeds) / 1e6:.2f} | "
+            f"{f'{statistics.fmean(fewer):.1f} times' if fewer else ''} | "
+            f"{kills}, {joins} | {digests - differing} of {digests} |"
+        )
+
+
+def show_sweep(results: Results, peers: list[int], inner: list[int]) -> None:
+    print("\n| validation loss, against ddp | " + " | ".join(f"H = {each}" for each in inner) + " |")
+    print("| --- |" + " --- |" * len(inner))
+    for count in peers:
+        cells = []
+        for each in inner:
+            name = sweep_name(count, each)
+            losses = [result["loss"] for result in results.get(name, {}).values()]
+            worse = [100 * (own / base - 1) for base, own in compared(results, name, "loss")] if losses else []
+            cells.append(f"{mean(losses, '.4f')}, {mean(worse, '+.1f')} %" if worse else "")
+        print(f"| M = {count} | " + " | ".join(cells) + " |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME", help=", ".join(KINDS))
@@ -186,50 +129,48 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
     parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
     parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="so many runs of each (default: %(default)s)")
+    parser.add_argument("--sweep", action="store_true", help="numbers of peers and of inner steps, instead")
+    parser.add_argument("--sweep-peers", type=int, nargs="+", default=[1, 2, 4, 8], metavar="COUNT")
+    parser.add_argument("--sweep-inner", type=int, nargs="+", default=[10, 50, 200], metavar="COUNT")
     parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to those in this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="of the last seed")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    results: Results = {}
     if options.json is not None and options.json.exists():
         results = json.loads(options.json.read_text())
     failed = False
+    outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        options.start = options.start or Path(scratch, "start.pt")
-        outcomes: dict[str, Outcome] = {}
-        for name in options.only:
-            folder = Path(scratch, name)
-            folder.mkdir()
-            outcome = Run(name, options, folder).make()
-            outcomes[name] = outcome
-            for problem in outcome.problems:
-                print(f"{name}: {problem}", file=sys.stderr)
-                failed = True
-            if outcome.rows:
-                last = outcome.rows[-1]
-                results[name] = {
-                    "loss": last["validation_loss"],
-                    "sent_bytes": last["sent_bytes"],
-                    "seconds": outcome.seconds,
-                    "kills": outcome.kills,
-                    "joins": outcome.joins,
-                    "compared": outcome.compared,
-                    "differing": sum("digests differ" in problem for problem in outcome.problems),
-                }
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1))
-    print(f"\n{options.peers} peers, {options.steps} outer steps of {options.inner}")
-    print("| run | validation loss | against ddp | MB sent by a peer | fewer bytes | kills, joins | equal digests |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    base = results.get("ddp")
-    for name, result in results.items():
-        worse = f"{100 * (result['loss'] / base['loss'] - 1):+.1f} %" if base else ""
-        fewer = f"{base['sent_bytes'] / result['sent_bytes']:.1f} times" if base and result["sent_bytes"] else ""
-        digests = f"{result['compared'] - result['differing']} of {result['compared']}"
-        print(
-            f"| {name} | {result['loss']:.4f} | {worse} | {result['sent_bytes'] / 1e6:.2f} | {fewer} | "
-            f"{result['kills']}, {result['joins']} | {digests} |"
-        )
+        for seed in range(options.seeds):
+            start = options.start or Path(scratch, "start.pt")
+            if seed:
+                start = start.with_name(f"{start.stem}-{seed}{start.suffix}")
+            settings = Settings(start, options.peers, options.steps, options.inner, options.pretrain, seed=seed)
+            for name, kind, own in planned(options, settings):
+                outcome = Run(name, kind, own, Path(scratch, f"{name} {seed}")).make()
+                outcomes[name] = outcome
+                for problem in outcome.problems:
+                    print(f"{name}, seed {seed}: {problem}", file=sys.stderr)
+                    failed = True
+                if outcome.rows:
+                    last = outcome.rows[-1]
+                    results.setdefault(name, {})[str(seed)] = {
+                        "loss": last["validation_loss"],
+                        "sent_bytes": last["sent_bytes"],
+                        "seconds": outcome.seconds,
+                        "kills": outcome.kills,
+                        "joins": outcome.joins,
+                        "compared": outcome.compared,
+                        "differing": sum("digests differ" in problem for problem in outcome.problems),
+                    }
+                if options.json is not None:
+                    options.json.write_text(json.dumps(results, indent=1))
+    print(f"\n{options.peers} peers, {options.steps} outer steps of {options.inner}, {options.seeds} seeds")
+    show(results)
+    if options.sweep:
+        show_sweep(results, options.sweep_peers, options.sweep_inner)
     if options.plot is not None:
         draw(options.plot, outcomes)
     return int(failed)

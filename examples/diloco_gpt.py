@@ -4,6 +4,7 @@
 
 Peer 0 prints the table. Kill any process with `kill -9`, and add others while it runs with what they print at the
 start: the rest go on, newcomers get the state from them. With `--quantize 8` a quarter of the bytes is sent.
+With `--steps-by-speed` a slow machine makes fewer steps, so that nobody waits for it.
 `--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command once more resumes.
 `--plot loss.png` draws the losses (pip install 'pccl[torch,plot]').
 
@@ -16,22 +17,32 @@ The model starts from some steps that every peer makes alike before it connects 
 
 import os
 
+from common.gpt import CONTEXT
 from common.run import prepare
 
 from pccl import Communicator
 from pccl.training import DiLoCo
 
-run = prepare("Trains a small GPT with DiLoCo.")
+run = prepare("Trains a small GPT with DiLoCo.", is_unequal=True)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-    diloco = DiLoCo(communicator, model, trainer.optimizer, quantization=run.quantization)
+    diloco = DiLoCo(
+        communicator,
+        model,
+        trainer.optimizer,
+        quantization=run.quantization,
+        inner_steps=options.inner,
+        steps="by speed" if options.steps_by_speed else "fixed",
+    )
     run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or enters a run that is under way
+    progress.begin()
     while diloco.revision < options.steps:
-        first = diloco.revision * options.inner
-        loss = sum(trainer.step(first + i) for i in range(options.inner)) / options.inner
-        step = diloco.outer_step()
+        first, count = diloco.revision * options.inner, diloco.inner_steps
+        loss = sum(trainer.step(first + i) for i in range(count)) / count
+        tokens = count * options.batch * CONTEXT
+        step = diloco.outer_step(weight=tokens if options.weighted else None)
         run.save(diloco)
         progress.add(
             step.revision * options.inner,

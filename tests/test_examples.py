@@ -60,6 +60,7 @@ def _digests(lines: list[str]) -> list[str]:
 def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["-n", "2", "examples/diloco_gpt.py", *SHORT, "--quantize", "8", "--checkpoint", str(tmp_path)]
+    command += ["--steps-by-speed", "--weighted"]
     lines = _run(*command)
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
@@ -162,6 +163,18 @@ def test_compare_diloco_with_torch() -> None:
     pytest.importorskip("torch")
     options = ["--steps", "3", "--inner", "2", "--pretrain", "1", "--peers", "2", "--only", "async"]
     assert _last_line("examples/compare_diloco.py", *options).endswith("| 0, 0 | 4 of 4 |")
+    options = ["--steps", "2", "--inner", "2", "--pretrain", "1", "--peers", "2", "--seeds", "2"]
+    sweep = ["--sweep", "--sweep-peers", "1", "2", "--sweep-inner", "2", "4"]
+    line = _last_line("examples/compare_diloco.py", *options, *sweep)
+    assert line.startswith("| M = 2 |")
+    assert line.count("±") == 4
+
+
+@pytest.mark.slow
+def test_compare_unequal_with_torch() -> None:
+    pytest.importorskip("torch")
+    options = ["--steps", "2", "--inner", "5", "--pretrain", "1", "--peers", "2", "--step-ms", "5"]
+    assert _last_line("examples/compare_unequal.py", *options).startswith("| by speed, weighted |")
 
 
 def test_spsa_with_torch_and_its_log(tmp_path: Path) -> None:

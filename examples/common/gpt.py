@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,23 +71,30 @@ class GPT(nn.Module):  # type: ignore[misc]
 
 
 class Trainer:
-    """A peer's own steps: AdamW on its shard of the text, the learning rate after a common schedule."""
+    """A peer's own steps: AdamW on its shard of the text, the learning rate after a common schedule.
 
-    def __init__(self, model: GPT, corpus: Corpus, index: int, steps: int) -> None:
+    A step takes at least `least_s` seconds, for trials with slow peers."""
+
+    def __init__(
+        self, model: GPT, corpus: Corpus, index: int, steps: int, batch: int = BATCH, least_s: float = 0.0
+    ) -> None:
         self.model, self.corpus, self.index, self.steps = model, corpus, index, steps
+        self.batch, self.least_s = batch, least_s
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
 
     def backward(self, step: int) -> float:
         """Loss and gradients of the batch of step `step`, which depends on nothing but the step and the peer."""
         self._schedule(step)
         self.optimizer.zero_grad()
-        loss = self.model.loss(self.corpus.batch(self.index, step, BATCH, CONTEXT + 1))
+        loss = self.model.loss(self.corpus.batch(self.index, step, self.batch, CONTEXT + 1))
         loss.backward()
         return float(loss.detach())
 
     def step(self, step: int) -> float:
+        end_s = time.monotonic() + self.least_s
         loss = self.backward(step)
         self.optimizer.step()
+        time.sleep(max(0.0, end_s - time.monotonic()))
         return loss
 
     def _schedule(self, step: int) -> None:
@@ -110,7 +118,7 @@ class Trainer:
         for step in range(-steps, 0):
             self._schedule(0)
             self.optimizer.zero_grad()
-            self.model.loss(self.corpus.batch_of_all(step, BATCH, CONTEXT + 1)).backward()
+            self.model.loss(self.corpus.batch_of_all(step, self.batch, CONTEXT + 1)).backward()
             self.optimizer.step()
         if path is not None:
             whole = path.with_name(f"{path.name}.{os.getpid()}")  # others look for it meanwhile

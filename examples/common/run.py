@@ -43,18 +43,25 @@ class Run:
         return folder
 
 
-def prepare(description: str, fragments: int | None = None) -> Run:
-    """From the command line to a pretrained model. `fragments` is the default of an option that only some have."""
+def prepare(description: str, fragments: int | None = None, *, is_unequal: bool = False) -> Run:
+    """From the command line to a pretrained model. `fragments` is the default of an option that only some have;
+    `is_unequal`: there are the options for unequal peers."""
     parser = gpt_arguments(description)
+    if is_unequal:
+        parser.add_argument(
+            "--steps-by-speed", action="store_true", help="--inner is of the fastest peer; slower ones make fewer"
+        )
+        parser.add_argument("--weighted", action="store_true", help="peers count by the tokens they have trained on")
     if fragments is not None:
         parser.add_argument(
             "--fragments", type=int, default=fragments, help="parts of the model that take turns (default: %(default)s)"
         )
     options = parser.parse_args()
     torch.set_num_threads(1)  # several peers share this machine's cores
-    corpus = Corpus(shards=options.peers)
-    model = GPT()
-    trainer = Trainer(model, corpus, options.index, options.steps * options.inner)
+    corpus = Corpus(shards=options.peers, seed=options.seed)
+    model = GPT(options.seed)
+    steps = options.steps * options.inner
+    trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3)
     trainer.warm_start(options.pretrain, options.start)
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
     progress = Progress(options)

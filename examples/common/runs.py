@@ -1,0 +1,162 @@
+"""Runs of the examples that train the GPT, for programs that compare them: processes, kills, and what they write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.gpt import BATCH
+from pccl import MasterNode
+
+FOLDER = Path(__file__).resolve().parent.parent
+STALL_S = 300
+"""A run without progress for so long has failed."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    script: str
+    arguments: tuple[str, ...] = ()
+    kill_every: int = 0
+    """Least number of outer steps between two kills; 0: none."""
+    of_last_peer: tuple[str, ...] = ()
+    """Further arguments of the peer with the highest index."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the runs of a comparison have in common."""
+
+    start: Path
+    """The pretrained model; the first run makes it."""
+    peers: int = 4
+    steps: int = 40
+    """Outer ones."""
+    inner: int = 50
+    pretrain: int = 500
+    batch: int = BATCH
+    """Sequences in a step of a peer."""
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    seconds: float = 0.0
+    kills: int = 0
+    joins: int = 0
+    compared: int = 0
+    """Outer states that at least two peers had."""
+    problems: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Of peer 0, which is never killed."""
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+class Run:
+    """The processes of one run, and what they write."""
+
+    def __init__(self, name: str, kind: Kind, settings: Settings, folder: Path) -> None:
+        """`folder` is made for what its processes write."""
+        folder.mkdir()
+        self.name, self.kind, self.settings, self.folder = name, kind, settings, folder
+        self.outcome = Outcome()
+        self.files: list[Path] = []
+        self.killed_at = 0
+        self.latest: dict[int, Path] = {}
+        """What those who were started again write."""
+
+    def start(self, master: str, index: int) -> subprocess.Popen[bytes]:
+        path = self.folder / f"{len(self.files)}.jsonl"
+        self.files.append(path)
+        numbers = {f"--{name}": value for name, value in asdict(self.settings).items()} | {"--index": index}
+        command = [sys.executable, str(FOLDER / self.kind.script), "--json", str(path), *self.kind.arguments]
+        command += [text for name, number in numbers.items() for text in (name, str(number))]
+        command += self.kind.of_last_peer if index == self.settings.peers - 1 else ()
+        with (self.folder / "output.txt").open("ab") as output:
+            environment = {**os.environ, "PCCL_MASTER": master}
+            return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+    def make(self) -> Outcome:
+        started_s = progress_s = time.monotonic()
+        with MasterNode("127.0.0.1:0") as master:
+            peers = {0: self.start(master.address, 0)}
+            try:
+                while not self.settings.start.exists() and peers[0].poll() is None:
+                    time.sleep(0.05)  # it pretrains the model for all
+                peers |= {index: self.start(master.address, index) for index in range(1, self.settings.peers)}
+                shown = 0
+                while any(process.poll() is None for process in peers.values()):
+                    time.sleep(0.05)
+                    rows = rows_of(self.files[0])
+                    if len(rows) > shown:
+                        shown, progress_s = len(rows), time.monotonic()
+                        print(
+                            f"{self.name}: step {rows[-1]['step']}, {rows[-1]['peers']} peers, "
+                            f"loss {rows[-1]['validation_loss']:.4f}",
+                            flush=True,
+                        )
+                        self.churn(shown, peers, master.address)
+                    if peers[0].poll() is not None:
+                        self.dismiss_latecomers(peers)
+                    if time.monotonic() > progress_s + STALL_S:
+                        self.outcome.problems.append(f"no progress in {STALL_S} s")
+                        break
+            finally:
+                for process in peers.values():
+                    process.kill()
+                    process.wait()
+        self.outcome.seconds = time.monotonic() - started_s
+        for index, process in peers.items():
+            if process.returncode != 0:
+                output = (self.folder / "output.txt").read_text(errors="replace")[-2000:]
+                self.outcome.problems.append(f"peer {index} ended with {process.returncode}:\n{output}")
+        self.check()
+        return self.outcome
+
+    def dismiss_latecomers(self, peers: dict[int, subprocess.Popen[bytes]]) -> None:
+        """The run is over: who was started again and has not been let in would wait for another."""
+        for index, path in list(self.latest.items()):
+            if peers[index].poll() is None and not rows_of(path):
+                peers[index].kill()
+                peers.pop(index).wait()
+                del self.latest[index]
+
+    def churn(self, step: int, peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
+        """A kill, `kill_every` outer steps after the last one, once everybody is there again."""
+        every, rows = self.kind.kill_every, rows_of(self.files[0])
+        is_due = every and step >= self.killed_at + every and step + every <= self.settings.steps
+        if not is_due or rows[-1]["peers"] < self.settings.peers:
+            return
+        self.killed_at = step
+        index = 1 + self.outcome.kills % (self.settings.peers - 1)
+        peers[index].kill()
+        peers[index].wait()
+        self.outcome.kills += 1
+        peers[index] = self.start(master, index)
+        self.latest[index] = self.files[-1]
+
+    def check(self) -> None:
+        everybody = [rows_of(path) for path in self.files]
+        self.outcome.rows = everybody[0]
+        self.outcome.joins = sum(bool(rows) for rows in everybody[self.settings.peers :])
+        digests: dict[tuple[int, int], list[str]] = {}
+        for rows in everybody:
+            for row in rows:
+                digests.setdefault((row["step"], row["revision"]), []).append(row["digest"])
+        for (step, _), found in digests.items():
+            self.outcome.compared += len(found) > 1
+            if len(set(found)) > 1:
+                self.outcome.problems.append(f"digests differ after step {step}")
+        if not everybody[0] or everybody[0][-1]["step"] != self.settings.steps * self.settings.inner:
+            self.outcome.problems.append("peer 0 has not come to the end")
