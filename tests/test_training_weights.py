@@ -162,7 +162,7 @@ class Scripted:
         world = self.sums.pop(0)
         assert send[0] == world[0][0] * world[0][1]
         recv[:] = sum(weight * value for weight, value in world)
-        info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1)
+        info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, membership=MEMBERS)
         return SimpleNamespace(wait=lambda: (True, Result.SUCCESS, info))
 
     def all_gather_async(self, send: Any, **_: Any) -> Any:
@@ -172,6 +172,7 @@ class Scripted:
         return SimpleNamespace(result=lambda: info)
 
 
+MEMBERS = SimpleNamespace(peers=())
 PEERS = [(3.0, 1.0), (5.0, 2.0), (100.0, 7.0)]
 
 
