@@ -157,6 +157,54 @@ def test_damage_anywhere_is_found(tmp_path: Path) -> None:
         diloco.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+def test_a_file_of_which_bytes_were_changed_is_refused_or_the_same(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    at(1).save(path)
+    whole = path.read_bytes()
+    diloco = at(1)
+    before = diloco.digest()
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        content = np.frombuffer(whole, np.uint8).copy()
+        places = random.integers(0, len(whole), int(random.integers(1, 8)))
+        content[places] = random.choice([0, 255, 48, random.integers(256)], len(places))
+        path.write_bytes(content.tobytes()[: len(whole) if random.random() < 0.8 else random.integers(len(whole))])
+        try:
+            diloco.load(path)
+        except CheckpointError as error:
+            refused += 1
+            assert str(path) in str(error)
+        assert diloco.digest() == before
+    assert refused > 200
+    path.write_bytes((1 << 16).to_bytes(8, "little") + b"[" * (1 << 16))
+    with pytest.raises(CheckpointError, match="is damaged or no checkpoint"):
+        diloco.load(path)
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, SPSA])
+def test_shared_objects_are_saved(tmp_path: Path, kind: Any) -> None:
+    class Schedule:
+        step = 0
+
+        def state_dict(self) -> Any:
+            return {"step": self.step}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.step = state["step"]
+
+    options = {"options": SPSAOptions(1.0)} if kind is SPSA else {}
+    first, second = Schedule(), Schedule()
+    first.step = 17
+    trained = new(kind, shared={"schedule": first}, **options)
+    trained.save(tmp_path)
+    again = new(kind, shared={"schedule": second}, **options)
+    again.load(tmp_path)
+    assert second.step == 17
+    assert again.digest() == trained.digest()
+
+
 def test_another_model_class_run_or_version_is_refused(tmp_path: Path) -> None:
     at(1).save(tmp_path / "run")
     other = DiLoCo(Communicator(NOWHERE), {"weights": np.zeros((5, 7), np.float32)})

@@ -11,18 +11,18 @@ thread that holds no lock of Python's, fail with the OSError of what failed, and
 3. *What crashes leave behind goes away.* A temporary file is locked (flock) by the process that writes it; the next
    save into the folder deletes those that nobody has locked.
 
-The same contents can be an `.npz`, whose CRC-32s take the digest's place, for programs that read such files.
+The same contents can be an `.npz`, for programs that read such files.
 """
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import math
 import os
 import re
 import secrets
-import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -230,7 +230,7 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
         if not isinstance(found[DIGEST], str):
             raise TypeError("its digest is no text")
         return {str(key): str(value) for key, value in found.items()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is damaged or no checkpoint: its header is none that pccl.training writes ({error})"
         ) from None
@@ -270,20 +270,36 @@ def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, En
 
 def _write_npz(file: BinaryIO, contents: Contents) -> None:
     dtypes = {name: entry.dtype for name, entry in contents.entries.items()}
-    header = json.dumps({"metadata": contents.metadata, "dtypes": dtypes}).encode()
+    header = {"metadata": contents.metadata, "dtypes": dtypes, DIGEST: _npz_digest(contents)}
     arrays: dict[str, Any] = {name: entry.array() for name, entry in contents.entries.items()}
-    np.savez(file, allow_pickle=False, **{HEADER: np.frombuffer(header, np.uint8), **arrays})
+    np.savez(file, allow_pickle=False, **{HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays})
+
+
+def _npz_digest(contents: Contents) -> str:
+    """An archive's CRC-32s are not looked at where a size in it is damaged."""
+    entries = sorted(contents.entries.items())
+    facts = [sorted(contents.metadata.items()), [(name, entry.dtype, entry.shape) for name, entry in entries]]
+    hasher = blake3.blake3(json.dumps(facts).encode())
+    for _, entry in entries:
+        hasher.update(entry.data.data)
+    return hasher.hexdigest()
 
 
 def _read_npz(file: BinaryIO, path: Path) -> Contents:
     """An archive without a header comes back without metadata."""
+    content = file.read()
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = dict(archive)
-        header = json.loads(arrays.pop(HEADER).tobytes()) if HEADER in arrays else {"metadata": {}, "dtypes": {}}
-        return Contents(header["metadata"], {name: _entry(a, header["dtypes"].get(name)) for name, a in arrays.items()})
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, NotImplementedError) as error:
+        header = json.loads(arrays.pop(HEADER).tobytes()) if HEADER in arrays else None
+        dtypes = header["dtypes"] if header is not None else {}
+        entries = {name: _entry(array, dtypes.get(name)) for name, array in arrays.items()}
+        contents = Contents(header["metadata"] if header is not None else {}, entries)
+        if header is not None and _npz_digest(contents) != header[DIGEST]:
+            raise ValueError("the digest of its contents is not the one that it says")
+    except Exception as error:  # zipfile and NumPy raise what comes, and it is the contents' fault
         raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
+    return contents
 
 
 def _entry(array: NDArray[Any], dtype: str | None) -> Entry:
