@@ -386,3 +386,47 @@ def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
     together([script, partial(stays.run, 5)])
     assert stays.worlds[-1] == 1
     close([stays])
+
+
+def test_a_module_that_is_moved_afterwards_is_not_trained_apart(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    together([partial(peer.run, 2) for peer in peers])
+    weight = peers[1].module[2].weight
+    weight.data = weight.data.clone()  # as module.to() does
+
+    def script(peer: DDPPeer) -> None:
+        backward(peer)
+        peer.ddp.step()
+
+    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has replaced the tensor 'parameter 2.weight'")
+    close(peers)
+
+
+def test_an_optimizers_state_that_is_loaded_in_torchs_way_is_what_newcomers_get(master: MasterNode) -> None:
+    peers = [DDPPeer(master.address, number) for number in range(2)]
+    module = new_module()
+    trained = new_optimizer(module)
+    for _ in range(3):
+        loss(module, 7, 0).backward()
+        trained.step()
+    for peer in peers:
+        peer.ddp.load_state_dict(module.state_dict())
+        peer.optimizer.load_state_dict(trained.state_dict())
+    together([partial(peer.enter, 2) for peer in peers])
+    together([partial(peer.run, 1) for peer in peers])
+    newcomer = DDPPeer(master.address, 2)
+
+    def have_met(peer: DDPPeer) -> bool:
+        return peer.worlds.count(3) == 2
+
+    together([*(partial(peer.run, have_met) for peer in peers), lambda: newcomer.enter(1).run(have_met)])
+    assert_parity([*peers, newcomer])
+    for state in newcomer.optimizer.state.values():
+        assert float(state["step"]) == newcomer.ddp.revision + 3
+    assert newcomer.optimizer.state[next(newcomer.module.parameters())] is not trained.state
+    newcomer.optimizer.load_state_dict(new_optimizer(new_module()).state_dict())
+    assert all(float(state["step"]) == 0 for state in newcomer.optimizer.state.values())
+    other = torch.optim.AdamW(torch.nn.Linear(2, 2, bias=False).parameters())
+    with pytest.raises(ValueError, match="parameter group"):
+        newcomer.optimizer.load_state_dict(other.state_dict())
+    close([*peers, newcomer])

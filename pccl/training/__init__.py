@@ -24,6 +24,8 @@
         torch_ddp  torch's own class, averaging over pccl's peers
         module_face
                    what programs do with torch's class as if it were the module
+        held_tensors
+                   what peers have in common of a module and its optimizer
         veto       an exchange in which any peer can refuse a step for all
     elastic_sampler
                    `ElasticSampler`: each sample of an epoch once, whoever comes and goes; it stands on

@@ -20,7 +20,8 @@ copied, unless somebody sets them to None (`optimizer.zero_grad()`; use `zero_gr
    never stepped with a gradient that is not averaged.
 4. Backward passes between `synchronize` and `step` are refused where the first of their gradients is complete.
 5. All parameters of the optimizer are the module's, and one whose gradients are not averaged, since it was frozen when
-   the DDP was made, has the step refused as in 2.
+   the DDP was made, has the step refused as in 2. So has a tensor in another's place
+   (`pccl.training.held_tensors`).
 
 Modules on CUDA devices may be spread over several; a bucket is on one. Its gradients are waited for on the stream that
 the last of them is accumulated on, which is that of all, unless the program has parts of its forward pass on different
@@ -54,6 +55,7 @@ from pccl.training.checkpointed import Checkpointed
 from pccl.training.comm_hooks import CommHook, GradBucket, HookedAverage, name_of
 from pccl.training.contract import Contract, ParamGroups
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
+from pccl.training.held_tensors import HeldTensors, optimized, state_tensors
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.module_face import ModuleFace
 from pccl.training.report import StepReport, report_of
@@ -70,6 +72,8 @@ NOT_AVERAGED = 2
 """A parameter of the optimizer has a gradient and is in no bucket: its number."""
 UNSCALED = 3
 """A GradScaler has looked for infinities among gradients that were not averages."""
+REPLACED = 4
+"""A tensor that peers have in common is not in use: its place among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ class DDP(ModuleFace, Checkpointed):
         for name, parameter in module.named_parameters():
             TensorInfo.from_torch(parameter.detach(), name)  # raises, before anything is changed
         self._names = {id(p): name for name, p in module.named_parameters()}
-        for parameter in _optimized(optimizer):
+        for parameter in optimized(optimizer):
             if id(parameter) not in self._names:
                 raise ValueError(
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the module's, so its "
@@ -165,9 +169,7 @@ class DDP(ModuleFace, Checkpointed):
         self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
         self._averaged = {id(p) for p in parameters}
         _materialize(torch, optimizer, parameters)
-        tensors = {f"parameter {name}": p.detach() for name, p in module.named_parameters()}
-        tensors |= dict(_optimizer_tensors(torch, optimizer))
-        self._tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+        self._held = HeldTensors(module, optimizer)
         # Without content; its name says which peers can train together.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
         name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
@@ -181,7 +183,7 @@ class DDP(ModuleFace, Checkpointed):
             check_every=check_every,
             tag=tag,
         )
-        infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._tensors, **options}.items()]
+        infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._held.tensors, **options}.items()]
         self._state = SharedState([*infos, *self._contract.infos()])
         self._membership = Membership(communicator, self._state, tag, joint=self._contract)
         self._hooks = [
@@ -190,6 +192,7 @@ class DDP(ModuleFace, Checkpointed):
             for i, parameter in enumerate(bucket.parameters)
         ]
         self._hooks.append(optimizer.register_step_pre_hook(self._step_hook()))
+        self._hooks.append(optimizer.register_load_state_dict_post_hook(self._load_hook()))
 
     @classmethod
     def connect(
@@ -226,7 +229,7 @@ class DDP(ModuleFace, Checkpointed):
         return self._contract.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        yield from self._tensors.items()
+        yield from self._held.tensors.items()
         yield from self._contract.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
@@ -289,7 +292,8 @@ class DDP(ModuleFace, Checkpointed):
         newcomers in when it is time. A joint call.
 
         With a `torch.amp.GradScaler` it does what `scaler.step(optimizer)` and `scaler.update()` do, so write neither;
-        a step that the scaler skips is skipped by all peers, which have the same averages, and counts as one.
+        a step that the scaler skips is skipped by all peers, which have the same averages, and counts as one. Put the
+        scaler into `shared`, so that newcomers have its scale.
 
         PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE on all peers, with the gradients cleared
         and all ready for another backward pass: on one or more of them gradients in flight were changed, or some are
@@ -405,12 +409,13 @@ class DDP(ModuleFace, Checkpointed):
             place = bucket.changed()
             if place is not None:
                 return CHANGED, number, place
-        for number, parameter in enumerate(_optimized(self._optimizer)):
+        for number, parameter in enumerate(optimized(self._optimizer)):
             if parameter.grad is not None and id(parameter) not in self._averaged:
                 return NOT_AVERAGED, number, 0
         if is_unscaled:
             return UNSCALED, 0, 0
-        return FINE
+        place = self._held.replaced()
+        return (REPLACED, place, 0) if place is not None else FINE
 
     def _explained(self, objections: list[Objection]) -> str:
         told = "; ".join(
@@ -425,11 +430,16 @@ class DDP(ModuleFace, Checkpointed):
         if kind == UNLIKE:
             return "has another communication hook than this peer, or other options of it: register the same on all"
         if kind == NOT_AVERAGED:
-            parameter = _optimized(self._optimizer)[number]
+            parameter = optimized(self._optimizer)[number]
             name = self._names.get(id(parameter), f"number {number} of the optimizer")
             return (
                 f"has a gradient of {name!r}, which is not averaged, since it did not require gradients or was not "
                 "there when the DDP was made: make it anew after what unfreezes or adds parameters"
+            )
+        if kind == REPLACED:
+            return (
+                f"has replaced the tensor {self._held.name(number)!r}, which peers have in common, as module.to() "
+                "does: move and convert the module before the DDP is made"
             )
         if kind == UNSCALED:
             return (
@@ -473,6 +483,16 @@ class DDP(ModuleFace, Checkpointed):
 
         return optimizer_steps
 
+    def _load_hook(self) -> Any:
+        held = weakref.ref(self._held)
+
+        def state_is_loaded(_: Any) -> None:
+            there = held()
+            if there is not None:
+                there.take_back()
+
+        return state_is_loaded
+
     def _take(self, number: int, i: int) -> None:
         bucket = self._buckets[number]
         if self._averages is not None:
@@ -511,11 +531,6 @@ class DDP(ModuleFace, Checkpointed):
             bucket.average = HookedAverage(given, *self._comm_hook)
 
 
-def _optimized(optimizer: Any) -> list[Any]:
-    """Its parameters."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
     """Whether `scaler.unscale_(optimizer)` has been called in this step."""
     states = getattr(scaler, "_per_optimizer_states", {})
@@ -539,15 +554,5 @@ def _materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
         for parameter, value in zip(parameters, values, strict=True):
             parameter.grad = None
             parameter.copy_(value)
-        for _, tensor in _optimizer_tensors(torch, optimizer):
+        for *_, tensor in state_tensors(optimizer):
             tensor.zero_()
-
-
-def _optimizer_tensors(torch: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    for number, parameter in enumerate(_optimized(optimizer)):
-        for name, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if isinstance(value, torch.Tensor):
-                yield f"optimizer {number} {name}", value
-            elif value is not None:
-                kind = type(value).__name__
-                raise ValueError(f"the optimizer's state {name!r} is a {kind}, not a tensor: it cannot be shared")

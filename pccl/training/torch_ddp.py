@@ -48,8 +48,8 @@ def torch_comm_hook(
     after a backward pass that failed halfway.
 
     ValueError: the model has a process group of several processes, which would each need a communicator and average
-    twice; or `find_unused_parameters` or `static_graph`, with which torch does not hand out the averages of parameters that only other
-    peers have used, so that peers would part. TypeError for another kind of model.
+    twice; or `find_unused_parameters` or `static_graph`, with which torch does not hand out the averages of parameters
+    that only other peers have used, so that peers would part. TypeError for another kind of model.
     """
     torch = sys.modules["torch"]
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
