@@ -263,7 +263,7 @@ def test_others_than_those_who_claimed_are_told_of() -> None:
 
 def test_all_or_none_have_samples_per_step() -> None:
     sampler = ElasticSampler(10, samples_per_step=2)
-    with pytest.raises(ValueError, match=r"only peers \[4\] of \[4, 9\] have samples_per_step"):
+    with pytest.raises(ValueError, match=r"of the peers \[4, 9\] only \[4\] have samples_per_step"):
         sampler._form(4, {4: sampler._announcement(), 9: [1, 2, 0]})
 
 

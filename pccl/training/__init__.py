@@ -27,6 +27,7 @@
         held_tensors
                    what peers have in common of a module and its optimizer
         veto       an exchange in which any peer can refuse a step for all
+    followers      objects that are told what becomes of each step, such as an
     elastic_sampler
                    `ElasticSampler`: each sample of an epoch once, whoever comes and goes; it stands on
         permutation    an order that is never stored

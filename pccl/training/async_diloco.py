@@ -166,6 +166,7 @@ class AsyncDiLoCo(OuterLoop):
             started_s = time.monotonic()
             # In this order: who has to launch an aborted average again must not wait in a joint call meanwhile.
             self._contract.begin(self.revision)
+            self._contract.followers.claim(self._communicator, on_their_way=self._flight is not None)
             done = self._land()
             self._contract.land_check()
             admission: Admission | None = None
@@ -192,6 +193,7 @@ class AsyncDiLoCo(OuterLoop):
         peers after the last outer step. What other fragments have moved by since their last turn is left out."""
         with self._membership.step("AsyncDiLoCo.finish"):
             started_s = time.monotonic()
+            self._contract.followers.discard()
             done = self._land()
             waited_s = time.monotonic() - started_s
             self._begin()
@@ -220,6 +222,7 @@ class AsyncDiLoCo(OuterLoop):
             return [NO_UPDATE]
         averaged = self._wait_for(self._flight.average)
         of_buffers = self._contract.buffers.land(keep_going=True)
+        self._contract.followers.commit(averaged.peers)
         self._update(self._flight.vector, self._flight.fragment.place)
         self._flight = None
         return [of_buffers, averaged]

@@ -117,6 +117,7 @@ class HookedAverage:
             sum(cost.aborted for cost in costs),
             sum(cost.tx_bytes for cost in costs),
             sum(cost.rx_bytes for cost in costs),
+            tuple(peer for peer in costs[0].peers if all(peer in cost.peers for cost in costs)) if costs else (),
         )
 
 

@@ -13,7 +13,8 @@ The contract, after each step:
    once more when all have come to the next step, before anything is averaged: there all stand at the same place.
 4. *Buffers* have a rule (`pccl.training.buffers`): averaged, taken from the first peer, or local. Local ones are in
    no digest.
-5. *A peer that is new and differs all the same leaves*, and the others go on.
+5. *Objects that follow the steps*, such as a sampler, are told of each (`pccl.training.followers`).
+6. *A peer that is new and differs all the same leaves*, and the others go on.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from pccl.training import state_codec
 from pccl.training.buffers import Buffers
 from pccl.training.checkpoint import Stateful
 from pccl.training.consistency import Check, Snapshot, digest_of
+from pccl.training.followers import Followers
 from pccl.training.membership import Averaged
 from pccl.training.seats import until_committed
 from pccl.training.shards import local_shard
 
 TAGS = 1 << 62
 """Its tags are from here on, 8 for each tag of the training object that it belongs to."""
-CHECK, HAND_OVER, BUFFERS = 0, 1, 2
+CHECK, HAND_OVER, BUFFERS, FOLLOW = 0, 1, 2, 3
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 
@@ -104,6 +106,7 @@ class Contract:
         self.buffers = buffers
         self._objects: dict[str, Stateful] = {f"shared {name}": each for name, each in sorted(objects.items())}
         self._shared = [*self._objects]
+        self.followers = Followers(self._objects.values(), _tag(tag, FOLLOW))
         if groups is not None:  # the last to be loaded: others may set learning rates as they are
             self._objects["param_groups"] = groups
         self._uncompared = set() if compares_groups else {"param_groups"}
@@ -195,11 +198,13 @@ class Contract:
         """`is_source` where this peer's state is what all have; `is_new` where others had been under way, and this
         peer had not."""
         if world_size < 2:
+            self.followers.regroup(self._communicator)
             self._check.come_soon(revision)
             return
         if self._adopt is not None:
             self._adopt()
         self._hand_over(revision, is_source, has_them=is_source)
+        self.followers.regroup(self._communicator)
         if not is_source:
             self.buffers.show()
         self._is_new, self._must_align = is_new, True

@@ -183,6 +183,7 @@ class DDP(ModuleFace, Checkpointed):
             check_every=check_every,
             tag=tag,
         )
+        self._contract.followers.fix_steps()
         infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._held.tensors, **options}.items()]
         self._state = SharedState([*infos, *self._contract.infos()])
         self._membership = Membership(communicator, self._state, tag, joint=self._contract)
@@ -274,6 +275,8 @@ class DDP(ModuleFace, Checkpointed):
                 "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
+        if self._averages is not None:
+            self._follow()
         self._clear()
         if set_to_none:
             self.module.zero_grad(set_to_none=True)
@@ -308,6 +311,7 @@ class DDP(ModuleFace, Checkpointed):
             self._synchronize("DDP.step", is_unscaled=_is_unscaled(scaler, self._optimizer))
             assert self._averages is not None
             done, waited_s = self._averages, self._waited_s
+            self._follow()
             self._optimize(scaler)
             self._clear()
             self._state.revision += 1
@@ -364,6 +368,7 @@ class DDP(ModuleFace, Checkpointed):
         if self._averages is not None:
             return
         started_s = time.monotonic()
+        self._contract.followers.check_step()
         self._contract.begin(self.revision)
         what = self._objection(is_unscaled)
         for number, bucket in enumerate(self._buckets):
@@ -382,6 +387,15 @@ class DDP(ModuleFace, Checkpointed):
             bucket.give()
         self._averages = [*averages, cost, of_buffers]
         self._waited_s = time.monotonic() - started_s
+
+    def _follow(self) -> None:
+        """The samples of the gradients that have been averaged are used, also where the step is given up. A peer counts
+        if all buckets have its part; with a hook that averages nothing, if it was there."""
+        assert self._averages is not None
+        *buckets, there = self._averages[: len(self._buckets) + 1]
+        peers = [set(each.peers) for each in buckets if each.peers] or [set(there.peers)]
+        self._contract.followers.claim(self._communicator)
+        self._contract.followers.commit(set.intersection(*peers))
 
     def _optimize(self, scaler: Any) -> None:
         self._has_stepped = False

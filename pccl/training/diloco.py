@@ -49,11 +49,13 @@ class DiLoCo(OuterLoop):
             self._replica.difference(self._parameters, gradient)
             started_s = time.monotonic()
             self._contract.begin(self.revision)
+            self._contract.followers.claim(self._communicator)
             average = self._launch_average(gradient, weight)
             self._contract.launch_buffers(self.revision)
             averaged = self._wait_for(average)
             of_buffers = self._contract.land()
             waited_s = time.monotonic() - started_s
+            self._contract.followers.commit(averaged.peers)
             self._update(gradient)
             started_s = time.monotonic()
             admission = self._membership.admit() if self._membership.are_peers_pending() else None

@@ -275,7 +275,8 @@ class ElasticSampler:
         if quota is not None and self.drawn + draw.indices.size > quota:
             raise RuntimeError(
                 f"{self.drawn} samples were drawn since the last step, which are all of samples_per_step={quota}: make "
-                "the step before drawing more, or give the number of samples of all batches that a step accumulates"
+                "the step before drawing more, or discard() them; where a step accumulates several batches, give the "
+                "number of samples in all of them"
             )
         self._trained += draw.ranges
         if self._log is not None:
@@ -344,37 +345,56 @@ class ElasticSampler:
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
         """A joint call, after newcomers were let in and have the state: who is there from here on. None: this peer is
-        alone, without a run. ValueError, on all peers, where only some have `samples_per_step`."""
+        alone, without a run. ValueError, on those who are new, where only some have `samples_per_step`."""
         rows = _gathered(communicator, self._announcement(), tag)
         self._form(own_number(communicator) if communicator is not None else 0, rows)
 
     def _announcement(self) -> list[int]:
-        self._name = secrets.token_hex(6)
+        if not self._ledger.members or self._ledger.claims or self._trained:
+            self._name = secrets.token_hex(6)  # what it draws is not to be taken for what it has drawn before
         return [int(self._name, 16), self._block, self._samples_per_step is not None]
 
     def _form(self, number: int, rows: Mapping[int, Sequence[int]]) -> None:
         """The announcements of all, by number."""
-        if len({is_fixed for _, _, is_fixed in rows.values()}) > 1:
-            given = sorted(number for number, (_, _, is_fixed) in rows.items() if is_fixed)
-            raise ValueError(
-                f"only peers {given} of {sorted(rows)} have samples_per_step: give it on all, with a value of each "
-                "one's own, or on none"
-            )
+        is_fixed = rows[number][2]
+        if any(row[2] != is_fixed for row in rows.values()):
+            if not self._ledger.members:
+                given = sorted(number for number, row in rows.items() if row[2])
+                raise ValueError(
+                    f"of the peers {sorted(rows)} only {given} have samples_per_step: give it on all, with a value of "
+                    "each one's own, or on none"
+                )
+            rows = {number: row for number, row in rows.items() if row[2] == is_fixed}  # the newcomers leave
         self._number = number
         self._ledger.form([Member(number, f"{name:012x}", block) for number, (name, block, _) in rows.items()])
         self._trained.clear()
+
+    def fix_steps(self) -> None:
+        """Before the group is formed: `samples_per_step` is the batch's size, where it was not given. ValueError: nor
+        was that."""
+        if self._samples_per_step is None and self._batch_size is None:
+            raise ValueError(
+                "DDP must know how many samples a peer trains on in a step: make the ElasticSampler with "
+                "samples_per_step, or with batch_size, of which a step then takes one"
+            )
+        self._samples_per_step = self._samples_per_step or self._batch_size
+
+    def check_step(self) -> None:
+        """RuntimeError: another number of samples was drawn since the last claim than `samples_per_step`."""
+        quota = self._samples_per_step
+        if quota is not None and self.drawn != quota:
+            raise RuntimeError(
+                f"{self.drawn} samples were drawn for this step, but samples_per_step={quota}: draw as many before each"
+            )
 
     def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
         """A joint call, before the average of a step is launched: what was handed out since the last one is in it.
         `on_their_way` is how many averages are at this moment. RuntimeError, before anything is claimed, where this
         peer has not drawn `samples_per_step`."""
-        quota = self._samples_per_step
         is_repeated = self._ledger.claims > on_their_way  # a former call's average was not made
-        if quota is not None and self.drawn != quota and (self.drawn or not is_repeated):
-            raise RuntimeError(
-                f"{self.drawn} samples were drawn for this step, but samples_per_step={quota}: draw as many before each"
-            )
-        if quota is not None and not is_repeated:
+        if self.drawn or not is_repeated:
+            self.check_step()
+        if self._samples_per_step is not None and not is_repeated:
             amounts = {member.number: member.block for member in self._ledger.members}
         else:
             amounts = {number: row[0] for number, row in _gathered(communicator, [self.drawn], tag).items()}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl.training.membership import ABORTED, Averaged
+from pccl.training.membership import ABORTED, Averaged, own_number
 
 
 class Info(Protocol):
@@ -86,7 +86,7 @@ class Seats:
             self._communicator, lambda: self._communicator.all_gather_async(send, tag=self._tag, step=step).result()
         )
         if info is None:
-            return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0))
+            return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0, (own_number(self._communicator),)))
         peers = info.membership.peers
         if not self._seats.keys() >= {*peers}:
             what = (
@@ -96,5 +96,5 @@ class Seats:
         return Exchanged(
             tuple(self._seats[peer] for peer in peers),
             tuple(row.tobytes() for row in info.array),
-            Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes),
+            Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes, peers),
         )

@@ -321,8 +321,10 @@ class SPSA(Checkpointed):
             with self._membership.step("SPSA.step"):
                 started_s = time.monotonic()
                 self._contract.begin(self.revision)
+                self._contract.followers.claim(self._communicator)
                 exchanged = self._seats.exchange(codes, self.revision)
                 self._contract.land_check()
+                self._contract.followers.commit(exchanged.traffic.peers)
                 waited_s = time.monotonic() - started_s
                 self._move(Step(self.revision, exchanged.seats, exchanged.items))
                 started_s = time.monotonic()

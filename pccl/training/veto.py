@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pccl import Communicator
-from pccl.training.membership import Averaged
+from pccl.training.membership import Averaged, own_number
 from pccl.training.relaunch import Relaunched
 
 FINE = (0, 0, 0)
@@ -42,6 +42,7 @@ class Veto:
         self, communicator: Communicator, tag: int, step: int, what: tuple[int, int, int] = FINE, *, alike: str = ""
     ) -> None:
         """`alike` is a text that is the same on all peers, or each objects to those that have another."""
+        self._communicator = communicator
         self._what = what
         row = np.array([*what, zlib.crc32(alike.encode())], np.int64)
         self._op = Relaunched(communicator, lambda: communicator.all_gather_async(row, tag=tag, step=step))
@@ -52,7 +53,7 @@ class Veto:
         info = self._op.wait()
         if info is None:
             own = [Objection(0, True, self._what)] if self._what != FINE else []
-            return own, Averaged(1, self._op.aborted, 0, 0)
+            return own, Averaged(1, self._op.aborted, 0, 0, (own_number(self._communicator),))
         rows = info.array.tolist()
         said = []
         for rank, (peer, (*what, alike)) in enumerate(zip(info.membership.peers, rows, strict=True)):
@@ -61,4 +62,4 @@ class Veto:
                 said.append(Objection(peer, is_own, tuple(what)))
             elif alike != rows[info.rank][-1]:
                 said.append(Objection(peer, is_own, (UNLIKE, 0, 0)))
-        return said, Averaged(info.world_size, self._op.aborted, info.tx_bytes, info.rx_bytes)
+        return said, Averaged(info.world_size, self._op.aborted, info.tx_bytes, info.rx_bytes, info.membership.peers)
