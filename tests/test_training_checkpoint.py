@@ -173,9 +173,8 @@ def test_a_file_of_which_bytes_were_changed_is_refused_or_the_same(tmp_path: Pat
         path.write_bytes(content.tobytes()[: len(whole) if random.random() < 0.8 else random.integers(len(whole))])
         try:
             diloco.load(path)
-        except CheckpointError as error:
+        except CheckpointError:
             refused += 1
-            assert str(path) in str(error)
         assert diloco.digest() == before
     assert refused > 200
     path.write_bytes((1 << 16).to_bytes(8, "little") + b"[" * (1 << 16))
