@@ -21,7 +21,7 @@ NOWHERE = "127.0.0.1:1"
 
 def adamw(module: Any) -> Any:
     return torch.optim.AdamW(
-        [{"params": module[0].parameters(), "lr": 1e-2}, {"params": module[2].parameters()}], amsgrad=True
+        [{"params": module[0].parameters(), "lr": 1e-2}, {"params": module[1:].parameters()}], amsgrad=True
     )
 
 
@@ -30,14 +30,14 @@ def sgd(module: Any) -> Any:
 
 
 class DDPPeer:
-    """A peer whose learning rate falls, which is in its optimizer's groups alone."""
+    """A peer with running statistics, whose learning rate falls, which is in its optimizer's groups alone."""
 
     def __init__(self, address: str, number: int, optimizer: Callable[[Any], Any], dtype: Any = None) -> None:
         torch.manual_seed(0)
-        self.module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(dtype)
+        self.module = with_statistics().to(dtype)
         self.optimizer = optimizer(self.module)
         self.communicator = Communicator(address)
-        self.ddp = DDP(self.communicator, self.module, self.optimizer, bucket_bytes=40)
+        self.ddp = DDP(self.communicator, self.module, self.optimizer, bucket_bytes=40, check_every=1)
         self.number = number
         self.dtype = dtype
         self.digests: dict[int, str] = {}
