@@ -13,6 +13,7 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
+from tests.sampler_peers import SamplerPeer
 from tests.spsa_peers import SPSAPeer
 from tests.training_peers import Kind, Peer
 
@@ -22,6 +23,14 @@ KINDS: dict[str, tuple[Kind, dict[str, int]]] = {
     "fragments": (AsyncDiLoCo, {"fragments": 3}),
 }
 SPSA = "spsa"
+SAMPLERS: dict[str, tuple[Kind, bool]] = {
+    "sampler": (DiLoCo, False),
+    "sampler fixed": (DiLoCo, True),
+    "sampler async": (AsyncDiLoCo, False),
+    "sampler async fixed": (AsyncDiLoCo, True),
+}
+SAMPLES = 401
+"""Their logs are beside the file that ends the run."""
 INNER_S = 0.03
 """What inner steps take at least, so that there is a middle of them."""
 STOP_TAG = 100
@@ -51,6 +60,9 @@ def main() -> None:
     kind, master, number, stop_file = sys.argv[1:]
     if kind == SPSA:
         peer: SPSAPeer | Peer = SPSAPeer(master, int(number))
+    elif kind in SAMPLERS:
+        algorithm, is_fixed = SAMPLERS[kind]
+        peer = SamplerPeer(master, int(number), algorithm, Path(stop_file).parent, is_fixed=is_fixed, size=SAMPLES)
     else:
         algorithm, arguments = KINDS[kind]
         peer = Peer(master, int(number), algorithm, **arguments)
