@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode
+from pccl import Communicator, MasterNode, PCCLError
 from pccl.training import AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, OuterStep
 from tests.crew import Background, together
 from tests.test_training_torch import INNER_STEPS, TorchPeer, inner_steps, new_module, new_optimizer, parameters
@@ -115,6 +115,48 @@ def test_schedulers_take_it(alone: Any, recwarn: pytest.WarningsRecorder) -> Non
     assert not recwarn.list
     torch.optim.lr_scheduler.ReduceLROnPlateau(alone.optimizer).step(1.0)
     torch.optim.lr_scheduler.OneCycleLR(alone.optimizer, 0.1, total_steps=10).step()
+
+
+def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: MasterNode) -> None:
+    def new_peer(number: int) -> tuple[Trained, Any]:
+        peer = Trained(master.address, number, peers_min=1, inner_steps=INNER_STEPS, check_every=1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(peer.optimizer, 0.9)
+        peer.optimizer.diloco.share({"scheduler": scheduler})
+        return peer, scheduler
+
+    def step(peer: Trained, scheduler: Any) -> None:
+        peer.optimizer.zero_grad()
+        peer.module(torch.ones(4, 6)).pow(2).mean().backward()
+        peer.optimizer.step()
+        scheduler.step()
+
+    def run(peer: Trained, scheduler: Any) -> None:
+        while not any(each.admitted for each in peer.steps):
+            step(peer, scheduler)
+        for _ in range(2 * INNER_STEPS):
+            step(peer, scheduler)
+
+    def enter(newcomer: Trained, scheduler: Any) -> list[float]:
+        rates = []
+        newcomer.optimizer.join()
+        for _ in range(2 * INNER_STEPS):
+            rates.append(newcomer.optimizer.param_groups[0]["lr"])
+            step(newcomer, scheduler)
+        return rates
+
+    first, second = new_peer(0), new_peer(1)
+    for _ in range(3 * INNER_STEPS):
+        step(*first)
+    thread = Background(partial(run, *first))
+    rates = enter(*second)
+    thread.result()
+    assert rates[0] < 1e-2 * 0.9**10
+    assert first[0].optimizer.param_groups[0]["lr"] == second[0].optimizer.param_groups[0]["lr"]
+    assert first[1].state_dict() == second[1].state_dict()
+    assert first[0].digest == second[0].digest
+    with pytest.raises(PCCLError, match="told before"):
+        first[0].optimizer.diloco.share({})
+    close([first[0], second[0]])
 
 
 def test_hooks_are_called_around_a_step_and_its_outer_step(alone: Any) -> None:
@@ -244,6 +286,20 @@ def test_weights_that_are_loaded_into_the_model_before_the_first_step_count(alon
     alone.optimizer.join()
     assert float(parameters(alone.module).min()) == 0.25
     np.testing.assert_array_equal(alone.optimizer.diloco.outer_parameters, np.float32(0.25))
+
+
+def test_buffers_that_are_loaded_into_the_model_before_the_first_step_count(master: MasterNode) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    diloco = DiLoCo(Communicator(master.address), module, new_optimizer(module))
+    optimizer: Any = DiLoCoOptimizer(diloco)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["diloco"]["revision"] = 7
+    module[1].running_mean.fill_(5.0)
+    optimizer.load_state_dict(saved)
+    optimizer.join()
+    assert module[1].running_mean.tolist() == [5.0] * 3
+    assert optimizer.revision == 7
+    diloco._communicator.close()
 
 
 def test_weights_and_speeds(master: MasterNode) -> None:

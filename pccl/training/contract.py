@@ -90,12 +90,6 @@ class Contract:
         """`tensors` gives what is compared by name, whenever it is called; objects are beside it, and so are `frozen`
         torch tensors that nobody gets and that all are to build alike. `adopt` is called when the shared state has been
         synchronized. ValueError or TypeError for what cannot be shared."""
-        objects = dict(shared) if shared is not None else {}
-        for name, each in objects.items():
-            if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
-                raise TypeError(
-                    f"shared[{name!r}] must have state_dict and load_state_dict, which {type(each).__name__} has not"
-                )
         self._check = Check(communicator, _tag(tag, CHECK), check_every)
         self._tag = tag
         self._communicator = communicator
@@ -104,23 +98,39 @@ class Contract:
         self._frozen = frozen or {}
         self._frozen_digests: dict[str, tuple[Any, bytes]] = {}
         self.buffers = buffers
-        self._objects: dict[str, Stateful] = {f"shared {name}": each for name, each in sorted(objects.items())}
-        self._shared = [*self._objects]
-        self.followers = Followers(self._objects.values(), _tag(tag, FOLLOW))
-        if groups is not None:  # the last to be loaded: others may set learning rates as they are
-            self._objects["param_groups"] = groups
+        self._groups = groups
         self._uncompared = set() if compares_groups else {"param_groups"}
-        self._encoded()  # raises
-        layout = hashlib.sha256(buffers.layout.encode()).hexdigest()[:12]
-        names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
-        self._name = f"contract: {names or 'no objects'}; buffers {buffers.rule} {layout}; check_every {check_every}"
+        self._check_every = check_every
         self._marker = np.zeros(1, np.uint8)
+        self._shared: list[str] = []
+        self._objects: dict[str, Stateful] = {}
+        self.share(shared or {})
         self._is_new = False
         self._must_align = False
 
+    def share(self, objects: Mapping[str, Stateful]) -> None:
+        """Further objects, which change what `infos` gives: before anybody is joined. ValueError or TypeError as the
+        constructor. Not a joint call."""
+        for name, each in objects.items():
+            if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
+                raise TypeError(
+                    f"shared[{name!r}] must have state_dict and load_state_dict, which {type(each).__name__} has not"
+                )
+        held = {name: self._objects[name] for name in self._shared}
+        held |= {f"shared {name}": each for name, each in objects.items()}
+        self._objects = dict(sorted(held.items()))
+        self._shared = [*self._objects]
+        self.followers = Followers(self._objects.values(), _tag(self._tag, FOLLOW))
+        if self._groups is not None:  # the last to be loaded: others may set learning rates as they are
+            self._objects["param_groups"] = self._groups
+        self._encoded()  # raises
+
     def infos(self) -> list[TensorInfo]:
         """What belongs into the shared state: the common buffers, and a name that says what peers must have alike."""
-        return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, self._name)]
+        rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
+        names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
+        options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check_every}"
+        return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
     def renew(self, communicator: Communicator) -> None:
         """Begins anew with another communicator. Not a joint call."""

@@ -122,9 +122,20 @@ class OuterLoop(Checkpointed):
             tag=tag,
         )
         outer_state = {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
-        infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
-        self._state = SharedState([*infos, *self._contract.infos()])
+        self._outer_infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
+        self._state = SharedState([*self._outer_infos, *self._contract.infos()])
         self._site = site
+        self._membership = self._new_membership()
+
+    def share(self, objects: Mapping[str, Stateful]) -> None:
+        """Adds to the `shared` of the constructor what is made after it, before `join`. PCCLError INVALID_USAGE after
+        it; ValueError or TypeError for what cannot be shared."""
+        if self.has_joined:
+            raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: what is shared is told before")
+        self._contract.share(objects)
+        revision = self.revision
+        self._state = SharedState([*self._outer_infos, *self._contract.infos()])
+        self._state.revision = revision
         self._membership = self._new_membership()
 
     def _new_membership(self) -> Membership:
@@ -198,8 +209,10 @@ class OuterLoop(Checkpointed):
         PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
         with other options (INVALID_ARGUMENT).
         """
-        if self.revision == 0 and not self._has_begun:
-            self._replica.read(self._parameters)  # weights may have been loaded into the model since
+        # Weights may have been loaded into the model since; but what was loaded here, or trained, counts.
+        if not self._has_begun:
+            self._replica.read(self._parameters)
+            self._contract.buffers.adopt()
         admission = self._membership.join(peers_min)
         self._has_begun = True
         self._begin()
@@ -264,6 +277,7 @@ class OuterLoop(Checkpointed):
         for name, vector in vectors:
             here[name][...] = vector
         self._state.revision = int(state["revision"])
+        self._contract.buffers.adopt()
         self._has_begun = True
         self.show_outer()
 

@@ -21,7 +21,10 @@ and revision. So a trainer's own checkpoint resumes a run, from its last outer s
 moved is lost.
 
 *Where learning rates are*: `param_groups`, `state` and `defaults` are those of the inner optimizer, so schedulers may
-be made for either.
+be made for either. `diloco.share({"scheduler": scheduler})` has newcomers begin with the others' learning rate, instead
+of the schedule's first. Peers compare hyperparameters as they come to an outer step. Where their schedulers may then
+stand at different steps, they differ on purpose: give DiLoCo `compare_inner=False` and do not share the scheduler. So
+it is with `steps="by speed"`, and with a scheduler that goes on where a GradScaler has left out a step.
 
 A `torch.optim.Optimizer` it is by inheritance; since pccl does not import torch, the class that inherits is made when
 the first object is.
