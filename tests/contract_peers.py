@@ -31,7 +31,8 @@ class ContractPeer:
         shared = {"scheduler": self.scheduler} | ({"optimizer": self.optimizer} if kind == "spsa" else {})
         options = {"shared": shared, "check_every": 1, **options}
         self.training = self._new_training(options)
-        self.digests: dict[int, str] = {}
+        self.digests: dict[tuple[int, int], str] = {}
+        """By revision and the scheduler's epoch: not every outer step has an update, but each has an epoch."""
         self.worlds: list[int] = []
 
     def _new_training(self, options: dict[str, Any]) -> Any:
@@ -49,8 +50,11 @@ class ContractPeer:
     def enter(self, peers_min: int = 1) -> ContractPeer:
         self.communicator.connect()
         self.training.join(peers_min)
-        self.digests[self.training.revision] = self.training.digest()
+        self._note()
         return self
+
+    def _note(self) -> None:
+        self.digests[self.training.revision, self.scheduler.last_epoch] = self.training.digest()
 
     def inputs(self, direction: int = 0) -> Any:
         seed = 1000 * self.number + 10 * self.training.revision + direction
@@ -78,7 +82,7 @@ class ContractPeer:
                 clip(self.module.parameters(), 1.0)
                 self.optimizer.step()
             step = self.training.outer_step()
-        self.digests[self.training.revision] = self.training.digest()
+        self._note()
         self.worlds.append(step.world_size)
         self.scheduler.step()
         return step

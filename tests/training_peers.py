@@ -84,7 +84,8 @@ def each_runs(peers: Sequence[Peer], until: int | Callable[[Peer], bool]) -> Non
 
 
 class HasDigests(Protocol):
-    digests: dict[int, str]
+    digests: Any
+    """By revision, or by whatever tells states apart."""
 
 
 def assert_parity(peers: Sequence[HasDigests]) -> None:
