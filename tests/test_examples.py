@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pccl.training import audit
 from tests.crew import until
 from tests.streams import TIMEOUT_S, Lines
 
@@ -41,6 +42,14 @@ def test_reference_loop() -> None:
     last = [line for line in lines if "done at revision" in line]
     assert len(last) == 2
     assert len({line.split(maxsplit=1)[1] for line in last}) == 1
+
+
+def test_elastic_data_and_its_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _run("-n", "2", "examples/elastic_data.py", "2", str(tmp_path / "logs"))
+    assert len(_digests(lines)) == 2
+    assert len({line.split("digest ")[1] for line in lines if "digest " in line}) == 1
+    assert audit.main(list(map(str, (tmp_path / "logs").iterdir()))) == 0
+    assert "2 epochs of 4000 samples are complete" in capsys.readouterr().out
 
 
 SHORT = ["--steps", "3", "--inner", "2", "--pretrain", "2"]
