@@ -19,8 +19,9 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     diloco = DiLoCo(communicator, model, inner, inner_steps=INNER_STEPS)
     optimizer = DiLoCoOptimizer(diloco, peers_min=PEERS, on_outer_step=show)
-    optimizer.join()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    diloco.share({"scheduler": scheduler})  # newcomers get it as it stands
+    optimizer.join()
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     set_seed(INDEX)

@@ -29,6 +29,7 @@ class Digits(lightning.LightningModule):  # type: ignore[misc]
         diloco = DiLoCo(self.communicator, self.network, inner, inner_steps=INNER_STEPS)
         self.optimizer = DiLoCoOptimizer(diloco, peers_min=PEERS, on_outer_step=show)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
+        diloco.share({"scheduler": scheduler})  # newcomers get it as it stands
         return {"optimizer": self.optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

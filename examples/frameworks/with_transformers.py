@@ -35,6 +35,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator, tempfile.Temporary
     diloco = DiLoCo(communicator, model, inner, inner_steps=INNER_STEPS)
     optimizer = DiLoCoOptimizer(diloco, peers_min=PEERS, on_outer_step=show)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    diloco.share({"scheduler": scheduler})  # newcomers get it as it stands
     trainer = Trainer(
         model,
         TrainingArguments(
