@@ -35,7 +35,7 @@ from pccl.training.site import Site
 from pccl.training.tensor_file import CheckpointError
 from pccl.training.tensor_tree import Shard
 from pccl.training.torch_state import assign, buffers_of, distributed_like, require_like
-from pccl.training.weighted import NotedAverage
+from pccl.training.weighted import NotedAverage, explained
 
 ROLL_CALL, NOTES = 1, 2
 """Tags, counted from the loop's own: 0 is the average, these the roll call and what goes with an average."""
@@ -237,7 +237,10 @@ class OuterLoop(Checkpointed):
         )
 
     def _wait_for(self, average: Average | NotedAverage) -> Averaged:
-        averaged = average.wait()
+        try:
+            averaged = average.wait()
+        except PCCLError as error:
+            raise explained(error) from error.__cause__
         if self._is_by_speed and isinstance(average, NotedAverage):
             self._pace.adapt(average.seconds, average.own_seconds)
         return averaged

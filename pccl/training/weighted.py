@@ -53,6 +53,14 @@ def checked_weight(weight: float | None) -> float | None:
     return weight
 
 
+def explained(error: PCCLError) -> PCCLError:
+    """What an average has raised, with what to do where some peers give a weight and others none."""
+    if not all(f"{op.name} of" in error.message for op in (ReduceOp.SUM, ReduceOp.AVG)):
+        return error
+    text = f"{error.message}; a SUM is of a peer that gives a weight: all give outer_step(weight=...), or none does"
+    return PCCLError(error.result, error.func_name, text)
+
+
 class Notes:
     """An all-gather of a few numbers on its way. Launched and waited for by all peers, as `Average`."""
 
@@ -130,29 +138,21 @@ class NotedAverage:
 
     def wait(self) -> Averaged:
         """Blocks until the vector is the average. PCCLError for anything but losses: INVALID_ARGUMENT for a sum that is
-        not finite, and where some peers give a weight and others none."""
-        try:
-            averaged = self._average.wait()
-            rows, noted = self._notes.wait()
-            tx_bytes, rx_bytes = averaged.tx_bytes + noted.tx_bytes, averaged.rx_bytes + noted.rx_bytes
-            aborted = averaged.aborted + noted.aborted
-            while self._weight is not None and averaged.world_size != noted.world_size:
-                if averaged.world_size > noted.world_size:
-                    self._average.again()
-                    averaged = more = self._average.wait()
-                else:
-                    self._notes.again()
-                    rows, noted = self._notes.wait()
-                    more = noted
-                tx_bytes, rx_bytes = tx_bytes + more.tx_bytes, rx_bytes + more.rx_bytes
-                aborted += 1 + more.aborted
-        except PCCLError as error:
-            if error.result is not Result.INVALID_ARGUMENT:
-                raise
-            given = "no weight" if self._weight is None else "a weight"
-            raise PCCLError(
-                error.result, "weighted average", f"{error}; this peer gave {given}: all peers give one, or none does"
-            ) from error
+        not finite."""
+        averaged = self._average.wait()
+        rows, noted = self._notes.wait()
+        tx_bytes, rx_bytes = averaged.tx_bytes + noted.tx_bytes, averaged.rx_bytes + noted.rx_bytes
+        aborted = averaged.aborted + noted.aborted
+        while self._weight is not None and averaged.world_size != noted.world_size:
+            if averaged.world_size > noted.world_size:
+                self._average.again()
+                averaged = more = self._average.wait()
+            else:
+                self._notes.again()
+                rows, noted = self._notes.wait()
+                more = noted
+            tx_bytes, rx_bytes = tx_bytes + more.tx_bytes, rx_bytes + more.rx_bytes
+            aborted += 1 + more.aborted
         if self._sum is not None:
             # Alone, nothing was sent and the vector is the sum.
             _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)
