@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pccl import MasterNode
-from pccl.training import AsyncDiLoCo, DiLoCo
-from tests.crew import Background, together
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl.training import AsyncDiLoCo, DiLoCo, ElasticSampler
+from tests.crew import Background, run_of, together
 from tests.sampler_peers import SIZE, SamplerPeer, audited
+from tests.spsa_peers import SPSAPeer
 from tests.training_peers import Kind, assert_parity
 
 KINDS = [DiLoCo, AsyncDiLoCo]
@@ -56,6 +58,71 @@ def test_samples_are_used_once_though_peers_are_lost_and_come(
     assert found.peers == 4
     assert found.given_up >= 2 * leaver.batches
     assert found.again > 0
+
+
+def test_directions_of_spsa_have_samples_of_their_own(master: MasterNode, tmp_path: Path) -> None:
+    def peer_of(number: int) -> tuple[SPSAPeer, ElasticSampler]:
+        log = tmp_path / f"{number}.jsonl"
+        sampler = ElasticSampler(SIZE, batch_size=3, log=log)
+        return SPSAPeer(master.address, number, admit_every=1, shared={"sampler": sampler}), sampler
+
+    def step(peer: SPSAPeer, sampler: ElasticSampler) -> bool:
+        batch = next(sampler.batches())
+        peer.spsa.step(lambda _: float(batch.mean()))
+        return sampler.epoch < 2
+
+    def run(peer: SPSAPeer, sampler: ElasticSampler) -> None:
+        while step(peer, sampler):
+            pass
+
+    crew = [peer_of(number) for number in range(3)]
+    together([partial(peer.enter, 3) for peer, _ in crew])
+    threads = [Background(partial(run, *each)) for each in crew[:2]]
+    leaver, its = crew[2]
+    step(leaver, its)
+    next(its.batches())
+    leaver.communicator.close()
+    for thread in threads:
+        thread.result()
+    together([peer.communicator.close for peer, _ in crew[:2]])
+    for _, sampler in crew:
+        sampler.close_log()
+    found = audited(tmp_path)
+    assert (found.epochs, found.peers, found.given_up, found.again) == (2, 3, 3, 3)
+
+
+def test_a_loop_of_ones_own(master: MasterNode, tmp_path: Path) -> None:
+    with run_of(3) as crew:
+        samplers = [ElasticSampler(SIZE, batch_size=4, log=tmp_path / f"{i}.jsonl") for i in range(3)]
+
+        def run(peer: Communicator, i: int) -> None:
+            sampler = samplers[i]
+            sampler.regroup(peer)
+            while sampler.epoch < 2:
+                total = np.zeros(SIZE, np.int64)
+                np.add.at(total, next(sampler.batches()), 1)
+                sampler.claim(peer)
+                while peer.world_size > 1:
+                    try:
+                        info = peer.all_reduce(total, op=ReduceOp.SUM)
+                    except PCCLError as error:
+                        if error.result is not Result.RANK_CONNECTION_LOST:
+                            raise
+                        continue
+                    assert info.membership is not None
+                    sampler.commit(info.membership.peers)
+                    break
+                if i == 2 and sampler.epoch == 1:
+                    next(sampler.batches())
+                    peer.close()
+                    break
+
+        crew.each(run)
+        del crew.peers[2]
+    for sampler in samplers:
+        sampler.close_log()
+    found = audited(tmp_path)
+    assert (found.epochs, found.peers, found.given_up, found.again) == (2, 3, 4, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,6 +35,9 @@ train; what decides is what all know alike of every committed average: *whose co
 5. *Newcomers and restarts.* The account is the sampler's `state_dict`, a part of the run's shared state: what is used,
    and nothing about who is there. After an admission all form the group anew, by an all-gather of a few numbers.
 
+The peers of a sharded model (`pccl.training.site`) share a stream with those of their own peer group alone: give each
+rank's sampler a part of the dataset that is its own.
+
 With `samples_per_step` a step costs no message more. Without it, as where peers make as many inner steps as they can,
 an outer step begins with a small all-gather, in which all wait for each other; `AsyncDiLoCo` then loses some of its
 slack.
