@@ -25,4 +25,4 @@ for step in range(STEPS):
     if step % 50 == 49:
         print(f"step {step + 1}: loss {loss.item():.4f}")
 weights = nn.utils.parameters_to_vector(model.parameters()).detach()
-print("weights", hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16])
+print(f"weights {hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]}")
