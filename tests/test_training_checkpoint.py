@@ -84,7 +84,7 @@ def test_the_newest_of_a_folder_is_loaded(tmp_path: Path, caplog: pytest.LogCapt
     for revision in (3, 20, 11):
         at(revision).save(tmp_path)
     assert "newer than revision 11, of which 20 will be loaded" in caplog.text
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="pccl.training")
     again = new()
     again.load(tmp_path)
     assert again.revision == 20
