@@ -236,6 +236,79 @@ def test_a_fresh_optimizer_is_as_before() -> None:
             assert all(float(tensor.abs().sum()) == 0 for tensor in state.values())
 
 
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+    "Adamax": lambda parameters: torch.optim.Adamax(parameters, lr=1e-2),
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-2),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=1e-2),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=1e-2),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, initial_accumulator_value=0.1),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, momentum=0.9, centered=True),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_do_what_they_do_by_themselves(master: MasterNode, kind: str) -> None:
+    """Also those whose state does not begin at zero."""
+    alone, module = new_module(), new_module()
+    optimizers = [OPTIMIZERS[kind](each.parameters()) for each in (alone, module)]
+    with Communicator(master.address) as communicator:
+        ddp = DDP(communicator, module, optimizers[1])
+        ddp.join()
+        for step in range(3):
+            optimizers[0].zero_grad()
+            loss(alone, 0, step).backward()
+            optimizers[0].step()
+            loss(module, 0, step).backward()
+            ddp.step()
+        assert torch.equal(parameters(alone), parameters(module))
+        ddp.close()
+
+
+def test_layers_that_the_optimizer_has_not_stepped_have_a_state_too(master: MasterNode) -> None:
+    module = new_module()
+    module[0].requires_grad_(False)
+    optimizer = new_optimizer(module)
+    loss(module, 0, 0).backward()
+    optimizer.step()
+    moments = optimizer.state[module[3].weight]["exp_avg"].clone()
+    module[0].requires_grad_(True)
+    DDP(Communicator(master.address), module, optimizer).close()
+    assert optimizer.state[module[0].weight]["exp_avg"].shape == module[0].weight.shape
+    assert torch.equal(optimizer.state[module[3].weight]["exp_avg"], moments)
+    assert float(optimizer.state[module[3].weight]["step"]) == 1
+
+
+class WithCopies(torch.optim.SGD):
+    """Its state begins with copies of the parameters, as that of schedule-free ones."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            self.state[parameter].setdefault("z", parameter.detach().clone())
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "told"),
+    [
+        (WithCopies, ValueError, "the state 'z' of WithCopies does not begin at zero"),
+        (torch.optim.LBFGS, TypeError, "LBFGS computes the loss several times in a step"),
+        (torch.optim.SparseAdam, RuntimeError, "does not support dense gradients"),
+    ],
+)
+def test_an_optimizer_that_is_refused_is_left_as_it_was(
+    master: MasterNode, kind: Any, error: type[Exception], told: str
+) -> None:
+    module = new_module()
+    optimizer = kind(module.parameters(), lr=0.25)
+    with pytest.raises(error, match=told):
+        DDP(Communicator(master.address), module, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.equal(parameters(module), parameters(new_module()))
+
+
 def test_what_cannot_be_trained_is_told_and_left_alone(master: MasterNode) -> None:
     communicator = Communicator(master.address)
     with pytest.raises(ValueError, match="Identity has no parameters that require gradients"):

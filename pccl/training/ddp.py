@@ -54,8 +54,9 @@ from pccl.training.checkpoint import Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
 from pccl.training.comm_hooks import CommHook, GradBucket, HookedAverage, name_of
 from pccl.training.contract import Contract, ParamGroups
+from pccl.training.fresh_state import materialize
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
-from pccl.training.held_tensors import HeldTensors, optimized, state_tensors
+from pccl.training.held_tensors import HeldTensors, optimized
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
 from pccl.training.module_face import ModuleFace
 from pccl.training.report import StepReport, report_of
@@ -168,7 +169,7 @@ class DDP(ModuleFace, Checkpointed):
                 )
         self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
         self._averaged = {id(p) for p in parameters}
-        _materialize(torch, optimizer, parameters)
+        materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
         # Without content; its name says which peers can train together.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
@@ -549,24 +550,3 @@ def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
     """Whether `scaler.unscale_(optimizer)` has been called in this step."""
     states = getattr(scaler, "_per_optimizer_states", {})
     return id(optimizer) in states and getattr(states[id(optimizer)].get("stage"), "name", "") == "UNSCALED"
-
-
-def _materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Gives a fresh optimizer the state that its first step would create, so that there is something to receive."""
-    if optimizer.state:
-        return
-    rates = [group["lr"] for group in optimizer.param_groups]
-    values = [parameter.detach().clone() for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    with torch.no_grad():
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.grad = None
-            parameter.copy_(value)
-        for *_, tensor in state_tensors(optimizer):
-            tensor.zero_()
