@@ -11,7 +11,7 @@ truth = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1)).requires_gra
 model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-model = DDP.connect(model, optimizer)
+model = DDP.connect(model, optimizer, shared={"scheduler": scheduler})
 torch.seed()  # each process draws samples of its own
 for step in range(STEPS):
     optimizer.zero_grad()
