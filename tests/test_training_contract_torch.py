@@ -96,7 +96,7 @@ def test_a_change_behind_the_librarys_back_is_told_on_all_peers(master: MasterNo
         with pytest.raises(DivergenceError) as caught:
             peer.run(9)
         with pytest.raises(DivergenceError):
-            peer.training.step() if kind == "ddp" else peer.step()
+            peer.step()
         return caught.value
 
     errors = together([partial(fails, peer) for peer in peers])

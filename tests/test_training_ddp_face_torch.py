@@ -139,6 +139,22 @@ def test_connect_is_all_there_is_to_enter_a_run(master: MasterNode, monkeypatch:
     assert caught.value.result is Result.INVALID_ARGUMENT
 
 
+def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master: MasterNode) -> None:
+    def connected() -> DDP:
+        module = new_module()
+        return DDP.connect(module, new_optimizer(module), master.address)
+
+    def script() -> None:
+        first = connected()
+        with pytest.raises(PCCLError, match="by a DDP that could never let this one in: close") as refused:
+            connected()
+        assert refused.value.result is Result.INVALID_USAGE
+        first.close()
+        connected().close()
+
+    Background(script).result(20.0)
+
+
 def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master: MasterNode) -> None:
     peers = crew_of(master, 3)
     together([partial(peer.run, 2) for peer in peers])

@@ -30,7 +30,7 @@ from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
 from pccl.training import state_codec
 from pccl.training.buffers import Buffers
 from pccl.training.checkpoint import Stateful
-from pccl.training.consistency import Check, Snapshot, digest_of
+from pccl.training.consistency import Check, DivergenceError, Snapshot, digest_of
 from pccl.training.followers import Followers
 from pccl.training.membership import Averaged
 from pccl.training.seats import until_committed
@@ -150,6 +150,11 @@ class Contract:
             if name in state:
                 self._objects[name].load_state_dict(state[name])
         self.buffers.adopt()
+
+    @property
+    def failure(self) -> DivergenceError | None:
+        """What ended the run for this object. Not a joint call."""
+        return self._check.failure
 
     # Around a step.
 

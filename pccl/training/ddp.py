@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,9 @@ from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layo
 from pccl.training.veto import FINE, UNLIKE, Objection, Veto
 
 BUCKET_BYTES = 4 << 20
+
+_connected = threading.local()
+"""The last `ddp` that `DDP.connect` has made in this thread, as a weak reference, and its `address`."""
 
 # Kinds of objections; the two integers that follow:
 CHANGED = 1
@@ -204,7 +208,8 @@ class DDP(ModuleFace, Checkpointed):
         in PCCL_MASTER), and joins: `peers_min` None are as many as `pccl launch` has started. `options` are those of
         the constructor. `close` closes the communicator, too.
 
-        PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, and as `join`.
+        PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, INVALID_USAGE where this
+        thread has another one in that run, and as `join`.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
@@ -212,13 +217,27 @@ class DDP(ModuleFace, Checkpointed):
                 "there is no address of a master: give one, or start the program with pccl launch, or set PCCL_MASTER"
             )
             raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
+        former = getattr(_connected, "ddp", lambda: None)()
+        if former is not None and _connected.address == address and former._is_connected():
+            text = (
+                f"this thread is in the run at {address} already, by a DDP that could never let this one in: close() "
+                "that one, or put all that is trained into one module, such as a ModuleDict, with one optimizer"
+            )
+            raise PCCLError(Result.INVALID_USAGE, "DDP.connect", text)
         if peers_min is None:
             peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
         ddp = cls(Communicator(address), module, optimizer, **options)
         ddp._owns_communicator = True
         ddp._communicator.connect()
         ddp.join(peers_min)
+        _connected.ddp, _connected.address = weakref.ref(ddp), address
         return ddp
+
+    def _is_connected(self) -> bool:
+        try:
+            return self._communicator.world_size > 0
+        except PCCLError:
+            return False
 
     @property
     def revision(self) -> int:
@@ -510,6 +529,8 @@ class DDP(ModuleFace, Checkpointed):
 
     def _take(self, number: int, i: int) -> None:
         bucket = self._buckets[number]
+        if self._contract.failure is not None:
+            raise self._contract.failure
         if self._averages is not None:
             raise RuntimeError(
                 "a backward pass after ddp.synchronize() adds this peer's own gradients to the averages: call "
