@@ -134,6 +134,24 @@ def test_parameters_without_a_part_in_the_loss_count_as_zero(master: MasterNode)
 
 
 @pytest.mark.usefixtures("place")
+def test_layers_that_are_frozen_later_rest(master: MasterNode) -> None:
+    """Neither moments nor weight decay move them, and they go on when they are thawed."""
+    peers = crew_of(master, 2)
+    together([partial(peer.run, 2) for peer in peers])
+    weights = [peer.module[0].weight.detach().clone() for peer in peers]
+    for peer in peers:
+        peer.module[0].requires_grad_(False)
+    together([partial(peer.run, 4) for peer in peers])
+    for peer, before in zip(peers, weights, strict=True):
+        assert torch.equal(peer.module[0].weight, before)
+        peer.module[0].requires_grad_(True)
+    together([partial(peer.run, 5) for peer in peers])
+    for peer, before in zip(peers, weights, strict=True):
+        assert not torch.equal(peer.module[0].weight, before)
+    assert_parity(peers)
+    close(peers)
+
+
 def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
     peers = crew_of(master, 2)
 

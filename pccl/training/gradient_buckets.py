@@ -134,13 +134,14 @@ class Bucket:
         return self._landed
 
     def give(self) -> None:
-        """Makes the average that has landed the gradients."""
+        """Makes the average that has landed the gradients, but of parameters that have been frozen meanwhile: a step
+        leaves those alone that have none."""
         assert self._landed is not None
         if self._landed.world_size > 1:
             assert self._received is not None
             self._sent, self._received = self._received, self._sent
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.grad = view
+            parameter.grad = view if parameter.requires_grad else None
 
     def clear(self) -> None:
         """Makes ready for the next step. No average may be in flight."""
