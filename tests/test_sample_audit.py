@@ -47,6 +47,25 @@ def test_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "each sample of each complete epoch was used exactly once" in told
 
 
+def test_a_line_that_a_crash_cut_off_is_not_in_the_way_of_who_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    state = None
+    for cut in (b'{"drawn": 1, "by": "5', b""):
+        sampler = ElasticSampler(4, batch_size=2, log=path)
+        if state is not None:
+            sampler.load_state_dict(state)
+        sampler.regroup(None)
+        next(iter(sampler))
+        sampler.claim(None)
+        sampler.commit()
+        state = sampler.state_dict()
+        sampler.close_log()
+        with path.open("ab") as file:
+            file.write(cut)
+    found = audit.audit([path])
+    assert (found.problems, found.epochs, found.used) == ([], 1, 4)
+
+
 def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
     events = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(event) + "\n" for event in events if event is not None))

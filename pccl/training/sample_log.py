@@ -12,6 +12,7 @@ step with them can commit; a line of a step is written by every peer in it. `pcc
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,21 @@ from pccl.training.deal import Range
 from pccl.training.sample_ledger import Commit
 
 
+def _drop_what_is_not_whole(file: BinaryIO) -> None:
+    """What a process that crashed, or a full disk, has left behind the last newline: nobody was given its samples."""
+    if os.fstat(file.fileno()).st_size:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        if end < os.fstat(file.fileno()).st_size:
+            os.ftruncate(file.fileno(), end)
+
+
 class SampleLog:
     """A file that is added to. Each line is one write. OSError from any method."""
 
     def __init__(self, path: str | os.PathLike[str], dataset_size: int, seed: int, shuffle: bool) -> None:
-        self._file: BinaryIO = Path(path).open("ab", buffering=0)  # noqa: SIM115
+        self._file: BinaryIO = Path(path).open("a+b", buffering=0)  # noqa: SIM115
+        _drop_what_is_not_whole(self._file)
         self._write({"stream": {"dataset_size": dataset_size, "seed": seed, "shuffle": shuffle}})
 
     def drawn(self, name: str, step: int, ranges: Sequence[Range], indices: NDArray[Any]) -> None:
