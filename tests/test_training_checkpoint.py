@@ -27,6 +27,7 @@ from pccl.training import (
     AsyncDiLoCo,
     CheckpointError,
     DiLoCo,
+    ElasticSampler,
     Site,
     SPSAOptions,
     checkpoint,
@@ -34,6 +35,7 @@ from pccl.training import (
     tensor_file,
     tensor_tree,
 )
+from pccl.training.checkpoint import Checkpoints
 from pccl.training.tensor_file import Contents, Entry
 from tests.crew import Background, together
 from tests.test_training_site import Inner
@@ -49,7 +51,8 @@ def new(kind: Any = DiLoCo, **options: Any) -> Any:
 def at(revision: int, **options: Any) -> Any:
     """A DiLoCo that is as after so many outer steps."""
     diloco = new(**options)
-    diloco._parameters += np.float32(revision)
+    for array in diloco._model.values():
+        array += np.float32(revision)
     diloco._state.revision = revision
     return diloco
 
@@ -102,6 +105,36 @@ def test_where_nothing_is(tmp_path: Path) -> None:
         assert diloco.load(path, missing_ok=True) is False
     assert latest_checkpoint(tmp_path) is None
     assert latest_checkpoint(tmp_path / "none") is None
+
+
+def test_what_was_loaded_into_the_model_is_what_is_saved(tmp_path: Path) -> None:
+    model = new_model()
+    diloco = DiLoCo(Communicator(NOWHERE), model)
+    for array in model.values():
+        array[...] = 7
+    assert (diloco.outer_state()["parameters"] == 7).all()
+    diloco.save(tmp_path)
+    loaded = new_model()
+    DiLoCo(Communicator(NOWHERE), loaded).load(tmp_path)
+    assert all((array == 7).all() for array in loaded.values())
+
+
+def test_a_save_goes_where_it_was_told_when_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    real = Checkpoints._write
+
+    def late(*arguments: Any) -> None:
+        os.chdir(tmp_path / "there")
+        real(*arguments)
+
+    monkeypatch.setattr(Checkpoints, "_write", late)
+    diloco = at(1)
+    diloco.save("peer", background=True)
+    diloco.wait_for_save()
+    assert names(tmp_path / "here" / "peer") == steps(1)
+    assert names(tmp_path / "there") == []
 
 
 def test_any_state_beside_the_model_comes_back(tmp_path: Path) -> None:
@@ -183,6 +216,37 @@ def test_a_file_of_which_bytes_were_changed_is_refused_or_the_same(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, SPSA])
+def test_nothing_is_loaded_where_a_shared_object_refuses(tmp_path: Path, kind: Any) -> None:
+    class Schedule:
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def state_dict(self) -> Any:
+            return {"step": self.step}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.step = state["step"]
+
+    def shared(step: int, size: int) -> Any:
+        options = {"options": SPSAOptions(1.0)} if kind is SPSA else {}
+        schedule, sampler = Schedule(step), ElasticSampler(size)
+        return new(kind, shared={"a schedule": schedule, "sampler": sampler}, **options), schedule
+
+    other, _ = shared(17, 10)
+    for array in other._model.values():
+        array[...] = 7
+    other._state.revision = 17
+    other.save(tmp_path)
+    training, schedule = shared(3, 11)
+    before, values = training.digest(), {name: array.copy() for name, array in training._model.items()}
+    with pytest.raises(CheckpointError, match=r"shared sampler does not take what was saved of it: .* dataset_size 10"):
+        training.load(tmp_path)
+    assert (training.revision, schedule.step, training.digest()) == (0, 3, before)
+    for name, value in values.items():
+        np.testing.assert_array_equal(training._model[name], value)
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, SPSA])
 def test_shared_objects_are_saved(tmp_path: Path, kind: Any) -> None:
     class Schedule:
         step = 0
@@ -245,7 +309,7 @@ def test_an_npz_of_a_former_version_is_loaded(tmp_path: Path) -> None:
         np.savez(
             out,
             format=1,
-            parameters=diloco._parameters,
+            parameters=diloco.outer_parameters,
             momentum=diloco._momentum,
             revision=np.int64(5),
             layout=np.frombuffer(diloco._replica.layout.encode(), np.uint8),
@@ -402,7 +466,8 @@ def test_what_is_written_is_the_state_of_the_save(tmp_path: Path, monkeypatch: p
     diloco = at(1)
     before = diloco.digest()
     diloco.save(tmp_path, background=True)
-    diloco._parameters += 1
+    for array in diloco._model.values():
+        array += 1
     gate.opened.set()
     diloco.wait_for_save()
     again = new()

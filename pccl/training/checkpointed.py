@@ -67,7 +67,7 @@ class Checkpointed(ABC):
         """
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
-        self._checkpoints.save(Path(path), self._snapshot, keep=keep, background=background)
+        self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
 
     def wait_for_save(self) -> None:
         """Returns when the last save is on the disk. OSError, if one in the background has failed."""

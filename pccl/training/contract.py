@@ -20,7 +20,8 @@ The contract, after each step:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from pccl.training.followers import Followers
 from pccl.training.membership import Averaged
 from pccl.training.seats import until_committed
 from pccl.training.shards import local_shard
+from pccl.training.tensor_file import CheckpointError
 
 TAGS = 1 << 62
 """Its tags are from here on, 8 for each tag of the training object that it belongs to."""
@@ -143,12 +145,24 @@ class Contract:
         """What checkpoints need beside models and optimizers: the objects that were handed over. Not a joint call."""
         return {name: self._objects[name].state_dict() for name in self._shared}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` gave; objects that it lacks stay as they are. The module's buffers have been
-        loaded. Not a joint call."""
-        for name in self._shared:
-            if name in state:
-                self._objects[name].load_state_dict(state[name])
+    @contextmanager
+    def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
+        """Takes up what `state_dict` gave; objects that it lacks stay as they are. Within it the rest of a checkpoint
+        is loaded, the module's buffers too; where that fails, objects get back what they had. CheckpointError: one does
+        not take what was saved of it. Not a joint call."""
+        taken = [name for name in self._shared if name in state]
+        former = {name: state_codec.encode(self._objects[name].state_dict()) for name in taken}
+        try:
+            for name in taken:
+                try:
+                    self._objects[name].load_state_dict(state[name])
+                except (ValueError, KeyError, TypeError, RuntimeError) as error:
+                    raise CheckpointError(f"{name} does not take what was saved of it: {error}") from error
+            yield
+        except BaseException:
+            for name in taken:
+                self._objects[name].load_state_dict(state_codec.decode(former[name]))
+            raise
         self.buffers.adopt()
 
     @property

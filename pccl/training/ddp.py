@@ -366,10 +366,10 @@ class DDP(ModuleFace, Checkpointed):
         parameters = dict(self.module.named_parameters())
         require_like(parameters, state["parameters"])
         require_like(buffers_of(self.module), state["buffers"])
-        assign_optimizer(self._optimizer, state["optimizer"])
-        assign(parameters, state["parameters"])
-        assign(buffers_of(self.module), state["buffers"])
-        self._contract.load_state_dict(state.get("shared", {}))
+        with self._contract.taking_up(state.get("shared", {})):
+            assign_optimizer(self._optimizer, state["optimizer"])
+            assign(parameters, state["parameters"])
+            assign(buffers_of(self.module), state["buffers"])
         self._state.revision = revision
 
     @contextmanager

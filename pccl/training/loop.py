@@ -180,6 +180,7 @@ class OuterLoop(Checkpointed):
     def digest(self) -> str:
         """BLAKE3, in hexadecimal, of all that peers have in common: the outer state, the buffers that are not local,
         hyperparameters, and what was handed over. Equal on all peers after every outer step."""
+        self._read_model()
         return self._contract.digest(self.revision)
 
     def show_outer(self) -> None:
@@ -209,15 +210,18 @@ class OuterLoop(Checkpointed):
         PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
         with other options (INVALID_ARGUMENT).
         """
-        # Weights may have been loaded into the model since; but what was loaded here, or trained, counts.
-        if not self._has_begun:
-            self._replica.read(self._parameters)
-            self._contract.buffers.adopt()
+        self._read_model()
         admission = self._membership.join(peers_min)
         self._has_begun = True
         self._begin()
         self._pace.begin_anew()
         return admission
+
+    def _read_model(self) -> None:
+        """Weights may have been loaded into the model since; but what was loaded here, or trained, counts."""
+        if not self._has_begun:
+            self._replica.read(self._parameters)
+            self._contract.buffers.adopt()
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
@@ -252,12 +256,14 @@ class OuterLoop(Checkpointed):
     @property
     def outer_parameters(self) -> Vector:
         """A read-only view of the outer parameters, flat, in the model's order."""
+        self._read_model()
         view = self._parameters.view()
         view.flags.writeable = False
         return view
 
     def outer_state(self) -> dict[str, Any]:
         """The revision, and the outer parameters and momentum as they are, not copied."""
+        self._read_model()
         return {"revision": self.revision, "parameters": self._parameters, "momentum": self._momentum}
 
     def take_outer_state(self, state: Mapping[str, Any]) -> None:
@@ -296,6 +302,7 @@ class OuterLoop(Checkpointed):
         )
 
     def _snapshot(self) -> Snapshot:
+        self._read_model()
         state: dict[str, Any] = {
             "parameters": self._parameters,
             "momentum": self._momentum,
@@ -311,16 +318,16 @@ class OuterLoop(Checkpointed):
         if self._parameters.shape != state["parameters"].shape:
             raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
         require_like(buffers, state.get("buffers", buffers))
-        if self._inner is not None and state["inner"] is not None:
-            try:
-                self._inner.load_state_dict(state["inner"])
-            except (ValueError, KeyError) as error:
-                raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
-        assign(buffers, state.get("buffers", buffers))
-        self._parameters[...] = state["parameters"]
-        self._momentum[...] = state["momentum"]
-        self._state.revision = revision
-        self._contract.load_state_dict(state.get("shared", {}))
+        with self._contract.taking_up(state.get("shared", {})):
+            if self._inner is not None and state["inner"] is not None:
+                try:
+                    self._inner.load_state_dict(state["inner"])
+                except (ValueError, KeyError) as error:
+                    raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
+            assign(buffers, state.get("buffers", buffers))
+            self._parameters[...] = state["parameters"]
+            self._momentum[...] = state["momentum"]
+            self._state.revision = revision
         for name, vector in self._contract.buffers.tensors():
             vector[...] = state.get("common buffers", {}).get(name, vector)
         self._has_begun = True

@@ -436,11 +436,11 @@ class SPSA(Checkpointed):
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
         require_like(buffers, state.get("buffers", buffers))
-        assign(buffers, state.get("buffers", buffers))
-        for name, tensor in self._tensors.items():
-            tensor.assign(state["parameters"][name])
-        self._grid.exponents[...] = state["exponents"]
-        self._contract.load_state_dict(state.get("shared", {}))
+        with self._contract.taking_up(state.get("shared", {})):
+            assign(buffers, state.get("buffers", buffers))
+            for name, tensor in self._tensors.items():
+                tensor.assign(state["parameters"][name])
+            self._grid.exponents[...] = state["exponents"]
         self._state.revision = revision
         self._recent.clear()
         self._grid.adopt()
