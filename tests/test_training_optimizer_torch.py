@@ -117,6 +117,52 @@ def test_schedulers_take_it(alone: Any, recwarn: pytest.WarningsRecorder) -> Non
     torch.optim.lr_scheduler.OneCycleLR(alone.optimizer, 0.1, total_steps=10).step()
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_peers_that_begin_with_different_weights_or_statistics_stay_in_step(
+    master: MasterNode, is_weighted: bool
+) -> None:
+    class Beginner:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+            torch.nn.init.constant_(self.module[0].weight, number + 1.0)
+            inner = torch.optim.SGD(self.module.parameters(), lr=0.1)
+            self.communicator = Communicator(master.address)
+            self.diloco = DiLoCo(self.communicator, self.module, inner, inner_steps=3, check_every=1)
+            self.optimizer: Any = DiLoCoOptimizer(self.diloco, peers_min=2, weighted=is_weighted)
+            self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+            self.diloco.share({"scheduler": self.scheduler})
+
+        def train(self) -> str:
+            for _ in range(7):
+                self.optimizer.zero_grad()
+                self.module(torch.arange(24.0).view(4, 6).cos() + self.number).pow(2).sum().backward()
+                if is_weighted:
+                    self.optimizer.count(4.0)
+                self.optimizer.step()
+                self.scheduler.step()
+            assert self.optimizer.revision == 2
+            return self.diloco.digest()
+
+        def close(self) -> None:
+            self.communicator.close()
+
+    peers = [Beginner(number) for number in range(2)]
+    assert len(set(together([peer.train for peer in peers]))) == 1
+    close(peers)
+
+
+def test_what_is_counted_before_the_first_step_counts(master: MasterNode) -> None:
+    peer = Trained(master.address, 0, peers_min=1, inner_steps=1, weighted=True)
+    before = parameters(peer.module).clone()
+    peer.module(torch.ones(4, 6)).pow(2).mean().backward()
+    peer.optimizer.count(4.0)
+    peer.optimizer.step()
+    assert peer.optimizer.revision == 1
+    assert not torch.equal(parameters(peer.module), before)
+    peer.close()
+
+
 def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: MasterNode) -> None:
     def new_peer(number: int) -> tuple[Trained, Any]:
         peer = Trained(master.address, number, peers_min=1, inner_steps=INNER_STEPS, check_every=1)

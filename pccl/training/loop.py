@@ -217,6 +217,11 @@ class OuterLoop(Checkpointed):
         self._pace.begin_anew()
         return admission
 
+    @property
+    def came_late(self) -> bool:
+        """Whether others trained already when this peer joined."""
+        return self._membership.came_late
+
     def _read_model(self) -> None:
         """Weights may have been loaded into the model since; but what was loaded here, or trained, counts."""
         if not self._has_begun:

@@ -260,6 +260,11 @@ class Membership:
             raise
         self._was_interrupted = False
 
+    @property
+    def came_late(self) -> bool:
+        """Whether others were under way when this peer joined."""
+        return self._are_others_under_way
+
     def are_peers_pending(self) -> bool:
         """Whether newcomers wait; the same on all peers, if they call it with nothing in flight."""
         return self._communicator.are_peers_pending()

@@ -14,7 +14,8 @@ the last of them has come to its own.
 *Joining* is done by `join`, or else by the first `step`, which then waits for `peers_min` peers; either connects the
 communicator, unless that is connected, because a peer that has been let in must not leave the others waiting for its
 `join`. If the weights that the gradients of this first step belong to are replaced by those of the run, these gradients
-are dropped with them, and the step does not count. (With a closure they are made afterwards.)
+are dropped with them. (With a closure they are made afterwards.) Where others trained already the step does not count;
+where all begin together it does, or else this peer's scheduler would be a step ahead of theirs at the outer step.
 
 *Checkpoints*: `state_dict` is that of the inner optimizer, and beside it, as "diloco", the outer parameters, momentum
 and revision. So a trainer's own checkpoint resumes a run, from its last outer step; what inner steps after it have
@@ -131,10 +132,15 @@ class DiLoCoOptimizer(Generic[Loop]):
         """Makes an inner step, and the outer step when it is time; returns what the inner optimizer does. A joint call
         where it makes an outer step, or joins. PCCLError as `DiLoCo.outer_step` and `DiLoCo.join`."""
         if not self.diloco.has_joined:
+            counted = self._counted
             admission = self.join()
             if admission.rx_bytes and closure is None:
                 self.zero_grad()
+                self.inner_steps_made = 0 if self.diloco.came_late else 1
+                if self.inner_steps_made >= self.diloco.inner_steps:
+                    self.outer_step()
                 return None
+            self._counted = counted
         loss = self.inner.step() if closure is None else self.inner.step(closure)
         self.inner_steps_made += 1
         if self.inner_steps_made >= self.diloco.inner_steps:
