@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl import PCCLError, Result
-from pccl.training import ElasticSampler
+from pccl.training import ElasticSampler, state_codec
 from pccl.training.deal import Deal, Pool
 from tests.sampler_group import Group, Loader
 
@@ -279,3 +279,24 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         alone().batches()
     with pytest.raises(ValueError, match="does not draw from this sampler"):
         alone(batch_size=3).track(Loader(alone(batch_size=3), 0))
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    sampler = ElasticSampler(
+        np.int64(7),  # type: ignore[arg-type]
+        np.uint64(3),  # type: ignore[arg-type]
+        batch_size=np.int32(2),  # type: ignore[arg-type]
+        samples_per_step=np.int64(4),  # type: ignore[arg-type]
+    )
+    plain = ElasticSampler(7, 3, batch_size=2, samples_per_step=4)
+    for each in (sampler, plain):
+        each.regroup(None)
+    assert next(iter(sampler)) == next(iter(plain))
+    assert state_codec.encode(sampler.state_dict()) == state_codec.encode(plain.state_dict())
+
+
+@pytest.mark.parametrize("name", ["dataset_size", "seed", "batch_size", "samples_per_step"])
+def test_what_is_no_integer_is_named(name: str) -> None:
+    options: dict[str, Any] = {"dataset_size": 7, name: 2.5}
+    with pytest.raises(TypeError, match=f"{name} 2.5: must be an integer, not float"):
+        ElasticSampler(**options)

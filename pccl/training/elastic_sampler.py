@@ -45,6 +45,7 @@ slack.
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import sys
@@ -110,8 +111,12 @@ class ElasticSampler:
         """`dataset_size`, `seed` (64 bits) and `shuffle` are the same on all peers, and whether `samples_per_step` is
         given; its value and `batch_size` may differ. `samples_per_step` is how many samples this peer trains on in each
         step (`DDP`, all accumulated batches) or outer step; batches end with it. `log` is a file that this peer adds
-        its samples to (`pccl.training.audit`). ValueError; OSError of the file.
+        its samples to (`pccl.training.audit`). ValueError, TypeError; OSError of the file.
         """
+        dataset_size, seed = _integer("dataset_size", dataset_size), _integer("seed", seed)
+        batch_size = _integer("batch_size", batch_size) if batch_size is not None else None
+        if samples_per_step is not None:
+            samples_per_step = _integer("samples_per_step", samples_per_step)
         for name, value in (("batch_size", batch_size), ("samples_per_step", samples_per_step)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: must be at least 1")
@@ -160,6 +165,7 @@ class ElasticSampler:
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
+        batch_size = _integer("batch_size", batch_size)
         if batch_size < 1 or self._batch_size is None:
             raise ValueError(f"batch_size {batch_size}: must be at least 1, and was given when the sampler was made")
         self._batch_size = batch_size
@@ -437,6 +443,14 @@ class ElasticSampler:
     @property
     def _block(self) -> int:
         return self._samples_per_step or self._batch_size or 32
+
+
+def _integer(name: str, value: Any) -> int:
+    """Also of NumPy's and torch's integers, which no state that is shared may have in it."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} {value!r}: must be an integer, not {type(value).__name__}") from None
 
 
 def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> dict[int, list[int]]:
