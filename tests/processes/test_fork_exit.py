@@ -33,6 +33,7 @@ def test_exit_without_close_is_quick_and_a_leave(run: Run) -> None:
     stays, ends = run(2)
     stays.do("array", name="x", count=1000)
     stays.do("launch", name="x", tag=5)
+    until(lambda: stays.do("stats") == 1, "the op is under way")
     stays.begin("result", tag=5)
     start_s = time.monotonic()
     assert ends.end() == 0
