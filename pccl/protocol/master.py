@@ -890,9 +890,11 @@ class Master:
             if not self._members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
         found = [peer for peer in found if self._members[peer].accepted] or found
-        return [peer for peer in found if (peer, member.peer) in self._cut or not self._is_made(group, peer, member)]
+        return [
+            peer for peer in found if (peer, member.peer) in self._cut or not self._is_being_made(group, peer, member)
+        ]
 
-    def _is_made(self, group: _Group, peer: int, member: _Member) -> bool:
+    def _is_being_made(self, group: _Group, peer: int, member: _Member) -> bool:
         """Whether `peer` is only about to have a link with `member`, as far as it has said. It may be waiting for that
         one to dial."""
         if not self._preparing or peer not in self._awaiting_ready:

@@ -322,6 +322,7 @@ def _text(
     return (
         f"after {revision} steps the peers do not have the same state: {listed(wrong)} {verb} from {listed(others)} in "
         f"{'; '.join(shown)}. Something changes this on one peer alone, such as an optimizer's step or a learning rate "
-        "set outside, or a scheduler that is not in shared=. End whoever is wrong and start it again: it gets the "
-        "others' state"
+        "set outside, or a scheduler that is not in shared= or that they step a different number of times. Mend that, "
+        "end whoever is wrong, and have the others begin anew from what they have, with a new communicator: who is "
+        "started again then gets their state"
     )
