@@ -15,7 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TIMEOUT_MS = 400, LONG_MS = 600000, HANG_MS = 60000 };
+/* LIVE_MS is the timeout where somebody is to be found alive: a thread that hardly gets a processor beats within it. */
+enum { TIMEOUT_MS = 400, LIVE_MS = 2000, LONG_MS = 600000, HANG_MS = 60000 };
 
 static int64_t now_ms(void)
 {
@@ -54,16 +55,18 @@ static int has_news(pccl_beacon *from)
 static void test_those_who_beat_are_alive(void)
 {
     int fds[2];
-    pccl_beacon *a = beacon(TIMEOUT_MS);
-    pccl_beacon *b = beacon(TIMEOUT_MS);
+    pccl_beacon *a = beacon(LIVE_MS);
+    pccl_beacon *b = beacon(LIVE_MS);
     REQUIRE(a != NULL && b != NULL && pair(fds) == 0);
     CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
     CHECK(pccl_beacon_add(b, 2, fds[1]) == PCCL_OK);
-    CHECK(next_event(a, 4 * TIMEOUT_MS).kind == 0);
+    CHECK(next_event(a, LIVE_MS + TIMEOUT_MS).kind == 0);
     CHECK(!has_news(b));
     pccl_beacon_destroy(a);
     pccl_beacon_event event = next_event(b, HANG_MS);
-    CHECK(event.kind == PCCL_BEACON_CLOSED && event.connection == 2 && event.system_error == 0);
+    CHECK(event.kind == PCCL_BEACON_CLOSED && event.connection == 2);
+    /* A beat that had not been read when its socket was closed resets the connection. */
+    CHECK(event.system_error == 0 || event.system_error == ECONNRESET);
     pccl_beacon_destroy(b);
 }
 
@@ -114,14 +117,14 @@ static void test_one_who_never_reads_is_heard_as_long_as_it_beats(void)
     int fds[2];
     int small = 1;
     char fill[4096] = {0};
-    pccl_beacon *a = beacon(TIMEOUT_MS);
+    pccl_beacon *a = beacon(LIVE_MS);
     REQUIRE(a != NULL && pair(fds) == 0);
     CHECK(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
     CHECK(fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
     while (write(fds[0], fill, sizeof fill) > 0 || write(fds[0], fill, 1) > 0)
         ;
     CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
-    for (int64_t until_ms = now_ms() + 3 * TIMEOUT_MS; now_ms() < until_ms;) {
+    for (int64_t until_ms = now_ms() + LIVE_MS + TIMEOUT_MS; now_ms() < until_ms;) {
         CHECK(write(fds[1], "b", 1) == 1);
         CHECK(next_event(a, TIMEOUT_MS / 10).kind == 0);
     }
@@ -218,17 +221,17 @@ static void test_one_who_was_stopped_itself_blames_nobody(void)
 {
     int fds[2];
     int mute[2];
-    pccl_beacon *a = beacon(TIMEOUT_MS);
-    pccl_beacon *b = beacon(TIMEOUT_MS);
+    pccl_beacon *a = beacon(LIVE_MS);
+    pccl_beacon *b = beacon(LIVE_MS);
     REQUIRE(a != NULL && b != NULL && pair(fds) == 0 && pair(mute) == 0);
     CHECK(pccl_beacon_add(a, 1, fds[0]) == PCCL_OK);
     CHECK(pccl_beacon_add(b, 2, fds[1]) == PCCL_OK);
     CHECK(pccl_beacon_add(a, 3, mute[0]) == PCCL_OK);
     int64_t stopped_ms = 0;
-    sleep_stopped(4 * TIMEOUT_MS, &stopped_ms);
+    sleep_stopped(LIVE_MS + TIMEOUT_MS, &stopped_ms);
     pccl_beacon_event event = next_event(a, HANG_MS);
     CHECK(event.kind == PCCL_BEACON_SILENT && event.connection == 3);
-    CHECK_MSG(now_ms() - stopped_ms >= TIMEOUT_MS / 2, "after %d ms", (int)(now_ms() - stopped_ms));
+    CHECK_MSG(now_ms() - stopped_ms >= LIVE_MS / 2, "after %d ms", (int)(now_ms() - stopped_ms));
     CHECK(!has_news(a) && !has_news(b));
     close(mute[1]);
     pccl_beacon_destroy(a);
@@ -242,16 +245,16 @@ static void test_a_stopped_process_is_silent(void)
     pid_t child = fork();
     if (child == 0) {
         close(fds[0]);
-        pccl_beacon *theirs = beacon(TIMEOUT_MS);
+        pccl_beacon *theirs = beacon(LIVE_MS);
         pccl_beacon_add(theirs, 1, fds[1]);
         for (;;)
             pause();
     }
     close(fds[1]);
-    pccl_beacon *ours = beacon(TIMEOUT_MS);
+    pccl_beacon *ours = beacon(LIVE_MS);
     REQUIRE(ours != NULL);
     CHECK(pccl_beacon_add(ours, 1, fds[0]) == PCCL_OK);
-    CHECK(next_event(ours, 3 * TIMEOUT_MS).kind == 0);
+    CHECK(next_event(ours, LIVE_MS + TIMEOUT_MS).kind == 0);
     kill(child, SIGSTOP);
     CHECK(next_event(ours, HANG_MS).kind == PCCL_BEACON_SILENT);
     kill(child, SIGKILL);
@@ -267,8 +270,8 @@ static pccl_beacon_event vouched(int turns, int looks, uint32_t hold_ms, uint32_
     pccl_beacon_event event;
     pccl_progress progress = {0, 0};
     memset(&event, 0, sizeof event);
-    pccl_beacon *a = beacon(TIMEOUT_MS);
-    pccl_beacon *b = beacon(TIMEOUT_MS);
+    pccl_beacon *a = beacon(LIVE_MS);
+    pccl_beacon *b = beacon(LIVE_MS);
     if (a == NULL || b == NULL || pair(fds) != 0)
         return event;
     pccl_beacon_vouch(b, &progress, hold_ms, still_ms);
@@ -288,13 +291,13 @@ static pccl_beacon_event vouched(int turns, int looks, uint32_t hold_ms, uint32_
 
 static void test_beats_vouch_for_a_loop(void)
 {
-    enum { STILL_MS = TIMEOUT_MS / 2 };
-    CHECK(vouched(1, 1, STILL_MS * 4, STILL_MS, 5 * TIMEOUT_MS).kind == 0);
-    CHECK(vouched(1, 0, STILL_MS * 4, STILL_MS, 5 * TIMEOUT_MS).kind == 0);
+    enum { STILL_MS = LIVE_MS / 2 };
+    CHECK(vouched(1, 1, LIVE_MS, STILL_MS, 2 * LIVE_MS).kind == 0);
+    CHECK(vouched(1, 0, LIVE_MS, STILL_MS, 2 * LIVE_MS).kind == 0);
     CHECK(vouched(0, 1, LONG_MS, STILL_MS, HANG_MS).kind == PCCL_BEACON_SILENT); /* it is stuck */
-    CHECK(vouched(0, 0, LONG_MS, STILL_MS, 5 * TIMEOUT_MS).kind == 0); /* nobody gets in */
+    CHECK(vouched(0, 0, LONG_MS, STILL_MS, 2 * LIVE_MS).kind == 0); /* nobody gets in */
     CHECK(vouched(0, 0, STILL_MS, 0, HANG_MS).kind == PCCL_BEACON_SILENT); /* for too long */
-    CHECK(vouched(0, 1, LONG_MS, 0, 5 * TIMEOUT_MS).kind == 0);
+    CHECK(vouched(0, 1, LONG_MS, 0, 2 * LIVE_MS).kind == 0);
 }
 
 static void test_a_forked_child_lets_go(void)
