@@ -92,6 +92,8 @@ class Proxy:
             self._pass_on(route)
         except OSError:
             route.reset()
+        except ValueError:  # selectors' word for a socket that another thread has closed
+            assert route.is_over
 
     def _pass_on(self, route: Route) -> None:
         with selectors.DefaultSelector() as selector:
