@@ -22,6 +22,9 @@ from tests.fake_device import FakeDevice
 settings.register_profile("pccl", deadline=None, print_blob=True)
 settings.load_profile("pccl")
 
+# Processes that tests start keep their bytecode: to compile all of pccl takes each longer than to import it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A test that stops its master as a rule wants to see what becomes of peers that find no other.
 os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
