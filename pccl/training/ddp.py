@@ -33,12 +33,16 @@ then make the same optimizer step from the same gradients; they stay bit-identic
 compute alike, which DiLoCo does not ask for; the step is made in the default floating-point environment, whatever that
 of the program. Where it is not so, peers find out as they compare digests.
 
+*Weights*, by what a peer's gradients count, are known after the backward pass; where they are given, buckets are
+launched then (`pccl.training.gradient_weights`).
+
 *Coming and going*: a loss aborts some of the buckets, on all survivors the same; these are reduced again among those
 who are left. Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -49,7 +53,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result, SharedState, TensorInfo
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
@@ -57,28 +61,21 @@ from pccl.training.comm_hooks import CommHook, GradBucket, HookedAverage, name_o
 from pccl.training.contract import Contract, ParamGroups
 from pccl.training.fresh_state import materialize
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
+from pccl.training.gradient_weights import factor_of, settle
 from pccl.training.held_tensors import HeldTensors, optimized
-from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
+from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint, own_number
 from pccl.training.module_face import ModuleFace
+from pccl.training.refusals import CHANGED, NOT_AVERAGED, REASONS, REPLACED, UNSCALED, UNWEIGHTED, explained
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
 from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors, require_like
-from pccl.training.veto import FINE, UNLIKE, Objection, Veto
+from pccl.training.veto import FINE, Objection, Veto
+from pccl.training.weighted import checked_weight
 
 BUCKET_BYTES = 4 << 20
 
 _connected = threading.local()
 """The last `ddp` that `DDP.connect` has made in this thread, as a weak reference, and its `address`."""
-
-# Kinds of objections; the two integers that follow:
-CHANGED = 1
-"""Gradients in flight were written: bucket, and place in it."""
-NOT_AVERAGED = 2
-"""A parameter of the optimizer has a gradient and is in no bucket: its number."""
-UNSCALED = 3
-"""A GradScaler has looked for infinities among gradients that were not averages."""
-REPLACED = 4
-"""A tensor that peers have in common is not in use: its place among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +151,10 @@ class DDP(ModuleFace, Checkpointed):
         """Outside of `no_sync`."""
         self._averages: list[Averaged] | None = None
         """What `synchronize` has done in this step."""
+        self._weight: float | None = None
+        """Of this step, on this peer."""
+        self._exponent: int | None = None
+        """How buckets are launched, the same on all peers: see `pccl.training.gradient_weights`."""
         self._waited_s = 0.0
         self._is_note_queued = False
         self._is_stepping = False
@@ -301,42 +302,52 @@ class DDP(ModuleFace, Checkpointed):
         if set_to_none:
             self.module.zero_grad(set_to_none=True)
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, weight: float | None = None) -> None:
         """Call it after the backward pass, before anything that changes or judges gradients, such as clipping: returns
         when the gradients are the averages over all peers. A joint call; another one before `step` does nothing.
 
-        PCCLError as `step`.
-        """
-        with self._step("DDP.synchronize"):
-            self._synchronize("DDP.synchronize")
+        `weight` is by what this peer counts in the averages, such as the tokens or samples of the step, with all that
+        `no_sync` has accumulated, where the loss is their mean: `sum(w * gradient) / sum(w)`, the same bits on all. All
+        peers give one, or none does. Weight 0 leaves a peer out. Gradients then travel after the backward pass
+        (`pccl.training.gradient_weights`).
 
-    def step(self, scaler: Any = None) -> Step:
+        ValueError: a weight that is negative or not finite, or another one than in a former call of this step; it can
+        be called again. PCCLError as `step`.
+        """
+        weight = self._valid_weight(weight, "DDP.synchronize")
+        with self._step("DDP.synchronize"):
+            self._synchronize("DDP.synchronize", weight)
+
+    def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
         """Call it instead of the optimizer's: averages what is not averaged yet, steps, clears the gradients, and lets
         newcomers in when it is time. A joint call.
 
         With a `torch.amp.GradScaler` it does what `scaler.step(optimizer)` and `scaler.update()` do, so write neither;
         a step that the scaler skips is skipped by all peers, which have the same averages, and counts as one. Put the
-        scaler into `shared`, so that newcomers have its scale.
+        scaler into `shared`, so that newcomers have its scale. `weight` is as in `synchronize`.
 
-        PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE on all peers, with the gradients cleared
-        and all ready for another backward pass: on one or more of them gradients in flight were changed, or some are
-        not averaged; INVALID_USAGE: `join` was not called, or a former step was interrupted or failed in the optimizer
-        (`close` this one, and make a communicator and a DDP anew). `revision` says whether the step was made: if it
-        has grown, it was, and what failed is the admission of newcomers. DivergenceError: peers differ in what they
-        must have in common.
+        ValueError as `synchronize`. PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE on all
+        peers, with the gradients cleared and all ready for another backward pass: on one or more of them gradients in
+        flight were changed, or some are not averaged; INVALID_USAGE: `join` was not called, or a former step was
+        interrupted or failed in the optimizer (`close` this one, and make a communicator and a DDP anew). `revision`
+        says whether the step was made: if it has grown, it was, and what failed is the admission of newcomers.
+        DivergenceError: peers differ in what they must have in common.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
+        weight = self._valid_weight(weight, "DDP.step")
         with self._step("DDP.step"):
-            self._synchronize("DDP.step", is_unscaled=_is_unscaled(scaler, self._optimizer))
+            self._synchronize("DDP.step", weight, is_unscaled=_is_unscaled(scaler, self._optimizer))
             assert self._averages is not None
             done, waited_s = self._averages, self._waited_s
             self._follow()
             self._optimize(scaler)
             self._clear()
             self._state.revision += 1
-            is_time = self.revision % self._admit_every == 0
-            admission = self._membership.admit() if is_time and self._membership.are_peers_pending() else None
+            admission = None
+            if self.revision % self._admit_every == 0 and self._membership.are_peers_pending():
+                self._exponent = None
+                admission = self._membership.admit()
             self._contract.end(self.revision)
         world_size = min(each.world_size for each in done[: len(self._buckets)])
         report = report_of(
@@ -384,9 +395,23 @@ class DDP(ModuleFace, Checkpointed):
         with self._membership.step(func_name):
             yield
 
-    def _synchronize(self, func_name: str, is_unscaled: bool = False) -> None:
+    def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
+        weight = checked_weight(weight)
+        if weight is not None and self._comm_hook is not None:
+            text = "with a communication hook there is no weight=: have the hook send gradients times weights, and them"
+            raise PCCLError(Result.INVALID_USAGE, func_name, text)
+        if weight is not None and self._averages is not None and weight != self._weight:
+            had = "no weight" if self._weight is None else f"weight {self._weight:g}"
+            raise ValueError(
+                f"weight {weight:g}: the gradients of this step have been averaged with {had}; give it to "
+                "ddp.synchronize()"
+            )
+        return weight
+
+    def _synchronize(self, func_name: str, weight: float | None, is_unscaled: bool = False) -> None:
         if self._averages is not None:
             return
+        self._weight = weight
         started_s = time.monotonic()
         self._contract.followers.check_step()
         self._contract.begin(self.revision)
@@ -395,14 +420,21 @@ class DDP(ModuleFace, Checkpointed):
             if bucket.average is None:
                 bucket.fill()
                 self._launch(number)
-        veto = Veto(self._communicator, self._tag, self.revision, what, alike=name_of(self._comm_hook))
+        told = math.nan if weight is None else weight
+        veto = Veto(self._communicator, self._tag, self.revision, what, alike=name_of(self._comm_hook), number=told)
         self._contract.launch_buffers(self.revision)
         averages = [bucket.land() for bucket in self._buckets]
         objections, cost = veto.wait()
         of_buffers = self._contract.land()
+        without = [peer for peer, number in veto.numbers.items() if math.isnan(number)]
+        if not objections and 0 < len(without) < len(veto.numbers):
+            own = own_number(self._communicator)
+            objections = [Objection(peer, peer == own, (UNWEIGHTED, 0, 0)) for peer in without]
         if objections:
             self._clear()
-            raise PCCLError(Result.INVALID_USAGE, func_name, self._explained(objections))
+            raise PCCLError(Result.INVALID_USAGE, func_name, explained(objections, self._reason))
+        if self._comm_hook is None:
+            averages, self._exponent = settle(self._buckets, averages, veto.numbers, self._exponent, self._relaunch)
         for bucket in self._buckets:
             bucket.give()
         self._averages = [*averages, cost, of_buffers]
@@ -451,43 +483,20 @@ class DDP(ModuleFace, Checkpointed):
         place = self._held.replaced()
         return (REPLACED, place, 0) if place is not None else FINE
 
-    def _explained(self, objections: list[Objection]) -> str:
-        told = "; ".join(
-            f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
-            for each in objections[:3]
-        )
-        more = f" (and {len(objections) - 3} more)" if len(objections) > 3 else ""
-        return f"{told}{more}. No peer has made this step, and its gradients are cleared on all"
-
     def _reason(self, kind: int, number: int, place: int) -> str:
         """Of an objection; the same module is everywhere."""
-        if kind == UNLIKE:
-            return "has another communication hook than this peer, or other options of it: register the same on all"
+        name = ""
         if kind == NOT_AVERAGED:
             parameter = optimized(self._optimizer)[number]
-            name = self._names.get(id(parameter), f"number {number} of the optimizer")
-            return (
-                f"has a gradient of {name!r}, which is not averaged, since it did not require gradients or was not "
-                "there when the DDP was made: make it anew after what unfreezes or adds parameters"
-            )
-        if kind == REPLACED:
-            return (
-                f"has replaced the tensor {self._held.name(number)!r}, which peers have in common, as module.to() "
-                "does: move and convert the module before the DDP is made"
-            )
-        if kind == UNSCALED:
-            return (
-                "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() "
-                "before it"
-            )
-        parameters = self._buckets[number].parameters
-        name = repr(self._names[id(parameters[0 if place == ALL else place])])
-        if place == ALL and len(parameters) > 1:
-            name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
-        return (
-            f"has changed the gradient of {name} while it was on its way to the others: write ddp.synchronize() before "
-            "what changes gradients, such as clip_grad_norm_ or scaler.unscale_; from then on they are the averages"
-        )
+            name = repr(self._names.get(id(parameter), f"number {number} of the optimizer"))
+        elif kind == REPLACED:
+            name = repr(self._held.name(number))
+        elif kind == CHANGED:
+            parameters = self._buckets[number].parameters
+            name = repr(self._names[id(parameters[0 if place == ALL else place])])
+            if place == ALL and len(parameters) > 1:
+                name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
+        return REASONS[kind].format(name=name)
 
     def _hook(self, number: int, i: int) -> Any:
         ddp = weakref.ref(self)  # torch keeps hooks where Python's garbage collector does not see them
@@ -541,7 +550,7 @@ class DDP(ModuleFace, Checkpointed):
         if not self._must_synchronize:
             return
         bucket.take(i)
-        if bucket.is_full:
+        if bucket.is_full and self._exponent is None:
             self._launch(number)
         elif not self._is_note_queued:
             self._is_note_queued = True
@@ -557,14 +566,21 @@ class DDP(ModuleFace, Checkpointed):
     def _launch(self, number: int) -> None:
         bucket = self._buckets[number]
         bucket.note()
-        tag = self._tag + 1 + number
         if self._comm_hook is None:
-            bucket.average = Average(
-                self._communicator, bucket.flat, tag, self.revision, self._quantization, out=bucket.result()
-            )
+            self._relaunch(number, self._exponent)
         else:
+            tag = self._tag + 1 + number
             given = GradBucket(self._communicator, bucket, tag, self.revision, number, len(self._buckets))
             bucket.average = HookedAverage(given, *self._comm_hook)
+
+    def _relaunch(self, number: int, exponent: int | None) -> None:
+        """Also after it has landed; see `pccl.training.gradient_weights` for `exponent`."""
+        bucket = self._buckets[number]
+        sent, out, op = bucket.flat, bucket.result(), ReduceOp.AVG
+        if exponent is not None:
+            sent, out, op = bucket.weighed(factor_of(self._weight or 0.0, exponent)), None, ReduceOp.SUM
+        tag = self._tag + 1 + number
+        bucket.average = Average(self._communicator, sent, tag, self.revision, self._quantization, op=op, out=out)
 
 
 def _is_unscaled(scaler: Any, optimizer: Any) -> bool:

@@ -27,8 +27,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from pccl.training.membership import Averaged
+from pccl.training.torch_arithmetic import default_torch_arithmetic
 
 WORD_BYTES = 8
+CHUNK = 1 << 18
+"""Elements that are weighed at a time, so that float64 takes little memory."""
 ALL = -1
 """Instead of a gradient's place in its bucket: it is not known which."""
 
@@ -119,6 +122,31 @@ class Bucket:
         if self._received is None:
             self._received = FlatBuffer(self._torch, self.parameters)
         return self._received.flat
+
+    def weighed(self, factor: float) -> Any:
+        """The gradients times `factor` in `result`, where the sum is to be received; 0 for what is not finite, too,
+        where that is 0."""
+        flat = self.result()
+        if factor == 0:
+            return flat.zero_()
+        with default_torch_arithmetic(self._torch):
+            for sent, part in zip(self._sent.flat.split(CHUNK), flat.split(CHUNK), strict=True):
+                part.copy_(sent.to(self._torch.float64).mul_(factor))
+        return flat
+
+    def divide(self, total: float) -> None:
+        """Makes the sum that has landed the mean: the same bits on CPUs and GPUs."""
+        flat = self.result()
+        # A number would be inverted and multiplied by on GPUs.
+        divisor = self._torch.tensor(total, dtype=self._torch.float64, device=flat.device)
+        with default_torch_arithmetic(self._torch):
+            for part in flat.split(CHUNK):
+                part.copy_(part.to(self._torch.float64).div_(divisor))
+
+    def keep_none(self) -> None:
+        """Makes the mean 0."""
+        self.result().zero_()
+        self._sent.flat.zero_()
 
     def changed(self) -> int | None:
         """The place of a gradient that was written since it was complete, or ALL: one of them was."""
