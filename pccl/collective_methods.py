@@ -94,11 +94,11 @@ class Collectives(LaunchedCollectives, Generic[T]):
     ) -> T:
         """Gives every peer the `send` of all: row r of the result is that of rank r.
 
-        `send` has the same dtype and number of elements on all peers. The result is in `recv`, or, if that is left out,
-        in a new array of shape (world_size, *send.shape): the `array` of what is returned, whose `membership` tells who
-        the ranks were. A `recv` may have any shape; one that has not world_size times as many elements as `send` in
-        the world in which the op starts fails it on all peers with INVALID_ARGUMENT. `send` may be the part of `recv`
-        where it belongs, and costs no copy then.
+        `send` has the same dtype and shape on all peers. The result is in `recv`, or, if that is left out, in a new
+        array of shape (world_size, *send.shape): the `array` of what is returned, whose `membership` tells who the
+        ranks were. A `recv` may have any shape; one that has not world_size times as many elements as `send` in the
+        world in which the op starts fails it on all peers with INVALID_ARGUMENT. `send` may be the part of `recv` where
+        it belongs, and costs no copy then.
         """
         return self._collective(collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
 
@@ -116,10 +116,10 @@ class Collectives(LaunchedCollectives, Generic[T]):
         """Reduces `send` over the peer group and leaves every peer with its rank's part of the result: the same bits
         that an all_reduce of the same `algorithm` would have there.
 
-        The parts are those of `numpy.array_split` of the flat array, so that any size will do in any world: the first
-        ones are one element longer where it cannot be divided evenly. The part is in `recv`, of any shape with so many
-        elements, or, if that is left out, in a new flat array: the `array` of what is returned. Arrays are of the
-        dtypes that all_reduce takes. `recv` must not overlap `send`.
+        `send` has the same dtype, one that all_reduce takes, and shape on all peers. The parts are those of
+        `numpy.array_split` of the flat array, so that any size will do in any world: the first ones are one element
+        longer where it cannot be divided evenly. The part is in `recv`, of any shape with so many elements, or, if that
+        is left out, in a new flat array: the `array` of what is returned. `recv` must not overlap `send`.
         """
         call = collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
         return self._collective(call, timeout, "reduce_scatter")
@@ -134,7 +134,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> T:
-        """Gives every peer the contents of rank `root`'s array, in place.
+        """Gives every peer the contents of rank `root`'s array, in place, into one of the same dtype and shape.
 
         `root` is a rank in the group as the caller sees it (`membership`, which also tells how to name a peer for
         longer: `membership.peers.index(number)`). Peers that see different groups may mean different ones, which then
@@ -153,8 +153,8 @@ class Collectives(LaunchedCollectives, Generic[T]):
         (`membership`). In a group that is no mesh only neighbours of the ring can do this (INVALID_USAGE).
 
         RANK_CONNECTION_LOST: the other peer, or another one meanwhile, was lost before it was done; if the other one
-        was lost just as it was done, the send succeeds. INVALID_ARGUMENT on both where their arrays differ in dtype or
-        number of elements.
+        was lost just as it was done, the send succeeds. INVALID_ARGUMENT on both where their arrays differ in dtype
+        or shape.
         """
         return self._collective(collectives.send(array, to, tag, step), timeout, "send")
 

@@ -57,7 +57,7 @@ def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve_bytes(send, "send", func_name)
         placement = _Gathered(source, _target(recv, func_name, source), recv)
-        spec = _spec(Collective.ALL_GATHER, source.dtype, placement, tag, algorithm, step, func_name)
+        spec = _spec(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name)
         return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
 
     return call
@@ -125,7 +125,7 @@ def reduce_scatter(
         if not isinstance(op, ReduceOp):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
         placement = _Scattered(source, target, recv)
-        spec = _spec(Collective.REDUCE_SCATTER, source.dtype, placement, tag, algorithm, step, func_name, reduce_op=op)
+        spec = _spec(Collective.REDUCE_SCATTER, source, placement, tag, algorithm, step, func_name, reduce_op=op)
         return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
 
     return call
@@ -161,7 +161,7 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
         is_root = named.peer == view.peer
         if not operand.is_writable and not is_root:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
-        spec = _spec(Collective.BROADCAST, operand.dtype, buffers, tag, algorithm, step, func_name, named)
+        spec = _spec(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named)
         return CollectiveCall(_one_way(spec, operand, is_root), lambda: array)
 
     return call
@@ -209,13 +209,13 @@ def _pair_spec(
         raise fail(f"{role} {rank} is this peer itself")
     if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= PAIR_TAG_MAX:
         raise fail(f"tag {tag!r} is not an integer in [0, 2**35)")
-    spec = _spec(Collective.SEND, operand.dtype, buffers, tag, None, step, func_name)
+    spec = _spec(Collective.SEND, operand, buffers, tag, None, step, func_name)
     return _one_way(replace(spec, pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
 def barrier(tag: int, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
-        spec = _spec(Collective.BARRIER, DataType.UINT8, Buffers(0, 0, 0, None), tag, None, step, func_name)
+        spec = _spec(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
         return CollectiveCall(spec, lambda: None)
 
     return call
@@ -223,7 +223,7 @@ def barrier(tag: int, step: int | None) -> CallOf:
 
 def _spec(
     collective: Collective,
-    dtype: DataType,
+    given: Operand | None,
     buffers: Buffers | Placement,
     tag: int,
     algorithm: ReduceAlgorithm | None,
@@ -235,7 +235,9 @@ def _spec(
     check_tag(tag, func_name)
     check_algorithm(algorithm, func_name)
     check_step(step, func_name)
-    return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step)
+    dtype = DataType.UINT8 if given is None else given.dtype
+    shape = None if given is None else given.shape
+    return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step, shape=shape)
 
 
 def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:

@@ -264,8 +264,10 @@ class Communicator(Collectives[CollectiveInfo]):
         """Reduces `send` over the peer group into `recv`, bit-identical on all peers; in place if `recv` is left out or
         is `send`. Ops of several peers meet by `tag`, any number in [0, 2**63); a tag can be used again and again.
 
-        Both are contiguous NumPy arrays or torch tensors of one dtype and as many elements, on all peers. Either the op
-        succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is undefined.
+        Both are contiguous NumPy arrays or torch tensors of one dtype and as many elements, and `send` has the same
+        shape on all peers: (8,) is another one than (2, 4), and () than (1,). A separate `recv` may have any. Either
+        the op succeeds on all peers that stay, or on none. On failure `send` is as it was; a separate `recv` is
+        undefined.
         Tensors on CUDA devices go through host memory, in pieces if they are larger than 16 MiB: see
         `pccl.devices.staging`. Other peers may have theirs in memory. The result is the device's in the order of this
         thread's current CUDA stream.

@@ -87,6 +87,7 @@ def op_spec(
         raise fail(f"count {count!r} is not an integer")
     elif not 0 <= count <= min(source.count, target.count):
         raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
+    shape = source.shape if count == source.count else (count,)  # the first elements of an array have none of theirs
     size_bytes = count * source.dtype.itemsize
     if 0 < abs(source.address - target.address) < size_bytes:
         raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
@@ -115,10 +116,12 @@ def op_spec(
         cargo = divided(source.owner, target.owner, count, source.dtype.itemsize)
         new_feed = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)
         nowhere = Buffers(0, 0, count, None)
-        return OpSpec(tag, source.dtype, op, quantization, nowhere, algorithm, new_feed=new_feed, step=step)
+        return OpSpec(
+            tag, source.dtype, op, quantization, nowhere, algorithm, new_feed=new_feed, step=step, shape=shape
+        )
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
-    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step)
+    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step, shape=shape)
 
 
 class ReduceOpDescriptor:

@@ -23,7 +23,7 @@ from pccl import (
 from pccl.operands import resolve
 from pccl.training import DiLoCo, local_shard
 from pccl.training.replica import replica_of
-from tests.crew import Crew, run_of
+from tests.crew import Crew, results, run_of
 
 torch = pytest.importorskip("torch")
 
@@ -41,6 +41,17 @@ def test_every_dtype_goes_there_and_back_and_is_reduced(pair: Crew, dtype: DataT
     tensors = [torch.tensor([i, 2, 3]).to(dtype.to_torch_dtype()) for i in range(2)]
     pair.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM))
     assert [tensor.to(torch.int64).tolist() for tensor in tensors] == [[1, 4, 6]] * 2
+
+
+def test_a_tensor_and_an_array_of_one_shape_go_together(pair: Crew) -> None:
+    arrays = [torch.ones(2, 4), np.ones((2, 4), np.float32)]
+    pair.each(lambda peer, i: peer.all_reduce(arrays[i], op=ReduceOp.SUM))
+    arrays[0] = arrays[0].view(4, 2)
+    assert (
+        results(pair.outcomes(lambda peer, i: peer.all_reduce(arrays[i], op=ReduceOp.SUM)))
+        == [Result.INVALID_ARGUMENT] * 2
+    )
+    assert arrays[0].tolist() == [[2, 2]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.qint8])

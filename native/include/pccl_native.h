@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 20 };
+enum { PCCL_NATIVE_ABI = 21 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -146,6 +146,8 @@ typedef struct {
     uint32_t root; /* whose elements all get: BROADCAST and SEND; else 0 */
     uint64_t step; /* the caller's own count of what it does, plus 1, at most PCCL_STEP_MAX: 0: it gives none. Of no
                     * meaning here, but that ops of different steps do not go together */
+    uint64_t dimensions; /* how the caller's array is shaped, as one number that differs where shapes do; 0: not told. Of
+                          * no meaning here either */
 } pccl_op_shape;
 
 enum { PCCL_SLICES_MAX = 16 };

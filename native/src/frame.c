@@ -28,11 +28,11 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
     pccl_put_u32(body + 16, shape->segment_bytes);
     pccl_put_u32(body + 20, shape->world_size | (uint32_t)(shape->algorithm | shape->collective << 4) << 24);
     pccl_put_u64(body + 24, shape->step);
+    pccl_put_u64(body + 32, shape->dimensions);
 }
 
 static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
 {
-    static const uint8_t zeros[8];
     pccl_op_shape *shape = &frame->shape;
     shape->count = pccl_get_u64(body);
     shape->dtype = body[8];
@@ -46,6 +46,7 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     shape->algorithm = body[23] & 15;
     shape->collective = body[23] >> 4;
     shape->step = pccl_get_u64(body + 24);
+    shape->dimensions = pccl_get_u64(body + 32);
     *(pccl_op_shape_has_root(shape) ? &shape->root : &shape->quantization_block) = pccl_get_u32(body + 12);
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
         shape->quantization >= PCCL_QUANT_COUNT ||
@@ -57,8 +58,6 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
         return "no such slice";
     if (shape->step > PCCL_STEP_MAX)
         return "no such step";
-    if (memcmp(body + 32, zeros, sizeof zeros) != 0)
-        return "reserved bytes in use";
     if (frame->type == PCCL_FRAME_READY && frame->payload_bytes != 0)
         return "payload after a READY frame";
     if (frame->type == PCCL_FRAME_EAGER && frame->payload_bytes == 0)
@@ -255,5 +254,5 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
            a->world_size == b->world_size && a->algorithm == b->algorithm &&
            a->slice == b->slice && a->last_slice == b->last_slice && a->collective == b->collective &&
-           a->root == b->root && a->step == b->step;
+           a->root == b->root && a->step == b->step && a->dimensions == b->dimensions;
 }

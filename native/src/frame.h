@@ -9,7 +9,7 @@
  *    48  40 bytes that depend on the type
  *          READY    count u64, dtype u8, reduce_op u4, slice u4, quantization u4, last_slice u4, quantized_dtype u8,
  *                   quantization_block or root u32, segment_bytes u32, world_size u24, algorithm u4,
- *                   collective u4, step u64, reserved 8 bytes
+ *                   collective u4, step u64, dimensions u64
  *          EAGER    as READY
  *          SEGMENT  chunk u32, segment u32, hop u32, reserved 28 bytes
  *          CREDIT   eager_bytes u64, reserved 32 bytes
@@ -41,7 +41,7 @@
 #include "base.h"
 #include "pccl_native.h"
 
-enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 4 };
+enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 5 };
 
 enum {
     PCCL_KEY_BYTES = 28,

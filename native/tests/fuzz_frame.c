@@ -112,6 +112,8 @@ static pccl_op_request fuzzed_request(uint64_t op, const uint64_t *links, uint32
     }
     if (below(4) == 0)
         shape->step = 1 + below(2);
+    if (below(4) == 0)
+        shape->dimensions = 1 + below(2);
     if (below(8) == 0) {
         shape->last_slice = (uint8_t)(1 + below(2));
         shape->slice = (uint8_t)below(shape->last_slice + 1u);

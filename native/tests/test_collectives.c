@@ -441,6 +441,11 @@ static void differing_calls_are_told(void)
                         mine.algorithm = theirs.algorithm = algorithm;
                         if (a != b)
                             check_mismatch(&mine, &theirs);
+                        if (a == b) {
+                            pccl_op_shape other = theirs;
+                            other.dimensions = 1;
+                            check_mismatch(&mine, &other);
+                        }
                         if (a == b && has_root(&mine))
                             for (uint32_t root = 1; root < size; root++) {
                                 theirs.root = root;

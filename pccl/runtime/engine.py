@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from pccl.protocol.auth import Keys
 from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.peer import SubmitOp
+from pccl.runtime import dimensions
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.sealed import link_keys
@@ -115,6 +116,8 @@ class OpSpec:
     """0: what suits the op."""
     step: int | None = None
     """The caller's own count, which all peers must have alike; None: it gives none."""
+    shape: tuple[int, ...] | None = None
+    """Of the array that the caller gives, which all peers must have alike; None: there is no array."""
 
     def launched(self) -> OpSpec:
         return self if self.new_feed is None else replace(self, feed=self.new_feed(), new_feed=None)
@@ -343,6 +346,7 @@ class OpRequest:
             request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
             request.rounding_seed = quantization.seed
         shape.step = 0 if spec.step is None else spec.step + 1
+        shape.dimensions = dimensions.number_of(spec.shape)
         shape.segment_bytes = max(
             spec.dtype.itemsize,
             spec.segment_bytes
@@ -530,10 +534,11 @@ def _event(event: Any) -> EngineEvent:
     if kind == lib.PCCL_EVENT_OP_MISMATCH:
         is_other_call = event.mine.collective != event.theirs.collective
         size_bytes = _size_bytes(event.mine), _size_bytes(event.theirs)
-        theirs = _describe(event.theirs)
+        has_other_shape = event.mine.dimensions != event.theirs.dimensions
+        theirs = _describe(event.theirs, has_other_shape)
         steps = _compare_steps(event.mine, event.theirs)
         piece_bytes = _guarded_bytes(event.theirs)
-        mine = _describe(event.mine)
+        mine = _describe(event.mine, has_other_shape)
         return OpMismatch(event.id, event.link, mine, theirs, is_other_call, size_bytes, steps, piece_bytes)
     if kind == lib.PCCL_EVENT_GROUP_FROZEN:
         return GroupFrozen(event.id)
@@ -596,7 +601,7 @@ def _compare_steps(mine: Any, theirs: Any) -> StepMismatch | None:
     return StepMismatch("reduces" if is_reduce else "is at", *steps)
 
 
-def _describe(shape: Any) -> str:
+def _describe(shape: Any, with_dimensions: bool) -> str:
     """A shape that came over the network: its numbers may be anything."""
 
     def name(kind: Any, value: int) -> str:
@@ -611,6 +616,9 @@ def _describe(shape: Any) -> str:
     elif shape.collective != Collective.ALL_REDUCE:
         text = name(Collective, shape.collective).lower()
     text += f" of {shape.count} x {name(DataType, shape.dtype)}"
+    if with_dimensions and shape.dimensions:
+        found = dimensions.shape_of(shape.dimensions)
+        text += f" of shape {found}" if found is not None else " of another shape"
     if shape.collective == Collective.BROADCAST:
         text += f" from rank {shape.root}"
     if shape.quantization:

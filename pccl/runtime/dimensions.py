@@ -1,0 +1,61 @@
+"""The shapes of arrays as numbers of 64 bits, which travel with ops and are compared there.
+
+Two shapes have the same number only if they are the same. Nearly all have a number that tells them, so that a peer can
+say what another one's array is like; those of many or huge dimensions have a digest instead.
+
+    0              no shape
+    bit 63 clear   from the lowest bits on, for each dimension from the last to the first: how many bits it has, in six,
+                   and these; then a 1
+    bit 63 set     63 bits of a BLAKE2b of the dimensions
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+WIDTH_BITS = 6
+DIGEST_FLAG = 1 << 63
+REMEMBERED_MAX = 4096
+
+_number_of: dict[tuple[int, ...], int] = {}
+"""Those that were asked for, so that a small op does not count their bits again and again."""
+_digested: dict[int, tuple[int, ...]] = {}
+"""By their numbers, those of them that these do not tell."""
+
+
+def number_of(shape: tuple[int, ...] | None) -> int:
+    """The number of a shape; 0 for None. Thread-safe."""
+    if shape is None:
+        return 0
+    known = _number_of.get(shape)
+    return _remembered(shape) if known is None else known
+
+
+def shape_of(number: int) -> tuple[int, ...] | None:
+    """The shape that has this number, which may come from another peer and be anything; None where it cannot be told:
+    of 0, of what is none, and of a digest that is none of this process's. Thread-safe."""
+    if number & DIGEST_FLAG:
+        return _digested.get(number)
+    dimensions = []
+    while number > 1:
+        width = number & ((1 << WIDTH_BITS) - 1)
+        number >>= WIDTH_BITS
+        dimensions.append(number & ((1 << width) - 1))
+        number >>= width
+    return tuple(reversed(dimensions)) if number else None
+
+
+def _remembered(shape: tuple[int, ...]) -> int:
+    if len(_number_of) >= REMEMBERED_MAX:
+        _number_of.clear()
+        _digested.clear()
+    number = 1
+    for dimension in shape:
+        width = dimension.bit_length()
+        number = (number << width | dimension) << WIDTH_BITS | width
+    if number >= DIGEST_FLAG:
+        digest = hashlib.blake2b(repr(shape).encode(), digest_size=8).digest()
+        number = int.from_bytes(digest, "little") | DIGEST_FLAG
+        _digested[number] = shape
+    _number_of[shape] = number
+    return number
