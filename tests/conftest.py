@@ -29,6 +29,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """How many tests run at once: half of their time they wait."""
+    return 2 + (os.cpu_count() or 1)
+
+
 @pytest.fixture
 def master() -> Iterator[MasterNode]:
     """A master in this process, on a free port."""

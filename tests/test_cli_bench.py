@@ -107,6 +107,7 @@ def test_out_of_place_memory_and_plot(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["--in-place", "--out-of-place"])
 def test_memory_is_bounded(tmp_path: Path, place: str) -> None:
     """In 16 bits there are not slots for all of 40 MiB, with either algorithm."""

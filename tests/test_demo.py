@@ -25,7 +25,8 @@ def _group_is_empty(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("quantize", [pytest.param("none", marks=pytest.mark.slow), "min-max"])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "min-max"])
 def test_short_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize, "--json", str(path)]

@@ -66,6 +66,7 @@ def _digests(lines: list[str]) -> list[str]:
     return [line.split()[-1] for line in lines if "] digest " in line]
 
 
+@pytest.mark.slow
 def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["-n", "2", "examples/diloco_gpt.py", *SHORT, "--quantize", "8", "--checkpoint", str(tmp_path)]
@@ -77,6 +78,7 @@ def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
     assert [row[:2] for row in _table(lines)] == [["8", "1"]]
 
 
+@pytest.mark.slow
 def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt")]
@@ -89,6 +91,7 @@ def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     assert len(set(_digests(lines))) == 1
 
 
+@pytest.mark.slow
 def test_fsdp_diloco_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["examples/fsdp_diloco.py", "--inner", "2", "--quantize", "8", "--checkpoint", str(tmp_path)]
@@ -146,6 +149,7 @@ def _ranks(pid: int) -> list[int]:
     return ranks
 
 
+@pytest.mark.slow
 def test_ddp_gpt_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["-n", "2", "examples/ddp_gpt.py", *SHORT, "--checkpoint", str(tmp_path)]
@@ -186,6 +190,7 @@ def test_compare_unequal_with_torch() -> None:
     assert _last_line("examples/compare_unequal.py", *options).startswith("| by speed, weighted |")
 
 
+@pytest.mark.slow
 def test_spsa_with_torch_and_its_log(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     arguments = ["examples/spsa.py", "--pretrain", "1"]

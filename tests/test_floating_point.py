@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tests.arithmetic_peer import KINDS
 from tests.crew import WAIT_S, Background
 
 ROOT = Path(__file__).resolve().parent.parent
+WITH_TORCH = ("ddp", "torch_diloco")
 PEERS = [("usual", "before"), ("flush", "before"), ("flush", "after"), ("downward", "before")]
 
 pytestmark = pytest.mark.skipif(not odd_arithmetic.IS_KNOWN, reason="how this machine computes is not known here")
@@ -43,10 +43,19 @@ def test_a_threads_environment_is_put_back(environment: str) -> None:
     assert odd_arithmetic.current() == "usual"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITH_TORCH])
 def test_peers_in_any_environment_get_the_same_bits(master: MasterNode, kind: str) -> None:
-    if kind in ("ddp", "torch_diloco") and find_spec("torch") is None:
-        pytest.skip("torch is not there")
+    _get_the_same_bits(master, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WITH_TORCH)
+def test_peers_in_any_environment_get_the_same_bits_of_torch(master: MasterNode, kind: str) -> None:
+    pytest.importorskip("torch")
+    _get_the_same_bits(master, kind)
+
+
+def _get_the_same_bits(master: MasterNode, kind: str) -> None:
     arguments = [sys.executable, "-m", "tests.arithmetic_peer"]
     processes = [
         subprocess.Popen(
