@@ -192,7 +192,7 @@ def test_a_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
         master, peers, lambda communicator: AsyncDiLoCo(communicator, new_model(), fragments=2)
     )
     assert error.result is Result.INVALID_ARGUMENT
-    assert "parameters of AsyncDiLoCo" in str(error)
+    assert "this peer has alike=('fragments', 2), where peer 1 has alike=('fragments', 1)" in str(error)
 
 
 @fragmented

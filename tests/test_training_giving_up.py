@@ -29,7 +29,7 @@ def test_an_average_that_somebody_gave_up_is_launched_again(crew: Crew) -> None:
 
 def test_who_does_not_know_an_outcome_joins_anew(crew: Crew) -> None:
     crew.join(1)
-    membership = Membership(crew[0], SharedState.from_numpy({"x": np.ones(3)}), TAG)
+    membership = Membership(crew[0], SharedState.from_numpy({"x": np.ones(3)}))
     membership.join()
     for result, refused in ((Result.INVALID_ARGUMENT, False), (Result.OUTCOME_UNKNOWN, True)):
 

@@ -298,11 +298,10 @@ def test_checkpoints(tmp_path: Path) -> None:
     ids=["model", "options", "algorithm"],
 )
 def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
-    master: MasterNode, make: Callable[[Communicator], Any], monkeypatch: pytest.MonkeyPatch
+    master: MasterNode, make: Callable[[Communicator], Any]
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.peer.STALL_AFTER_S", 0.1)  # then it is seen that two algorithms never meet
     error = refused_while_others_train(master, spsa_crew(master, 2), make)
-    assert error.result in (Result.INVALID_ARGUMENT, Result.INVALID_USAGE)
+    assert error.result is Result.INVALID_ARGUMENT
 
 
 def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master: MasterNode) -> None:

@@ -69,6 +69,12 @@ class Checkpointed(ABC):
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
         self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
 
+    def close(self) -> None:
+        """Ends this object's part: another one may join on its communicator. Not a joint call, but all peers make it at
+        the same place. OSError of a save in the background."""
+        self._membership.retire()
+        self.wait_for_save()
+
     def wait_for_save(self) -> None:
         """Returns when the last save is on the disk. OSError, if one in the background has failed."""
         if self._checkpoints is not None:

@@ -134,6 +134,11 @@ class Contract:
         options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check_every}"
         return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
+    def options(self) -> dict[str, object]:
+        """What peers must have alike, by the names of the arguments. Not a joint call."""
+        shared = [name.removeprefix("shared ") for name in self._shared]
+        return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check_every, "shared": shared}
+
     def renew(self, communicator: Communicator) -> None:
         """Begins anew with another communicator. Not a joint call."""
         self._communicator = communicator

@@ -63,7 +63,7 @@ from pccl.training.fresh_state import materialize
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.gradient_weights import factor_of, settle
 from pccl.training.held_tensors import HeldTensors, optimized
-from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint, own_number
+from pccl.training.membership import Admission, Average, Averaged, Membership, alike, fingerprint, own_number
 from pccl.training.module_face import ModuleFace
 from pccl.training.refusals import CHANGED, NOT_AVERAGED, REASONS, REPLACED, UNSCALED, UNWEIGHTED, explained
 from pccl.training.report import StepReport, report_of
@@ -111,7 +111,7 @@ class DDP(ModuleFace, Checkpointed):
         tag: int = 0,
     ) -> None:
         """All peers build the same module and optimizer and give the same arguments. Uses the tags from `tag` on: one
-        for the roll call and one for each bucket; and those of `pccl.training.contract`.
+        for refusals and one for each bucket; and those of `pccl.training.contract`.
 
         `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers and a GradScaler:
         newcomers load it, and it is compared. `buffers` is what becomes of the module's buffers in each step:
@@ -192,7 +192,15 @@ class DDP(ModuleFace, Checkpointed):
         self._contract.followers.fix_steps()
         infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._held.tensors, **options}.items()]
         self._state = SharedState([*infos, *self._contract.infos()])
-        self._membership = Membership(communicator, self._state, tag, joint=self._contract)
+        alike_options = {
+            "class": type(self).__name__,
+            **self._contract.options(),
+            "optimizer": type(optimizer).__qualname__,
+            "quantization": alike(quantization),
+            "admit_every": admit_every,
+            "bucket_bytes": bucket_bytes,
+        }
+        self._membership = Membership(communicator, self._state, alike_options, joint=self._contract)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number, i))
             for number, bucket in enumerate(self._buckets)
@@ -362,7 +370,7 @@ class DDP(ModuleFace, Checkpointed):
             hook.remove()
         if self._owns_communicator:
             self._communicator.close()
-        self.wait_for_save()
+        super().close()
 
     def _snapshot(self) -> Snapshot:
         parameters = dict(self.module.named_parameters())

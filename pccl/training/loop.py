@@ -27,6 +27,7 @@ from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
 from pccl.training.contract import Contract, ParamGroups, frozen_parameters
 from pccl.training.membership import Admission, Average, Averaged, Membership, fingerprint
+from pccl.training.membership import alike as alike_quantization
 from pccl.training.outer import OuterNesterov, Vector
 from pccl.training.pace import Pace
 from pccl.training.replica import replica_of
@@ -37,7 +38,7 @@ from pccl.training.tensor_tree import Shard
 from pccl.training.torch_state import assign, buffers_of, distributed_like, require_like
 from pccl.training.weighted import NotedAverage, explained
 
-ROLL_CALL, NOTES = 1, 2
+NOTES = 2
 """Tags, counted from the loop's own: 0 is the average, these the roll call and what goes with an average."""
 INNER_STEPS = 50
 """As many as the examples make; the paper has 500."""
@@ -47,6 +48,11 @@ INNER_STEPS = 50
 class OuterStep(StepReport):
     """What an outer step did. `revision` counts the outer updates so far, and `world_size` the peers whose
     pseudo-gradients are in the last one (1: alone, 0: there was none)."""
+
+
+def _inner_name(inner: Stateful | None) -> str | None:
+    """Of what has hyperparameters that peers share."""
+    return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
 
 
 class OuterLoop(Checkpointed):
@@ -110,6 +116,14 @@ class OuterLoop(Checkpointed):
         self._momentum = np.zeros_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
         run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
+        compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
+        self._alike = {
+            "steps": steps,
+            "inner": _inner_name(inner) if compares_inner else "not compared",
+            "alike": alike,
+            "quantization": alike_quantization(quantization),
+            "outer": self._outer,
+        }
         self._contract = Contract(
             communicator,
             tensors=self._compared,
@@ -117,7 +131,7 @@ class OuterLoop(Checkpointed):
             buffers=exchanged_buffers(model, buffers),
             shared=shared,
             groups=ParamGroups(inner) if hasattr(inner, "param_groups") else None,
-            compares_groups=not self._is_by_speed if compare_inner is None else compare_inner,
+            compares_groups=compares_inner,
             check_every=check_every,
             tag=tag,
         )
@@ -139,8 +153,8 @@ class OuterLoop(Checkpointed):
         self._membership = self._new_membership()
 
     def _new_membership(self) -> Membership:
-        tag = self._tag + ROLL_CALL
-        return Membership(self._communicator, self._state, tag, site=self._site, joint=self._contract)
+        options = {"class": type(self).__name__, **self._contract.options(), **self._alike}
+        return Membership(self._communicator, self._state, options, site=self._site, joint=self._contract)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         """By name: the outer state and the common buffers."""

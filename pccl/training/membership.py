@@ -10,12 +10,17 @@ one's own vector.
 answers the same on all; if somebody waits, all call `update_topology`. Whoever has been admitted comes out of `connect`
 where the others come out of `update_topology`, and from there all do the same:
 
-*The roll call* is an all-reduce of two small integers: whether anybody is under way, and how many peers to start with.
-If somebody is under way, or enough are there, all synchronize the state and train. (It carries no step: revisions are
-alike only after that.) Else they wait for more. Such
-decisions must not be taken on `world_size`: peers may notice a loss one call apart, and a joint call must be made by
-all. Of a committed op all peers know the same world. Nothing is synchronized before the start, because a group sticks
-to the revision it has once agreed on, and the peer with the newest checkpoint may be the last to arrive.
+*The roll call* is a gathering of what each peer is: whether it is under way, with how many peers to start, and its
+options, as a text (`pccl.training.roll_call`). It has a tag that no option changes, so peers that cannot train together
+meet all the same. Where nobody is under way they all fail, with who has what; else whoever differs from those who are
+fails and leaves, and the others call the roll again. If somebody is under way, or enough are there, all synchronize the
+state and train. (It carries no step: revisions are alike only after that.) Else they wait for more. Such decisions must
+not be taken on `world_size`: peers may notice a loss one call apart, and a joint call must be made by all. Of a
+committed op all peers know the same world. Nothing is synchronized before the start, because a group sticks to the
+revision it has once agreed on, and the peer with the newest checkpoint may be the last to arrive.
+
+*One training object at a time joins on a communicator.* A newcomer is let in at the end of one object's step, where
+others have work on its way and are elsewhere in their loops: it would begin at another place than they go on from.
 
 A newcomer whose state cannot be brought up, such as one with another model, fails and leaves; the others repeat the
 call without it.
@@ -32,12 +37,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
-
-import numpy as np
 
 from pccl import (
     AsyncReduceHandle,
@@ -49,6 +53,8 @@ from pccl import (
     SharedState,
     SharedStateSyncStrategy,
 )
+from pccl.training import roll_call
+from pccl.training.roll_call import Row
 from pccl.training.site import Site
 
 POLL_INTERVAL_S = 0.05
@@ -82,6 +88,10 @@ class Admission:
 
 
 NO_UPDATE = Averaged(0, 0, 0, 0)
+
+
+_joined: weakref.WeakKeyDictionary[Communicator, tuple[weakref.ref[Membership], int]] = weakref.WeakKeyDictionary()
+"""Who has joined on a communicator, and as which peer."""
 
 
 def own_number(communicator: Communicator) -> int:
@@ -160,14 +170,19 @@ class Average:
         return Averaged(1, aborted, 0, 0, (own_number(self._communicator),))
 
 
-def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """A short name for what all peers of a run must have alike. As part of a tensor's name in the shared state it has
-    newcomers refused who have it otherwise, before they spoil an op. TypeError for another kind of quantization."""
+def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | None:
+    """What peers must have alike of it. TypeError for another kind."""
     if quantization is not None and not isinstance(quantization, QuantizationOptions):
         raise TypeError(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None:
         quantization = replace(quantization, stochastic=False, seed=0)  # each peer's own affair
-    return hashlib.sha256(repr((quantization, *what)).encode()).hexdigest()[:12]
+    return quantization
+
+
+def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
+    """A short name for what all peers of a run must have alike. As part of a tensor's name in the shared state it has
+    newcomers refused who have it otherwise, before they spoil an op. TypeError as `alike`."""
+    return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
 class JointState(Protocol):
@@ -184,23 +199,25 @@ class JointState(Protocol):
 class Membership:
     """One peer's part in the coming and going, for the shared state `state`.
 
-    Uses the tag `tag` for its own ops. All methods are joint: all peers of the group call them.
+    All methods but `retire` are joint: all peers of the group call them.
     """
 
     def __init__(
         self,
         communicator: Communicator,
         state: SharedState,
-        tag: int,
+        options: Mapping[str, object] | None = None,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
         joint: JointState | None = None,
     ) -> None:
-        """`before_sync` is called, on all peers, when newcomers are in and about to be brought up. `site` where this
+        """`options` are what all peers must have alike, as their `repr`.
+
+        `before_sync` is called, on all peers, when newcomers are in and about to be brought up. `site` where this
         peer is a rank of one. `joint` is told of admissions."""
         self._communicator = communicator
         self._state = state
-        self._tag = tag
+        self._options = roll_call.described(options or {})
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
@@ -214,10 +231,13 @@ class Membership:
         """Call once, right after `Communicator.connect`: returns when `peers_min` peers are there (the largest such
         number among them counts), or at once where others train already, with everybody's state the same.
 
-        PCCLError; the communicator is closed then, so that the others can go on.
+        PCCLError INVALID_USAGE: this object has joined already, or another one on the same communicator. Other
+        PCCLErrors, of which INVALID_ARGUMENT where others have other options; the communicator is closed then, so that
+        the others can go on.
         """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
+        self._require_only_one()
         try:
             if self._site is not None:
                 self._site.check(self._communicator)
@@ -230,7 +250,26 @@ class Membership:
             self._communicator.close()
             raise
         self.is_under_way = True
+        _joined[self._communicator] = weakref.ref(self), own_number(self._communicator)
         return admission
+
+    def retire(self) -> None:
+        """Makes room for another object on the communicator. Nothing else is called after it."""
+        if _joined.get(self._communicator, (None, 0))[0] == weakref.ref(self):
+            del _joined[self._communicator]
+
+    def _require_only_one(self) -> None:
+        reference, number = _joined.get(self._communicator, (None, 0))
+        former = reference() if reference is not None else None
+        if former is None or number != own_number(self._communicator):
+            return
+        text = (
+            f"on this communicator a {roll_call.shown(former._options)} has joined, and newcomers could be brought up "
+            "for one of the two alone: close() that one before, if it is done; else put all that is trained into one "
+            "module, such as a ModuleDict, with one optimizer that has param_groups, and what else is part of the run "
+            "into shared="
+        )
+        raise PCCLError(Result.INVALID_USAGE, "join", text)
 
     def require_step(self, func_name: str) -> None:
         """PCCLError INVALID_USAGE: `join` has not been called, or how a step has ended is not known here."""
@@ -286,24 +325,33 @@ class Membership:
         return world_size
 
     def _call_the_roll(self, peers_min: int) -> int | None:
-        """The world's size, or None if it is too early to start."""
-        roll = np.empty(2, np.int64)
-        world_size = 0
-        while world_size == 0:
-            roll[:] = self.is_under_way, peers_min
-            if self._communicator.world_size < 2:
-                world_size = 1
+        """The world's size, or None if it is too early to start. PCCLError INVALID_ARGUMENT: see the module."""
+        own = Row(own_number(self._communicator), self.is_under_way, peers_min, self._options)
+        while True:
+            rows = self._rows(own)
+            different = roll_call.unlike(rows, own)
+            if not different:
                 break
+            others_stay = any(row.is_under_way for row in rows)
+            if not others_stay or own.peer in different:
+                raise PCCLError(Result.INVALID_ARGUMENT, "join", "; ".join(different.values()))
+            logger.warning("newcomers leave that have other options: %s", "; ".join(different.values()))
+        is_under_way = any(row.is_under_way for row in rows)
+        self._are_others_under_way = is_under_way and not self.is_under_way
+        return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
+
+    def _rows(self, own: Row) -> list[Row]:
+        """Of all peers, by rank."""
+        data = roll_call.row_bytes(own)
+        while self._communicator.world_size > 1:
             try:
                 # A launched op: an interrupt does not abort it for the others.
-                launched = self._communicator.all_reduce_async(roll, op=ReduceOp.MAX, tag=self._tag)
-                world_size = launched.result().world_size
+                launched = self._communicator.all_gather_async(data, tag=roll_call.TAG)
+                return [roll_call.row_of(each) for each in launched.result().array]
             except PCCLError as error:
                 if error.result not in ABORTED:
                     raise
-        is_under_way, needed = roll.tolist()
-        self._are_others_under_way = bool(is_under_way) and not self.is_under_way
-        return world_size if is_under_way or world_size >= needed else None
+        return [own]
 
     def _synchronize(self, world_size: int) -> Admission:
         before = self._state.revision

@@ -69,7 +69,7 @@ from pccl.training.step_log import LogError, LogFile, Mark, Step
 from pccl.training.tensor_file import CheckpointError
 from pccl.training.torch_state import assign, buffers_of, require_like
 
-SEATS, ROLL_CALL, CATCH_UP = 0, 1, 2
+SEATS, CATCH_UP = 0, 2
 """Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
@@ -164,6 +164,7 @@ class SPSA(Checkpointed):
         self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
         self._former_run = self._run
+        self._alike = {"admit_every": admit_every, "replay_max": replay_max, "options": options}
         self._contract = Contract(
             communicator,
             tensors=self._compared,
@@ -187,7 +188,7 @@ class SPSA(Checkpointed):
         return Membership(
             self._communicator,
             self._state,
-            self._tag + ROLL_CALL,
+            {"class": type(self).__name__, **self._alike, **self._contract.options()},
             before_sync=self._hand_on_the_log,
             joint=self._contract,
         )
