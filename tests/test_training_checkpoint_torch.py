@@ -248,7 +248,7 @@ def test_another_ddp_is_refused(tmp_path: Path) -> None:
     module = with_statistics()
     sgd_instead = DDP(Communicator(NOWHERE), module, torch.optim.SGD(module.parameters(), momentum=0.9))
     before = sgd_instead.digest()
-    with pytest.raises(CheckpointError, match=r"it has 'optimizer 0 exp_avg \(8, 4\) float32' where this one has"):
+    with pytest.raises(CheckpointError, match=r"has the state of a .*\.AdamW; the optimizer here is a .*\.SGD"):
         sgd_instead.load(tmp_path)
     assert sgd_instead.digest() == before
     with pytest.raises(CheckpointError, match="was saved by DDP; this is DiLoCo"):

@@ -10,7 +10,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, Result
 from pccl.training import DDP
-from tests.crew import outcomes, results, together
+from tests.crew import outcomes, refusal, results, together
 from tests.test_training_ddp_torch import (
     DDPPeer,
     assert_parity,
@@ -276,6 +276,106 @@ def test_gradients_are_scaled_and_unscaled_and_all_skip_the_same_steps(master: M
     with pytest.raises(AssertionError, match="No inf checks were recorded"):
         scalers[0].update()
     close(peers)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_told_of_whatever_the_optimizer(master: MasterNode, is_fused: bool) -> None:
+    """Fused ones are called all the same."""
+    peer = DDPPeer(master.address, 0)
+    peer.ddp.close()
+    optimizer = torch.optim.AdamW(peer.module.parameters(), fused=is_fused)
+    ddp = DDP(peer.communicator, peer.module, optimizer)
+    peer.communicator.connect()
+    ddp.join()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, float("inf"), 1.0):
+        before = parameters(peer.module).clone()
+        (scaler.scale(loss(peer.module, 0, 0)) * factor).backward()
+        is_skipped = ddp.step(scaler).is_skipped
+        assert is_skipped == (factor != 1.0) == torch.equal(parameters(peer.module), before)
+    ddp.close()
+    close([peer])
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_who_unscales_before_synchronizing_is_told_what_to_write(
+    master: MasterNode, is_shared: bool, step: int
+) -> None:
+    scalers = [torch.amp.GradScaler("cpu", init_scale=4.0) for _ in range(2)]
+    peers = [
+        DDPPeer(master.address, number, shared={"scaler": scalers[number]} if is_shared else None) for number in (0, 1)
+    ]
+    together([partial(peer.enter, 2) for peer in peers])
+
+    def script(peer: DDPPeer, *, is_early: bool) -> None:
+        scaler = scalers[peer.number]
+        with peer.ddp.no_sync():
+            scaler.scale(loss(peer.module, peer.number, 0)).backward()
+        if is_early:
+            scaler.unscale_(peer.optimizer)
+        peer.ddp.synchronize()
+        if not is_early:
+            scaler.unscale_(peer.optimizer)
+        peer.ddp.step(scaler)
+
+    for _ in range(step):
+        together([partial(script, peer, is_early=False) for peer in peers])
+    text = "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() before"
+    assert_all_refuse(peers, [partial(script, peer, is_early=True) for peer in peers], text)
+    if not is_shared and not step:
+        together([peer.ddp.zero_grad for peer in peers])
+    together([partial(script, peer, is_early=False) for peer in peers])
+    assert len({peer.ddp.digest() for peer in peers}) == 1
+    close(peers)
+
+
+@pytest.mark.parametrize("weight", [None, 2.0])
+@pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
+def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
+    master: MasterNode, bucket_bytes: int, weight: float | None
+) -> None:
+    peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
+    together([partial(peer.run, 2) for peer in peers])
+    broken = peers[1]
+    number = broken.communicator.membership.peers[broken.communicator.membership.rank]
+    for peer in peers if weight else ():
+        backward(peer, 2)
+    together([partial(peer.ddp.step, weight=weight) for peer in peers if weight])
+    before = [parameters(peer.module).clone() for peer in peers]
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    def fails() -> None:
+        hook = broken.module[2].weight.register_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            backward(broken, 2)
+        hook.remove()
+        broken.ddp.abandon()
+
+    def goes_on(peer: DDPPeer) -> None:
+        backward(peer, 2)
+        peer.ddp.step(weight=weight)
+
+    found = outcomes([fails if peer is broken else partial(goes_on, peer) for peer in peers])
+    assert results(found) == [Result.INVALID_USAGE, Result.SUCCESS, Result.INVALID_USAGE]
+    for error in (found[0], found[2]):
+        assert f"peer {number} has given up the step, by ddp.abandon(). No peer has made this step" in str(error)
+    assert all(torch.equal(parameters(peer.module), was) for peer, was in zip(peers, before, strict=True))
+    go_on(peers)
+    close(peers)
+
+
+def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
+    (peer,) = crew_of(master, 1)
+    backward(peer)
+    peer.ddp.synchronize()
+    assert "all peers give it up by ddp.zero_grad()" in str(refusal(peer.ddp.abandon))
+    peer.ddp.zero_grad()
+    peer.ddp.abandon()  # nothing was begun
+    go_on([peer])
+    close([peer])
 
 
 def test_own_infinities_do_not_decide_about_a_step(master: MasterNode) -> None:

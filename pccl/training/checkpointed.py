@@ -163,6 +163,9 @@ class Checkpointed(ABC):
         elif loaded.kind not in (type(self).__name__, *self.LOADS):
             raise CheckpointError(f"{path} was saved by {loaded.kind}; this is {type(self).__name__}")
         own = self._snapshot()
+        classes = [each.state.get("optimizer class") for each in (snapshot, own)]
+        if None not in classes and classes[0] != classes[1]:
+            raise CheckpointError(f"{path} has the state of a {classes[0]}; the optimizer here is a {classes[1]}")
         for what, theirs, ours in (("model", snapshot.layout, own.layout), ("run", snapshot.options, own.options)):
             if theirs != ours:
                 raise CheckpointError(f"{path} is of another {what}: {_first_difference(theirs, ours)}")

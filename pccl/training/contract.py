@@ -7,7 +7,8 @@ The contract, after each step:
    `param_groups`, and each object that was handed over (`shared=`). It is compared by digest while the run goes on and
    before and after somebody is let in (`pccl.training.consistency`). `digest()` is over all of it.
 2. *Newcomers get all of it*: tensors by the synchronization of the shared state, objects after that, encoded
-   (`pccl.training.state_codec`), from the peer that was accepted first of those under way.
+   (`pccl.training.state_codec`), from the peer that was accepted first of those under way; with the objects also what
+   an optimizer has come to hold since the training object was made (`pccl.training.held_tensors`).
 3. *Objects are aligned at the beginning of a step.* A peer that is under way comes out of the step that admits
    somebody and may then, say, step a scheduler; a newcomer comes out of `join` and does not. So objects are handed over
    once more when all have come to the next step, before anything is averaged: there all stand at the same place.
@@ -43,19 +44,42 @@ TAGS = 1 << 62
 CHECK, HAND_OVER, BUFFERS, FOLLOW = 0, 1, 2, 3
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
+LATE = "late optimizer state"
 
 
 class ParamGroups:
     """The hyperparameters of a torch optimizer: its `param_groups` without the parameters."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, parameters: Mapping[str, Any] | None = None) -> None:
+        """With the `parameters` by name, groups that were added later are added by `load_state_dict`, too."""
         self._optimizer = optimizer
+        self._parameters = parameters
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+        found = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+        if self._parameters is not None:
+            for values, names in zip(found, self._names(), strict=True):
+                values["params"] = names
+        return found
+
+    def _names(self) -> list[list[str]]:
+        names = {id(parameter): name for name, parameter in (self._parameters or {}).items()}
+        return [[names.get(id(each), "unknown") for each in group["params"]] for group in self._groups]
+
+    def _add_groups(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the hyperparameters."""
+        assert self._parameters is not None
+        for number, (values, own) in enumerate(zip(state, self._names(), strict=False)):
+            if values["params"] != own:
+                raise ValueError(f"param_groups[{number}] of the others has {values['params']}, this one's {own}")
+        for values in state[len(self._groups) :]:
+            self._optimizer.add_param_group({**values, "params": [self._parameters[name] for name in values["params"]]})
+        return [{key: value for key, value in values.items() if key != "params"} for values in state]
 
     def load_state_dict(self, state: list[dict[str, Any]], /) -> None:
-        """ValueError where there are as many groups as in the optimizer not."""
+        """ValueError where there are as many groups as in the optimizer not, or they are of other parameters."""
+        if self._parameters is not None:
+            state = self._add_groups(state)
         if len(state) != len(self._groups):
             raise ValueError(f"the others' optimizer has {len(state)} param_groups, this one {len(self._groups)}")
         for group, values in zip(self._groups, state, strict=True):
@@ -85,12 +109,14 @@ class Contract:
         shared: Mapping[str, Stateful] | None,
         groups: ParamGroups | None = None,
         compares_groups: bool = True,
+        late: Stateful | None = None,
         check_every: int | None = None,
         tag: int = 0,
         adopt: Callable[[], None] | None = None,
     ) -> None:
         """`tensors` gives what is compared by name, whenever it is called; objects are beside it, and so are `frozen`
-        torch tensors that nobody gets and that all are to build alike. `adopt` is called when the shared state has been
+        torch tensors that nobody gets and that all are to build alike. `late` is handed over after all objects, and is
+        compared among `tensors`. `adopt` is called when the shared state has been
         synchronized. ValueError or TypeError for what cannot be shared."""
         self._check = Check(communicator, _tag(tag, CHECK), check_every)
         self._tag = tag
@@ -101,7 +127,8 @@ class Contract:
         self._frozen_digests: dict[str, tuple[Any, bytes]] = {}
         self.buffers = buffers
         self._groups = groups
-        self._uncompared = set() if compares_groups else {"param_groups"}
+        self._late = late
+        self._uncompared = {LATE} if compares_groups else {LATE, "param_groups"}
         self._check_every = check_every
         self._marker = np.zeros(1, np.uint8)
         self._shared: list[str] = []
@@ -125,6 +152,8 @@ class Contract:
         self.followers = Followers(self._objects.values(), _tag(self._tag, FOLLOW))
         if self._groups is not None:  # the last to be loaded: others may set learning rates as they are
             self._objects["param_groups"] = self._groups
+        if self._late is not None:  # its places are those of the groups' parameters
+            self._objects[LATE] = self._late
         self._encoded()  # raises
 
     def infos(self) -> list[TensorInfo]:
@@ -215,7 +244,7 @@ class Contract:
 
     def snapshot(self, revision: int) -> Snapshot:
         """Of the state as it is. Not a joint call."""
-        objects = {name: data for name, data in self._encoded().items() if name not in self._uncompared}
+        objects = self._encoded([name for name in self._objects if name not in self._uncompared])
         return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
 
     def digest(self, revision: int) -> str:
@@ -258,11 +287,11 @@ class Contract:
             found[name] = known[1]
         return found
 
-    def _encoded(self) -> dict[str, bytes]:
+    def _encoded(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
         found = {}
-        for name, each in self._objects.items():
+        for name in names if names is not None else self._objects:
             try:
-                found[name] = state_codec.encode(each.state_dict())
+                found[name] = state_codec.encode(self._objects[name].state_dict())
             except ValueError as error:
                 raise ValueError(f"the state_dict of {name} cannot be shared: {error}") from error
         return found

@@ -33,6 +33,9 @@ then make the same optimizer step from the same gradients; they stay bit-identic
 compute alike, which DiLoCo does not ask for; the step is made in the default floating-point environment, whatever that
 of the program. Where it is not so, peers find out as they compare digests.
 
+*Giving up*: a peer whose backward pass has failed has some buckets on their way, and the others wait for the rest. It
+launches them as they are and refuses the step.
+
 *Weights*, by what a peer's gradients count, are known after the backward pass; where they are given, buckets are
 launched then (`pccl.training.gradient_weights`).
 
@@ -60,15 +63,24 @@ from pccl.training.checkpointed import Checkpointed
 from pccl.training.comm_hooks import CommHook, GradBucket, HookedAverage, name_of
 from pccl.training.contract import Contract, ParamGroups
 from pccl.training.fresh_state import materialize
+from pccl.training.grad_scalers import GradScalers, found_inf
 from pccl.training.gradient_buckets import ALL, Bucket, dealt
 from pccl.training.gradient_weights import factor_of, settle
-from pccl.training.held_tensors import HeldTensors, optimized
+from pccl.training.held_tensors import HeldTensors, LateState, optimized
 from pccl.training.membership import Admission, Average, Averaged, Membership, alike, fingerprint, own_number
 from pccl.training.module_face import ModuleFace
-from pccl.training.refusals import CHANGED, NOT_AVERAGED, REASONS, REPLACED, UNSCALED, UNWEIGHTED, explained
+from pccl.training.refusals import ABANDONED, CHANGED, NOT_AVERAGED, REASONS, REPLACED, UNSCALED, UNWEIGHTED, explained
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
-from pccl.training.torch_state import assign, assign_optimizer, buffers_of, layout_of, optimizer_tensors, require_like
+from pccl.training.torch_state import (
+    assign,
+    assign_optimizer,
+    buffers_of,
+    class_of,
+    layout_of,
+    optimizer_tensors,
+    require_like,
+)
 from pccl.training.veto import FINE, Objection, Veto
 from pccl.training.weighted import checked_weight
 
@@ -146,6 +158,7 @@ class DDP(ModuleFace, Checkpointed):
         self._quantization = quantization
         self._admit_every = admit_every
         self._tag = tag
+        self._scalers = GradScalers(optimizer, (shared or {}).values())
         self._comm_hook: tuple[Any, CommHook] | None = None
         self._must_synchronize = True
         """Outside of `no_sync`."""
@@ -185,7 +198,8 @@ class DDP(ModuleFace, Checkpointed):
             tensors=self._compared,
             buffers=exchanged_buffers(module, buffers),
             shared=shared,
-            groups=ParamGroups(optimizer),
+            groups=ParamGroups(optimizer, dict(module.named_parameters())),
+            late=LateState(self._held, optimizer),
             check_every=check_every,
             tag=tag,
         )
@@ -260,6 +274,7 @@ class DDP(ModuleFace, Checkpointed):
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         yield from self._held.tensors.items()
+        yield from ((name, tensor) for name, _, _, tensor in self._held.late())
         yield from self._contract.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
@@ -301,7 +316,8 @@ class DDP(ModuleFace, Checkpointed):
         are in flight."""
         if self._averages is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
-                "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead"
+                "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead, "
+                "or ddp.abandon() where the backward pass has failed"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
         if self._averages is not None:
@@ -325,6 +341,21 @@ class DDP(ModuleFace, Checkpointed):
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
             self._synchronize("DDP.synchronize", weight)
+            self._scalers.note(self._buckets)
+
+    def abandon(self) -> None:
+        """Gives up the step on all peers, as where the backward pass has failed on this one: call it instead of
+        `synchronize` or `step`. The others' call of these raises PCCLError INVALID_USAGE, which names this peer;
+        gradients are cleared on all, what samplers have handed out is handed out again, and all are ready for another
+        backward pass. A joint call.
+
+        PCCLError INVALID_USAGE where the gradients have been averaged already, else as `step`.
+        """
+        if self._averages is not None:
+            text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
+            raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
+        with self._step("DDP.abandon"):
+            self._exchange(None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
         """Call it instead of the optimizer's: averages what is not averaged yet, steps, clears the gradients, and lets
@@ -345,7 +376,9 @@ class DDP(ModuleFace, Checkpointed):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
         weight = self._valid_weight(weight, "DDP.step")
         with self._step("DDP.step"):
-            self._synchronize("DDP.step", weight, is_unscaled=_is_unscaled(scaler, self._optimizer))
+            if scaler is not None:
+                self._scalers.require_order(scaler, self._buckets, is_averaged=self._averages is not None)
+            self._synchronize("DDP.step", weight)
             assert self._averages is not None
             done, waited_s = self._averages, self._waited_s
             self._follow()
@@ -376,10 +409,10 @@ class DDP(ModuleFace, Checkpointed):
         parameters = dict(self.module.named_parameters())
         buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
-        state["shared"] = self._contract.state_dict()
-        return Snapshot(
-            self.revision, state, layout_of({**parameters, **buffers, **optimizer_tensors(self._optimizer)})
-        )
+        state |= {"shared": self._contract.state_dict(), "optimizer class": class_of(self._optimizer)}
+        late = {name for name, *_ in self._held.late()}
+        held = {name: each for name, each in optimizer_tensors(self._optimizer).items() if name not in late}
+        return Snapshot(self.revision, state, layout_of({**parameters, **buffers, **held}))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         parameters = dict(self.module.named_parameters())
@@ -416,14 +449,20 @@ class DDP(ModuleFace, Checkpointed):
             )
         return weight
 
-    def _synchronize(self, func_name: str, weight: float | None, is_unscaled: bool = False) -> None:
+    def _synchronize(self, func_name: str, weight: float | None) -> None:
         if self._averages is not None:
             return
+        self._contract.followers.check_step()
+        if objections := self._exchange(weight, None):
+            raise PCCLError(Result.INVALID_USAGE, func_name, explained(objections, self._reason))
+
+    def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Objection]:
+        """Makes the gradients the averages, unless somebody objects: then they are cleared. `what` is this peer's
+        objection (None: to be found out)."""
         self._weight = weight
         started_s = time.monotonic()
-        self._contract.followers.check_step()
         self._contract.begin(self.revision)
-        what = self._objection(is_unscaled)
+        what = self._objection() if what is None else what
         for number, bucket in enumerate(self._buckets):
             if bucket.average is None:
                 bucket.fill()
@@ -440,13 +479,16 @@ class DDP(ModuleFace, Checkpointed):
             objections = [Objection(peer, peer == own, (UNWEIGHTED, 0, 0)) for peer in without]
         if objections:
             self._clear()
-            raise PCCLError(Result.INVALID_USAGE, func_name, explained(objections, self._reason))
+            self._scalers.forget()
+            self._contract.followers.discard()
+            return objections
         if self._comm_hook is None:
             averages, self._exponent = settle(self._buckets, averages, veto.numbers, self._exponent, self._relaunch)
         for bucket in self._buckets:
             bucket.give()
         self._averages = [*averages, cost, of_buffers]
         self._waited_s = time.monotonic() - started_s
+        return []
 
     def _follow(self) -> None:
         """The samples of the gradients that have been averaged are used, also where the step is given up. A peer counts
@@ -466,6 +508,8 @@ class DDP(ModuleFace, Checkpointed):
                     self._optimizer.step()
                 else:
                     scaler.step(self._optimizer)
+                    if found_inf(scaler, self._optimizer):
+                        self._has_stepped = False  # fused optimizers are called all the same
                     scaler.update()
         finally:
             self._is_stepping = False
@@ -477,7 +521,7 @@ class DDP(ModuleFace, Checkpointed):
         for bucket in self._buckets:
             bucket.clear()
 
-    def _objection(self, is_unscaled: bool) -> tuple[int, int, int]:
+    def _objection(self) -> tuple[int, int, int]:
         """What forbids the step, as three integers for the others."""
         for number, bucket in enumerate(self._buckets):
             place = bucket.changed()
@@ -486,7 +530,7 @@ class DDP(ModuleFace, Checkpointed):
         for number, parameter in enumerate(optimized(self._optimizer)):
             if parameter.grad is not None and id(parameter) not in self._averaged:
                 return NOT_AVERAGED, number, 0
-        if is_unscaled:
+        if self._scalers.is_unscaled():
             return UNSCALED, 0, 0
         place = self._held.replaced()
         return (REPLACED, place, 0) if place is not None else FINE
@@ -554,7 +598,10 @@ class DDP(ModuleFace, Checkpointed):
                 "ddp.step() before it, or ddp.zero_grad() on all peers to give up the step"
             )
         if bucket.has(i):
-            raise RuntimeError("a second backward pass since the last step: use no_sync() for all but the last")
+            raise RuntimeError(
+                "a second backward pass since the last step: use no_sync() for all but the last; or ddp.abandon(), to "
+                "give up the step after one that has failed"
+            )
         if not self._must_synchronize:
             return
         bucket.take(i)
@@ -589,9 +636,3 @@ class DDP(ModuleFace, Checkpointed):
             sent, out, op = bucket.weighed(factor_of(self._weight or 0.0, exponent)), None, ReduceOp.SUM
         tag = self._tag + 1 + number
         bucket.average = Average(self._communicator, sent, tag, self.revision, self._quantization, op=op, out=out)
-
-
-def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
-    """Whether `scaler.unscale_(optimizer)` has been called in this step."""
-    states = getattr(scaler, "_per_optimizer_states", {})
-    return id(optimizer) in states and getattr(states[id(optimizer)].get("stage"), "name", "") == "UNSCALED"

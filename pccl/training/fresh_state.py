@@ -2,15 +2,16 @@
 
 A step with gradients of zero and a learning rate of zero makes the tensors; then they get the values that they have
 before a first step. That is zero, as sums and averages begin, but for a few tensors of torch's optimizers, which are
-listed here. Of other optimizers a tensor that gradients of zero have not left at zero began elsewhere, as copies of
-parameters do, and is refused.
+listed here; SGD with dampening, which has no such values, makes its own (`pccl.training.held_tensors`). Of other
+optimizers a tensor that gradients of zero have not left at zero began elsewhere, as copies of parameters do, and is
+refused.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pccl.training.held_tensors import optimized
+from pccl.training.held_tensors import begin_absent, optimized
 
 
 def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
@@ -18,7 +19,8 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
     TypeError for one that needs a closure, ValueError for one whose state cannot be made so."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
-    fresh = [parameter for parameter in parameters if not optimizer.state.get(parameter)]
+    late = begin_absent(optimizer)
+    fresh = [each for each in parameters if not optimizer.state.get(each) and id(each) not in late]
     if not fresh:
         return
     groups = [{key: group.get(key) for key in ("lr", "weight_decay")} for group in optimizer.param_groups]

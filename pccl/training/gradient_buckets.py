@@ -171,6 +171,18 @@ class Bucket:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view if parameter.requires_grad else None
 
+    def note_given(self) -> None:
+        """After `give`, for `is_as_given`."""
+        self._sum = self._sent.sum()
+
+    def is_as_given(self) -> bool:
+        """Whether nobody has changed the averages since `note_given`."""
+        return bool(self._sum == self._sent.sum())
+
+    def has_movable(self) -> bool:
+        """Whether multiplying the gradients would change any."""
+        return bool((self.flat.isfinite() & (self.flat != 0)).any())
+
     def clear(self) -> None:
         """Makes ready for the next step. No average may be in flight."""
         self.average = self._landed = self._sum = None

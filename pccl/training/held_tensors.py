@@ -2,12 +2,17 @@
 
 Peers hand over and compare the tensors that were there when the training began. What replaces them, as `module.to()`
 or `optimizer.load_state_dict()` may, would go on with others, unseen: newcomers would get stale values.
+
+*Late state* is what the optimizer has of its parameters beyond that, as after momentum was switched on in
+`param_groups`, or a group was added. Newcomers, who begin without it, get it as an object beside the tensors. So they
+do with what cannot exist before an optimizer's first step: of SGD with dampening, which takes its first gradient whole,
+the momentum.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -29,6 +34,19 @@ def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
                 raise ValueError(f"the optimizer's state {key!r} is a {kind}, not a tensor: it cannot be shared")
 
 
+def begin_absent(optimizer: Any) -> set[int]:
+    """The `id` of parameters whose state there is no way to have before their first step."""
+    if not isinstance(optimizer, sys.modules["torch"].optim.SGD):
+        return set()
+    return {id(p) for group in optimizer.param_groups if group.get("dampening") for p in group["params"]}
+
+
+def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> Any:
+    """A copy of a tensor of the state of `parameter`, where torch's optimizers have it."""
+    is_with_it = key != "step" or group.get("capturable") or group.get("fused")
+    return value.detach().to(parameter.device if is_with_it else "cpu", copy=True)
+
+
 class HeldTensors:
     """Those that are there when this is made. Not thread-safe."""
 
@@ -37,7 +55,8 @@ class HeldTensors:
         self._optimizer = optimizer
         parameters = [(f"parameter {name}", p, p.detach()) for name, p in module.named_parameters() if p.numel()]
         self._parameters = [(p, tensor.data_ptr()) for _, p, tensor in parameters]
-        states = [each for each in state_tensors(optimizer) if each[-1].numel()]
+        late = begin_absent(optimizer)
+        states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
         self._states = [(parameter, key, tensor) for _, parameter, key, tensor in states]
         self.tensors: dict[str, Any] = {name: tensor for name, _, tensor in parameters}
         """By name; empty ones are left out."""
@@ -52,6 +71,13 @@ class HeldTensors:
             if self._optimizer.state[parameter].get(key) is not tensor:
                 return place
         return None
+
+    def late(self) -> Iterator[tuple[str, Any, str, Any]]:
+        """As `state_tensors`, of what is not held. ValueError."""
+        held = {(id(parameter), key) for parameter, key, _ in self._states}
+        for each in state_tensors(self._optimizer):
+            if each[-1].numel() and (id(each[1]), each[2]) not in held:
+                yield each
 
     def name(self, place: int) -> str:
         return list(self.tensors)[place]
@@ -71,3 +97,31 @@ class HeldTensors:
             with torch.no_grad():
                 tensor.zero_() if loaded is None else tensor.copy_(loaded)
             state[key] = tensor
+
+
+class LateState:
+    """The optimizer's late state as an object with a state. Not thread-safe."""
+
+    def __init__(self, held: HeldTensors, optimizer: Any) -> None:
+        self._held = held
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[int, dict[str, Any]]:
+        """By the parameter's number and key."""
+        numbers = {id(parameter): number for number, parameter in enumerate(optimized(self._optimizer))}
+        found: dict[int, dict[str, Any]] = {}
+        for _, parameter, key, value in self._held.late():
+            found.setdefault(numbers[id(parameter)], {})[key] = value
+        return found
+
+    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]], /) -> None:
+        """Late state that it lacks is gone then. ValueError where there are not so many parameters."""
+        places = [(p, group) for group in self._optimizer.param_groups for p in group["params"]]
+        if max(state, default=-1) >= len(places):
+            raise ValueError(f"the others' optimizer has more than the {len(places)} parameters of this one")
+        for _, parameter, key, _ in list(self._held.late()):
+            del self._optimizer.state[parameter][key]
+        for number, values in state.items():
+            parameter, group = places[number]
+            for key, value in values.items():
+                self._optimizer.state[parameter][key] = placed(group, parameter, key, value)

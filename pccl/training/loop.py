@@ -35,7 +35,7 @@ from pccl.training.report import StepReport, report_of
 from pccl.training.site import Site
 from pccl.training.tensor_file import CheckpointError
 from pccl.training.tensor_tree import Shard
-from pccl.training.torch_state import assign, buffers_of, distributed_like, require_like
+from pccl.training.torch_state import assign, buffers_of, class_of, distributed_like, require_like
 from pccl.training.weighted import NotedAverage, explained
 
 NOTES = 2
@@ -330,6 +330,8 @@ class OuterLoop(Checkpointed):
             "shared": self._contract.state_dict(),
             "inner": self._inner.state_dict() if self._inner is not None else None,
         }
+        if hasattr(self._inner, "param_groups"):
+            state["optimizer class"] = class_of(self._inner)
         return Snapshot(self.revision, state, self._replica.layout)
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:

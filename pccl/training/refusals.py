@@ -18,6 +18,8 @@ REPLACED = 4
 """A tensor that peers have in common is not in use: its place among them."""
 UNWEIGHTED = 5
 """Gave no weight, where others did."""
+ABANDONED = 6
+"""Gave up the step."""
 
 REASONS = {
     UNLIKE: "has another communication hook than this peer, or other options of it: register the same on all",
@@ -36,6 +38,7 @@ REASONS = {
         "has replaced the tensor {name}, which peers have in common, as module.to() does: move and convert the module "
         "before the DDP is made"
     ),
+    ABANDONED: "has given up the step, by ddp.abandon()",
     UNWEIGHTED: "gave no weight=, as others did: all give one to ddp.step() or ddp.synchronize(), or none does",
 }
 """What a peer has done, with a `{name}` of what it has done it to."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from pccl.training.held_tensors import placed
 from pccl.training.shards import describe, is_distributed, local_shard
 from pccl.training.tensor_file import CheckpointError
 from pccl.training.tensor_tree import Shard
@@ -67,8 +68,14 @@ def _is_expanded(tensor: Any) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def class_of(optimizer: Any) -> str:
+    """As checkpoints name it."""
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
 def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Takes up what `optimizer.state_dict()` gave. CheckpointError where it is of another number of parameters."""
+    """Takes up what `optimizer.state_dict()` gave: tensors that are here are written, others come or go.
+    CheckpointError where it is of another number of parameters."""
     torch = sys.modules["torch"]
     groups = state["param_groups"]
     counts = [[len(group["params"]) for group in each] for each in (groups, optimizer.param_groups)]
@@ -84,12 +91,19 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         if isinstance(value, torch.Tensor)
     }
     tensors = optimizer_tensors(optimizer)
-    require_like(tensors, values)
-    assign(tensors, values)
-    for index, entries in saved.items():
+    common = tensors.keys() & values.keys()
+    require_like({name: tensors[name] for name in common}, {name: values[name] for name in common})
+    assign({name: tensors[name] for name in common}, values)
+    places = [group for group in optimizer.param_groups for _ in group["params"]]
+    for index, parameter in enumerate(parameters):
+        own_state, entries = optimizer.state[parameter], saved[index]
+        for name in [name for name in own_state if name not in entries]:
+            del own_state[name]
         for name, value in entries.items():
             if not isinstance(value, torch.Tensor):
-                optimizer.state[parameters[index]][name] = value
+                own_state[name] = value
+            elif f"optimizer {index} {name}" not in common:
+                own_state[name] = placed(places[index], parameter, name, value)
     for own, group in zip(optimizer.param_groups, groups, strict=True):
         for name, value in group.items():
             if name == "params":
