@@ -16,7 +16,7 @@ import trio
 from pccl import security, timeouts
 from pccl.collective_methods import Collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind
 from pccl.protocol.peer import View, alone_in
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
@@ -45,6 +45,7 @@ from pccl.types import (
 CONNECTIONS_DEFAULT = 2
 """Of a link to begin with: one alone would stand still with its first lost packet."""
 CONNECTIONS_MAX = 64
+UINT32_MAX = 2**32 - 1
 ATTEMPT_INTERVAL_S = 1.0
 CANCEL_GRACE_S = 5.0
 """How long an op whose timeout has passed may take to be aborted on all peers before its outcome is unknown."""
@@ -113,17 +114,14 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
         check(name is None or isinstance(name, str), f"name {name!r}: must be text")
-        check(_is_integer(peer_group) and 0 <= peer_group < 2**32, f"peer_group {peer_group!r}: not in [0, 2**32)")
-        check(
-            _is_integer(p2p_connection_pool_size) and 0 <= p2p_connection_pool_size <= CONNECTIONS_MAX,
-            f"p2p_connection_pool_size {p2p_connection_pool_size!r}: not in [0, {CONNECTIONS_MAX}]",
+        peer_group = integer_argument("peer_group", peer_group, "Communicator", 0, UINT32_MAX)
+        connections = integer_argument(
+            "p2p_connection_pool_size", p2p_connection_pool_size, "Communicator", 0, CONNECTIONS_MAX
         )
+        segment_bytes = integer_argument("segment_bytes", segment_bytes, "Communicator", 0, UINT32_MAX)
+        site_size = integer_argument("site_size", site_size, "Communicator", 0, UINT32_MAX)
         check(
-            _is_integer(segment_bytes) and 0 <= segment_bytes < 2**32,
-            f"segment_bytes {segment_bytes!r}: not in [0, 2**32)",
-        )
-        check(
-            isinstance(site, str) and _is_integer(site_size) and bool(site) == (0 < site_size < 2**32),
+            isinstance(site, str) and bool(site) == (site_size > 0),
             f"site {site!r} and site_size {site_size!r} belong together: a name, and how many peers have it",
         )
         self.address = address
@@ -131,8 +129,8 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         self.timeout = timeouts.checked_s(timeout, "Communicator")
         self._options = SessionOptions(
             group=peer_group,
-            connections=p2p_connection_pool_size or CONNECTIONS_DEFAULT,
-            may_grow=p2p_connection_pool_size == 0,
+            connections=connections or CONNECTIONS_DEFAULT,
+            may_grow=connections == 0,
             hosts=hosts,
             port=port,
             listen_host=listen_host,
@@ -159,8 +157,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
 
     @trio.lowlevel.enable_ki_protection
     async def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> None:
-        if not _is_integer(n_attempts):
-            raise PCCLError(Result.INVALID_ARGUMENT, "connect", f"n_attempts {n_attempts!r} is not an integer")
+        attempts = integer_argument("n_attempts", n_attempts, "connect")
         if self._is_closed:
             raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
         if self._is_connecting:
@@ -171,7 +168,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         self._is_connecting = True
         try:
             with converting("connect"):
-                await self._bounded("connect", timeout, lambda: self._connect(n_attempts), self._hindrance)
+                await self._bounded("connect", timeout, lambda: self._connect(attempts), self._hindrance)
         finally:
             self._is_connecting = False
 
@@ -555,10 +552,6 @@ def require_outcome(
     raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. It was: {cause}")
 
 
-def _is_integer(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
-
-
 def deadline(timeout_s: float | None) -> float:
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
@@ -583,16 +576,11 @@ class Retry:
         if not isinstance(given, Sequence) or not all(isinstance(each, ReduceOpDescriptor) for each in given):
             what = f"descriptors must be a list of ReduceOpDescriptor, not {given!r}"
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
-        if not _is_integer(max_in_flight):
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"max_in_flight {max_in_flight!r} is not an integer")
+        max_in_flight = integer_argument("max_in_flight", max_in_flight, func_name, 1)
         tags = [descriptor.spec.tag for descriptor in descriptors]
         repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
-        if not descriptors or repeated or max_in_flight < 1:
-            what = (
-                f"tags {repeated} occur twice"
-                if repeated
-                else "there must be descriptors of ops, and max_in_flight must be positive"
-            )
+        if not descriptors or repeated:
+            what = f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops"
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
         self.in_flight: list[PendingOp] = []
         self.retries = 0

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from pccl.devices.device import Device
 from pccl.devices.staging import Cargo, Piece, Span, Staging
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, integer_argument
 from pccl.operands import Operand, empty_like, require_alike, resolve, resolve_bytes
 from pccl.protocol.pairs import PAIR_TAG_MAX
 from pccl.protocol.peer import View
-from pccl.reduce import AsyncHandle, check_algorithm, check_step, check_tag, delivered
+from pccl.reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.runtime.engine import Buffers, OpSpec, Pair, Placement, Root
 from pccl.runtime.pending import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
@@ -153,11 +153,10 @@ class _Scattered(_Result):
 
 def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        if isinstance(root, bool) or not isinstance(root, int):
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"root must be a rank, not {root!r}")
+        rank = integer_argument("root", root, func_name)
         operand = resolve_bytes(array, "array", func_name)
         buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
-        named = Root(root, view.ring[root] if 0 <= root < view.world_size else 0)
+        named = Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
         is_root = named.peer == view.peer
         if not operand.is_writable and not is_root:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
@@ -203,13 +202,12 @@ def _pair_spec(
     def fail(message: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
 
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < view.world_size:
-        raise fail(f"{role} {rank!r} is no rank of a group of {view.world_size} peers")
+    rank = integer_argument(role, rank, func_name)
+    if not 0 <= rank < view.world_size:
+        raise fail(f"{role} {rank} is no rank of a group of {view.world_size} peers")
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= PAIR_TAG_MAX:
-        raise fail(f"tag {tag!r} is not an integer in [0, 2**35)")
-    spec = _spec(Collective.SEND, operand, buffers, tag, None, step, func_name)
+    spec = _spec(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX)
     return _one_way(replace(spec, pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
@@ -231,10 +229,11 @@ def _spec(
     func_name: str,
     root: Root | None = None,
     reduce_op: ReduceOp = ReduceOp.SUM,
+    tag_max: int = TAG_MAX,
 ) -> OpSpec:
-    check_tag(tag, func_name)
+    tag = checked_tag(tag, func_name, tag_max)
     check_algorithm(algorithm, func_name)
-    check_step(step, func_name)
+    step = checked_step(step, func_name)
     dtype = DataType.UINT8 if given is None else given.dtype
     shape = None if given is None else given.shape
     return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step, shape=shape)

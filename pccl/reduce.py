@@ -11,7 +11,7 @@ import trio
 
 from pccl import timeouts
 from pccl.devices.staging import Staging, divided
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, integer_argument
 from pccl.operands import require_alike, resolve
 from pccl.protocol.peer import OpResult
 from pccl.runtime.engine import Buffers, OpSpec
@@ -35,18 +35,14 @@ STEP_MAX = 2**63 - 1
 Info = TypeVar("Info")
 
 
-def check_tag(tag: int, func_name: str) -> None:
+def checked_tag(tag: int, func_name: str, most: int = TAG_MAX) -> int:
     """PCCLError INVALID_ARGUMENT."""
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= TAG_MAX:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"tag {tag!r} is not an integer in [0, 2**63)")
+    return integer_argument("tag", tag, func_name, 0, most)
 
 
-def check_step(step: int | None, func_name: str) -> None:
+def checked_step(step: int | None, func_name: str) -> int | None:
     """PCCLError INVALID_ARGUMENT."""
-    if step is None:
-        return
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_MAX:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"step {step!r} is not None or an integer in [0, 2**63)")
+    return None if step is None else integer_argument("step", step, func_name, 0, STEP_MAX)
 
 
 def check_algorithm(algorithm: Any, func_name: str) -> None:
@@ -83,17 +79,17 @@ def op_spec(
         if source.count != target.count:
             raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
         count = source.count
-    elif isinstance(count, bool) or not isinstance(count, int):
-        raise fail(f"count {count!r} is not an integer")
-    elif not 0 <= count <= min(source.count, target.count):
-        raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
+    else:
+        count = integer_argument("count", count, func_name)
+        if not 0 <= count <= min(source.count, target.count):
+            raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
     shape = source.shape if count == source.count else (count,)  # the first elements of an array have none of theirs
     size_bytes = count * source.dtype.itemsize
     if 0 < abs(source.address - target.address) < size_bytes:
         raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
     if not isinstance(op, ReduceOp):
         raise fail(f"op must be a ReduceOp, not {op!r}")
-    check_tag(tag, func_name)
+    tag = checked_tag(tag, func_name)
     if operand_descriptor is not None and not isinstance(operand_descriptor, ReduceOperandDescriptor):
         raise fail(f"operand_descriptor must be a ReduceOperandDescriptor or None, not {operand_descriptor!r}")
     if operand_descriptor is not None and not isinstance(operand_descriptor.datatype, DataType):
@@ -111,7 +107,7 @@ def op_spec(
         except ValueError as e:
             raise fail(str(e)) from None
     check_algorithm(algorithm, func_name)
-    check_step(step, func_name)
+    step = checked_step(step, func_name)
     if source.device is not None:
         cargo = divided(source.owner, target.owner, count, source.dtype.itemsize)
         new_feed = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pccl.devices.state_store import DeviceStore
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, integer_argument
 from pccl.operands import Operand, resolve
 from pccl.runtime.state_blocks import StateTensor
 from pccl.types import Result
@@ -102,11 +102,7 @@ class SharedState:
 
     @revision.setter
     def revision(self, revision: int) -> None:
-        if isinstance(revision, bool) or not isinstance(revision, int) or not 0 <= revision <= REVISION_MAX:
-            raise PCCLError(
-                Result.INVALID_ARGUMENT, "SharedState.revision", f"{revision!r} is not an integer in [0, 2**63)"
-            )
-        self._revision = revision
+        self._revision = integer_argument("revision", revision, "SharedState.revision", 0, REVISION_MAX)
 
     def push_revision(self) -> int:
         """Grows the revision by one and returns it."""

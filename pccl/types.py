@@ -6,10 +6,11 @@ engine's header (`native/include/pccl_native.h`); a test compares them.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
+
+from pccl.integers import as_int
 
 if TYPE_CHECKING:
     import numpy as np
@@ -222,16 +223,6 @@ _CODES = [DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16]
 _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
 
-def _integer(name: str, given: Any) -> int:
-    """ValueError where it is none."""
-    try:
-        if not isinstance(given, bool):
-            return operator.index(given)
-    except TypeError:
-        pass
-    raise ValueError(f"{name} {given!r}: must be an integer")
-
-
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
     """How float tensors travel in fewer bits. All peers of an op must give the same, but for `stochastic` and `seed`.
@@ -283,7 +274,7 @@ class QuantizationOptions:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "bits", "seed"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+            object.__setattr__(self, name, as_int(name, getattr(self, name)))
         object.__setattr__(self, "stochastic", bool(self.stochastic))
         given: Any = self.algorithm
         if not isinstance(given, QuantizationAlgorithm):

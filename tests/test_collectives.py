@@ -459,7 +459,7 @@ def test_what_is_wrong_by_itself_is_told_at_once(crew_of: CrewOf) -> None:
         "op must be a ReduceOp": lambda: peer.reduce_scatter(x, op="sum"),  # type: ignore[arg-type]
         "tag -1 is not": lambda: peer.barrier(tag=-1),
         "algorithm must be": lambda: peer.all_gather(x, algorithm="ring"),  # type: ignore[arg-type]
-        "root must be a rank, not '1'": lambda: peer.broadcast(x, root="1"),  # type: ignore[arg-type]
+        "root '1' is not an integer but of type str": lambda: peer.broadcast(x, root="1"),  # type: ignore[arg-type]
         "array is read-only": lambda: peer.broadcast(b"abc", root=1 - peer.membership.rank),
     }.items():
         error = refusal(call)

@@ -298,5 +298,5 @@ def test_integers_of_numpy_are_integers() -> None:
 @pytest.mark.parametrize("name", ["dataset_size", "seed", "batch_size", "samples_per_step"])
 def test_what_is_no_integer_is_named(name: str) -> None:
     options: dict[str, Any] = {"dataset_size": 7, name: 2.5}
-    with pytest.raises(TypeError, match=f"{name} 2.5: must be an integer, not float"):
+    with pytest.raises(TypeError, match=f"{name} 2.5 is not an integer but of type float"):
         ElasticSampler(**options)

@@ -43,7 +43,7 @@ USERS_OF_THE_API = {
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher", "pccl.status"],
-    "training": ["pccl.signs", "pccl.floating_point"],
+    "training": ["pccl.signs", "pccl.floating_point", "pccl.integers"],
 }
 
 

@@ -20,6 +20,7 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
+from pccl.integers import as_int
 from pccl.operands import resolve
 from pccl.training import DiLoCo, local_shard
 from pccl.training.replica import replica_of
@@ -277,3 +278,10 @@ def test_cpu_tensors_are_not_copied(dtype: Any) -> None:
         assert operand.address == array.data_ptr()
         assert operand.memory().tobytes() == array.detach().view(torch.uint8).numpy().tobytes()
         assert operand.device is None
+
+
+def test_integers_of_torch() -> None:
+    assert as_int("tag", torch.tensor(7)) == 7
+    for given in (torch.tensor(True), torch.tensor(7.0), torch.tensor([7, 8]), torch.empty((), device="meta")):
+        with pytest.raises(ValueError, match="of type Tensor"):
+            as_int("tag", given)

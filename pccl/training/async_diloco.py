@@ -50,6 +50,7 @@ import numpy as np
 
 from pccl import Communicator, QuantizationOptions
 from pccl.floating_point import default_environment
+from pccl.integers import as_int
 from pccl.training.buffers import AVERAGE
 from pccl.training.checkpoint import Stateful
 from pccl.training.loop import INNER_STEPS, OuterLoop, OuterStep
@@ -110,6 +111,7 @@ class AsyncDiLoCo(OuterLoop):
         two, call `outer_step` twice as often. More of them train better, by ever less; but every call has latencies of
         the network to hide, whatever it sends. ValueError where it is below 1.
         """
+        fragments = as_int("fragments", fragments)
         if fragments < 1:
             raise ValueError(f"fragments {fragments}: must be at least 1")
         super().__init__(

@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp
+from pccl.integers import as_int
 from pccl.training import state_codec
 from pccl.training.relaunch import Relaunched
 from pccl.training.seats import until_committed
@@ -124,7 +125,8 @@ class Check:
 
     def __init__(self, communicator: Communicator, tag: int, every: int | None) -> None:
         """`every` is after how many steps to compare, the same on all peers; None: as often as it is cheap."""
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        every = None if every is None else as_int("check_every", every)
+        if every is not None and every < 1:
             raise ValueError(f"check_every {every!r}: must be None or a number of steps, at least 1")
         self.communicator = communicator
         self._tag = tag

@@ -57,6 +57,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result, SharedState, TensorInfo
+from pccl.integers import as_int
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
@@ -148,6 +149,8 @@ class DDP(ModuleFace, Checkpointed):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if not gradient_as_bucket_view:
             raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
+        tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every)
+        bucket_bytes = as_int("bucket_bytes", bucket_bytes)
         for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
             if value < 1:
                 raise ValueError(f"{name} {value}: must be at least 1")

@@ -45,7 +45,6 @@ slack.
 
 from __future__ import annotations
 
-import operator
 import os
 import secrets
 import sys
@@ -58,6 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
+from pccl.integers import as_int
 from pccl.training.deal import Range
 from pccl.training.membership import own_number
 from pccl.training.permutation import permutation
@@ -448,9 +448,9 @@ class ElasticSampler:
 def _integer(name: str, value: Any) -> int:
     """Also of NumPy's and torch's integers, which no state that is shared may have in it."""
     try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} {value!r}: must be an integer, not {type(value).__name__}") from None
+        return as_int(name, value)
+    except ValueError as error:
+        raise TypeError(str(error)) from None
 
 
 def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> dict[int, list[int]]:

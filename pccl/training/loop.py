@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl.integers import as_int
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
@@ -95,6 +96,7 @@ class OuterLoop(Checkpointed):
         and on the others as many as they make in the same time (`pccl.training.pace`); both are then the same on all.
         TypeError or ValueError for what cannot be trained.
         """
+        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
         if inner_steps < 1:
             raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
         if steps not in ("fixed", "by speed"):

@@ -55,6 +55,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl.floating_point import default_environment
+from pccl.integers import as_int
 from pccl.training import gradient_byte, step_log
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful
@@ -102,6 +103,8 @@ class SPSAOptions:
             value = getattr(self, name)
             if not value > 0 or (math.isinf(value) and name != "decay_steps"):
                 raise ValueError(f"{name} {value}: must be above 0")
+        for name in ("directions", "seed"):
+            object.__setattr__(self, name, as_int(name, getattr(self, name)))
         if not 1 <= self.directions <= 1 << 16:
             raise ValueError(f"directions {self.directions}: must be at least 1")
         if not 0 <= self.seed < 2**64:
@@ -153,6 +156,8 @@ class SPSA(Checkpointed):
         """
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
+        tag, replay_max = as_int("tag", tag), as_int("replay_max", replay_max, 0)
+        admit_every = as_int("admit_every", admit_every)
         if admit_every < 1:
             raise ValueError(f"admit_every {admit_every}: must be at least 1")
         self._communicator = communicator
