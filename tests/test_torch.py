@@ -62,9 +62,9 @@ def test_other_dtypes_are_refused_by_name(dtype: Any) -> None:
 
 
 def test_tensors_and_arrays_meet_in_one_op(pair: Crew) -> None:
-    tensor, array = torch.full((2, 3), 1.5), np.full(6, 2.0, np.float32)
+    tensor, array = torch.full((2, 3), 1.5), np.full((2, 3), 2.0, np.float32)
     pair.each(lambda peer, i: peer.all_reduce([tensor, array][i], op=ReduceOp.SUM))
-    assert tensor.flatten().tolist() == array.tolist() == [3.5] * 6
+    assert tensor.tolist() == array.tolist() == [[3.5] * 3] * 2
 
 
 @pytest.mark.usefixtures("place")
