@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pccl import Communicator, MasterNode, Result
+from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import DDP, CheckpointError, DiLoCo, DivergenceError
 from tests.crew import Background, outcomes, results, together
 from tests.test_training_ddp_torch import loss, new_module, parameters
@@ -175,3 +175,21 @@ def test_peers_with_other_optimizers_are_told_both(master: MasterNode, kind: Any
     found = outcomes([partial(enter, adam), partial(enter, adamw)])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
     assert all("=Adam" in str(error) and "=AdamW" in str(error) for error in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tag": 50}, "tag=50"),
+        ({"buffers": "first"}, "buffers=first"),
+        ({"check_every": 2}, "check_every=2"),
+        ({"admit_every": 3}, "admit_every=3"),
+        ({"bucket_bytes": 64}, "bucket_bytes=64"),
+        ({"quantization": QuantizationOptions(bits=8)}, "quantization=QuantizationOptions("),
+    ],
+)
+def test_peers_with_other_arguments_are_all_told_which(master: MasterNode, options: dict[str, Any], told: str) -> None:
+    peers = [Peer(master.address, 0, adam), Peer(master.address, 1, adam, **options)]
+    found = outcomes([partial(peer.enter, 2) for peer in peers])
+    assert results(found) == [Result.INVALID_ARGUMENT] * 2
+    assert all(told in str(error) and "give the same on all peers" in str(error) for error in found)

@@ -65,12 +65,12 @@ from pccl.training.comm_hooks import CommHook, GradBucket, HookedAverage, name_o
 from pccl.training.contract import Contract, ParamGroups
 from pccl.training.fresh_state import materialize
 from pccl.training.grad_scalers import GradScalers, found_inf
-from pccl.training.gradient_buckets import ALL, Bucket, dealt
+from pccl.training.gradient_buckets import Bucket, dealt
 from pccl.training.gradient_weights import factor_of, settle
 from pccl.training.held_tensors import HeldTensors, LateState, optimized
 from pccl.training.membership import Admission, Average, Averaged, Membership, alike, fingerprint, own_number
 from pccl.training.module_face import ModuleFace
-from pccl.training.refusals import ABANDONED, CHANGED, NOT_AVERAGED, REASONS, REPLACED, UNSCALED, UNWEIGHTED, explained
+from pccl.training.refusals import ABANDONED, UNWEIGHTED, Objections
 from pccl.training.report import StepReport, report_of
 from pccl.training.torch_arithmetic import default_torch_arithmetic
 from pccl.training.torch_state import (
@@ -82,7 +82,7 @@ from pccl.training.torch_state import (
     optimizer_tensors,
     require_like,
 )
-from pccl.training.veto import FINE, Objection, Veto
+from pccl.training.veto import Objection, Veto
 from pccl.training.weighted import checked_weight
 
 BUCKET_BYTES = 4 << 20
@@ -181,17 +181,17 @@ class DDP(ModuleFace, Checkpointed):
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         for name, parameter in module.named_parameters():
             TensorInfo.from_torch(parameter.detach(), name)  # raises, before anything is changed
-        self._names = {id(p): name for name, p in module.named_parameters()}
+        names = {id(p): name for name, p in module.named_parameters()}
         for parameter in optimized(optimizer):
-            if id(parameter) not in self._names:
+            if id(parameter) not in names:
                 raise ValueError(
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the module's, so its "
                     "gradients would not be averaged; put all that is trained into one module, such as a ModuleList"
                 )
         self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
-        self._averaged = {id(p) for p in parameters}
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
+        self._objections = Objections(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
         # Without content; its name says which peers can train together.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
         name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
@@ -224,7 +224,7 @@ class DDP(ModuleFace, Checkpointed):
             for i, parameter in enumerate(bucket.parameters)
         ]
         self._hooks.append(optimizer.register_step_pre_hook(self._step_hook()))
-        self._hooks.append(optimizer.register_load_state_dict_post_hook(self._load_hook()))
+        self._hooks.append(optimizer.register_load_state_dict_post_hook(self._held.load_hook()))
 
     @classmethod
     def connect(
@@ -244,7 +244,7 @@ class DDP(ModuleFace, Checkpointed):
             )
             raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
         former = getattr(_connected, "ddp", lambda: None)()
-        if former is not None and _connected.address == address and former._is_connected():
+        if former is not None and _connected.address == address and _is_connected(former._communicator):
             text = (
                 f"this thread is in the run at {address} already, by a DDP that could never let this one in: close() "
                 "that one, or put all that is trained into one module, such as a ModuleDict, with one optimizer"
@@ -258,12 +258,6 @@ class DDP(ModuleFace, Checkpointed):
         ddp.join(peers_min)
         _connected.ddp, _connected.address = weakref.ref(ddp), address
         return ddp
-
-    def _is_connected(self) -> bool:
-        try:
-            return self._communicator.world_size > 0
-        except PCCLError:
-            return False
 
     @property
     def revision(self) -> int:
@@ -457,7 +451,7 @@ class DDP(ModuleFace, Checkpointed):
             return
         self._contract.followers.check_step()
         if objections := self._exchange(weight, None):
-            raise PCCLError(Result.INVALID_USAGE, func_name, explained(objections, self._reason))
+            raise PCCLError(Result.INVALID_USAGE, func_name, self._objections.explained(objections))
 
     def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Objection]:
         """Makes the gradients the averages, unless somebody objects: then they are cleared. `what` is this peer's
@@ -465,7 +459,7 @@ class DDP(ModuleFace, Checkpointed):
         self._weight = weight
         started_s = time.monotonic()
         self._contract.begin(self.revision)
-        what = self._objection() if what is None else what
+        what = self._objections.own() if what is None else what
         for number, bucket in enumerate(self._buckets):
             if bucket.average is None:
                 bucket.fill()
@@ -524,35 +518,6 @@ class DDP(ModuleFace, Checkpointed):
         for bucket in self._buckets:
             bucket.clear()
 
-    def _objection(self) -> tuple[int, int, int]:
-        """What forbids the step, as three integers for the others."""
-        for number, bucket in enumerate(self._buckets):
-            place = bucket.changed()
-            if place is not None:
-                return CHANGED, number, place
-        for number, parameter in enumerate(optimized(self._optimizer)):
-            if parameter.grad is not None and id(parameter) not in self._averaged:
-                return NOT_AVERAGED, number, 0
-        if self._scalers.is_unscaled():
-            return UNSCALED, 0, 0
-        place = self._held.replaced()
-        return (REPLACED, place, 0) if place is not None else FINE
-
-    def _reason(self, kind: int, number: int, place: int) -> str:
-        """Of an objection; the same module is everywhere."""
-        name = ""
-        if kind == NOT_AVERAGED:
-            parameter = optimized(self._optimizer)[number]
-            name = repr(self._names.get(id(parameter), f"number {number} of the optimizer"))
-        elif kind == REPLACED:
-            name = repr(self._held.name(number))
-        elif kind == CHANGED:
-            parameters = self._buckets[number].parameters
-            name = repr(self._names[id(parameters[0 if place == ALL else place])])
-            if place == ALL and len(parameters) > 1:
-                name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
-        return REASONS[kind].format(name=name)
-
     def _hook(self, number: int, i: int) -> Any:
         ddp = weakref.ref(self)  # torch keeps hooks where Python's garbage collector does not see them
 
@@ -580,16 +545,6 @@ class DDP(ModuleFace, Checkpointed):
             there._has_stepped = True
 
         return optimizer_steps
-
-    def _load_hook(self) -> Any:
-        held = weakref.ref(self._held)
-
-        def state_is_loaded(_: Any) -> None:
-            there = held()
-            if there is not None:
-                there.take_back()
-
-        return state_is_loaded
 
     def _take(self, number: int, i: int) -> None:
         bucket = self._buckets[number]
@@ -639,3 +594,10 @@ class DDP(ModuleFace, Checkpointed):
             sent, out, op = bucket.weighed(factor_of(self._weight or 0.0, exponent)), None, ReduceOp.SUM
         tag = self._tag + 1 + number
         bucket.average = Average(self._communicator, sent, tag, self.revision, self._quantization, op=op, out=out)
+
+
+def _is_connected(communicator: Communicator) -> bool:
+    try:
+        return communicator.world_size > 0
+    except PCCLError:
+        return False

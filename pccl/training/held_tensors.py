@@ -12,6 +12,7 @@ the momentum.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -81,6 +82,17 @@ class HeldTensors:
 
     def name(self, place: int) -> str:
         return list(self.tensors)[place]
+
+    def load_hook(self) -> Any:
+        """For `optimizer.register_load_state_dict_post_hook`."""
+        held = weakref.ref(self)
+
+        def state_is_loaded(_: Any) -> None:
+            there = held()
+            if there is not None:
+                there.take_back()
+
+        return state_is_loaded
 
     def take_back(self) -> None:
         """After `optimizer.load_state_dict`: puts what was loaded into the tensors that are held, and these in use.

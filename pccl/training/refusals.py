@@ -3,9 +3,12 @@ they say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pccl.training.veto import UNLIKE, Objection
+from pccl.training.gradient_buckets import ALL, Bucket
+from pccl.training.held_tensors import HeldTensors, optimized
+from pccl.training.veto import FINE, UNLIKE, Objection
 
 # Kinds; the two integers that follow:
 CHANGED = 1
@@ -45,10 +48,58 @@ REASONS = {
 SHOWN = 3
 
 
-def explained(objections: Sequence[Objection], reason: Callable[[int, int, int], str]) -> str:
-    """What all peers are told; `reason` gives that of an objection's three integers."""
-    told = "; ".join(
-        f"{'this peer' if each.is_own else f'peer {each.peer}'} {reason(*each.what)}" for each in objections[:SHOWN]
-    )
-    more = f" (and {len(objections) - SHOWN} more)" if len(objections) > SHOWN else ""
-    return f"{told}{more}. No peer has made this step, and its gradients are cleared on all"
+class Objections:
+    """What forbids a step on this peer, and what others are told of it. Not thread-safe."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        names: Mapping[int, str],
+        buckets: Sequence[Bucket],
+        held: HeldTensors,
+        is_unscaled: Callable[[], bool],
+    ) -> None:
+        """`names` are those of the module's parameters, by `id`; `is_unscaled` tells of UNSCALED."""
+        self._optimizer = optimizer
+        self._names = names
+        self._buckets = buckets
+        self._held = held
+        self._is_unscaled = is_unscaled
+        self._averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
+
+    def own(self) -> tuple[int, int, int]:
+        """This peer's, as three integers for the others, or FINE."""
+        for number, bucket in enumerate(self._buckets):
+            place = bucket.changed()
+            if place is not None:
+                return CHANGED, number, place
+        for number, parameter in enumerate(optimized(self._optimizer)):
+            if parameter.grad is not None and id(parameter) not in self._averaged:
+                return NOT_AVERAGED, number, 0
+        if self._is_unscaled():
+            return UNSCALED, 0, 0
+        place = self._held.replaced()
+        return (REPLACED, place, 0) if place is not None else FINE
+
+    def explained(self, objections: Sequence[Objection]) -> str:
+        """What all peers are told; the same module is everywhere."""
+        told = "; ".join(
+            f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
+            for each in objections[:SHOWN]
+        )
+        more = f" (and {len(objections) - SHOWN} more)" if len(objections) > SHOWN else ""
+        return f"{told}{more}. No peer has made this step, and its gradients are cleared on all"
+
+    def _reason(self, kind: int, number: int, place: int) -> str:
+        name = ""
+        if kind == NOT_AVERAGED:
+            parameter = optimized(self._optimizer)[number]
+            name = repr(self._names.get(id(parameter), f"number {number} of the optimizer"))
+        elif kind == REPLACED:
+            name = repr(self._held.name(number))
+        elif kind == CHANGED:
+            parameters = self._buckets[number].parameters
+            name = repr(self._names[id(parameters[0 if place == ALL else place])])
+            if place == ALL and len(parameters) > 1:
+                name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
+        return REASONS[kind].format(name=name)
