@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import DDP, CheckpointError, DiLoCo, DivergenceError
-from tests.crew import Background, outcomes, results, together
+from tests.crew import Background, outcomes, refusal, results, together
 from tests.test_training_ddp_torch import loss, new_module, parameters
 
 torch = pytest.importorskip("torch")
@@ -92,6 +93,33 @@ def test_newcomers_get_state_that_came_later(
     for state in states[1:]:
         assert state["param_groups"] == states[0]["param_groups"]
         assert all(torch.equal(state["state"][n][key], states[0]["state"][n][key]) for n, key in keys)
+    together([peer.communicator.close for peer in peers])
+
+
+def test_who_cannot_be_given_all_that_came_later_leaves_and_the_others_go_on(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [Peer(master.address, number, dampened) for number in range(2)]
+    together([partial(peer.enter, 2) for peer in peers])
+    together([partial(peer.run, 2) for peer in peers])
+    monkeypatch.setattr("pccl.training.contract.OBJECTS_BYTES_MAX", 600)
+    is_over = threading.Event()
+
+    def is_told(peer: Peer) -> bool:
+        if is_over.is_set() and not told:
+            told.append(peer.ddp.revision + 3)  # a number that both have yet to come to
+        return bool(told) and peer.ddp.revision >= told[0]
+
+    told: list[int] = []
+    threads = [Background(partial(peer.run, is_told)) for peer in peers]
+    error = refusal(Peer(master.address, 2, dampened).enter)
+    is_over.set()
+    assert error.result is Result.INVALID_ARGUMENT
+    assert "are too large to be handed over (at most 600)" in str(error)
+    for thread in threads:
+        thread.result()
+    assert {peers[0].digests[revision] == peers[1].digests[revision] for revision in peers[0].digests} == {True}
+    assert peers[0].worlds[-1] == 2
     together([peer.communicator.close for peer in peers])
 
 

@@ -21,6 +21,7 @@ The contract, after each step:
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,8 @@ CHECK, HAND_OVER, BUFFERS, FOLLOW = 0, 1, 2, 3
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
+
+logger = logging.getLogger(__name__)
 
 
 class ParamGroups:
@@ -298,8 +301,8 @@ class Contract:
 
     def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
         """Everybody's objects become those of the source that was accepted first; of the others, sources keep their
-        own, which are to be the same. PCCLError NO_SHARED_STATE_AVAILABLE where all sources are lost, and this peer
-        does not have them."""
+        own, which are to be the same. PCCLError, where this peer does not have them: NO_SHARED_STATE_AVAILABLE where
+        all sources are lost, INVALID_ARGUMENT where they are too large."""
         if not self._objects:
             return
         own = state_codec.encode(self._encoded())
@@ -318,7 +321,12 @@ class Contract:
                     "everybody who had the run's schedulers and the like was lost before handing them over",
                 )
             if size > OBJECTS_BYTES_MAX:
-                raise PCCLError(Result.INVALID_ARGUMENT, "join", f"objects of {size} bytes are too large to be shared")
+                text = f"objects and late optimizer state of {size} bytes are too large to be handed over"
+                if has_them:
+                    logger.warning("newcomers leave: %s", text)
+                    return
+                text += f" (at most {OBJECTS_BYTES_MAX}): begin with the optimizer's state as it is to be later"
+                raise PCCLError(Result.INVALID_ARGUMENT, "join", text)
             # The maximum of the source's bytes and of everybody's zeros is these bytes.
             data = np.zeros(8 + size, np.uint8)
             if source == -number:

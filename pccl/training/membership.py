@@ -341,13 +341,14 @@ class Membership:
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        """Of all peers, by rank."""
+        """Of all peers, in the order in which they were accepted."""
         data = roll_call.row_bytes(own)
         while self._communicator.world_size > 1:
             try:
                 # A launched op: an interrupt does not abort it for the others.
                 launched = self._communicator.all_gather_async(data, tag=roll_call.TAG)
-                return [roll_call.row_of(each) for each in launched.result().array]
+                rows = [roll_call.row_of(each) for each in launched.result().array]
+                return sorted(rows, key=lambda row: row.peer)
             except PCCLError as error:
                 if error.result not in ABORTED:
                     raise
