@@ -42,13 +42,13 @@ SEVENS = [7, INT64(7), np.uint8(7), np.array(7), Seven.SEVEN, Indexed()]
 NO_INTEGERS = [7.0, np.float64(7), "7", b"7", None, True, np.True_, np.array(True), np.array([7]), [7], Broken(), 7j]
 
 
-@pytest.mark.parametrize("seven", SEVENS, ids=repr)
+@pytest.mark.parametrize("seven", SEVENS, ids=lambda each: type(each).__name__)
 def test_what_has_an_index_is_an_int(seven: Any) -> None:
     found = as_int("tag", seven, 0, 7)
     assert (found, type(found)) == (7, int)
 
 
-@pytest.mark.parametrize("given", NO_INTEGERS, ids=repr)
+@pytest.mark.parametrize("given", NO_INTEGERS, ids=lambda each: type(each).__name__)
 def test_other_things_are_named_with_their_types(given: Any) -> None:
     with pytest.raises(ValueError, match="tag") as caught:
         as_int("tag", given, 0, 2**63 - 1)
