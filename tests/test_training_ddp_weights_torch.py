@@ -54,13 +54,13 @@ def reference(steps: int, sizes: Sequence[int], max_norm: float = math.inf) -> A
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(("scale", "bucket_bytes"), [(1, 40), (2.0**40, 1 << 20), (1e-300, 40)])
+@pytest.mark.parametrize(("scale", "bucket_bytes"), [(2.0**40, 1 << 20), (1e-300, 40)])
 def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float, bucket_bytes: int) -> None:
     peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
-    together([partial(train, peer, 4, size * scale, size) for peer, size in zip(peers, BATCHES, strict=True)])
+    together([partial(train, peer, 3, size * scale, size) for peer, size in zip(peers, BATCHES, strict=True)])
     assert_parity(peers)
     for peer in peers:
-        torch.testing.assert_close(parameters(peer.module), reference(4, BATCHES), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(parameters(peer.module), reference(3, BATCHES), rtol=1e-4, atol=1e-5)
     close(peers)
 
 
