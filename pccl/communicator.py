@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -135,6 +135,7 @@ class Communicator(Collectives[CollectiveInfo]):
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._inner)
         self._finalizer.atexit = False
+        self._before_leaving: dict[Hashable, Callable[[], object]] = {}
 
     # Life.
 
@@ -156,6 +157,7 @@ class Communicator(Collectives[CollectiveInfo]):
         leaving by itself. The communicator's own timeout does not count here.
         """
         limit_s = timeouts.checked_s(timeout, "close")
+        self._before_leaving.clear()
         self._finalizer.detach()
         if self._inner.begin_close():
             try:
@@ -179,7 +181,17 @@ class Communicator(Collectives[CollectiveInfo]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if kind is None:
+                for call in list(self._before_leaving.values()):
+                    call()
+        finally:
+            self.close()
+
+    def before_leaving(self, key: Hashable, call: Callable[[], object]) -> None:
+        """Has `call()` made where a `with` block of this communicator ends without an exception, before it closes; what
+        it raises comes out of the block. A later call with the same `key` takes its place, and `close` forgets all."""
+        self._before_leaving[key] = call
 
     def get_attribute(self, attribute: Attribute) -> int:
         """A fact of the installed view; never blocks."""

@@ -192,7 +192,8 @@ class AsyncDiLoCo(OuterLoop):
 
     def finish(self) -> OuterStep:
         """Applies the average in flight, if there is one, and puts the outer parameters into the model: call it on all
-        peers after the last outer step. What other fragments have moved by since their last turn is left out."""
+        peers after the last outer step. What other fragments have moved by since their last turn is left out.
+        DivergenceError, PCCLError as `outer_step`."""
         with self._membership.step("AsyncDiLoCo.finish"):
             started_s = time.monotonic()
             self._contract.followers.discard()

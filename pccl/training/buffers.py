@@ -85,6 +85,11 @@ class _Place:
     def tensor(self) -> Any:
         return local_shard(self._module._buffers[self._key]).detach()
 
+    @property
+    def version(self) -> int:
+        buffer = self._module._buffers[self._key]
+        return 0 if buffer.is_inference() else int(buffer._version)
+
     def read(self, torch: Any, dtype: Any) -> Any:
         """Flat and on the CPU."""
         tensor = self.tensor
@@ -158,6 +163,10 @@ class Buffers:
         """Those of the module by name."""
         for place in (*self._floats, *self._integers):
             yield f"buffer {place.name}", place.tensor
+
+    def version(self) -> int:
+        """Another number once one of the module's buffers has been written."""
+        return sum(place.version for place in (*self._floats, *self._integers))
 
     def adopt(self) -> None:
         """Makes the module's values the common ones: only where all peers do, and have the same."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,9 +72,14 @@ class Checkpointed(ABC):
 
     def close(self) -> None:
         """Ends this object's part: another one may join on its communicator. Not a joint call, but all peers make it at
-        the same place. OSError of a save in the background."""
-        self._membership.retire()
-        self.wait_for_save()
+        the same place, and compare what the last step has left; not while an exception is handled. DivergenceError;
+        OSError of a save in the background."""
+        try:
+            if self._membership.is_under_way and sys.exc_info()[0] is None:
+                self._membership.part()
+        finally:
+            self._membership.retire()
+            self.wait_for_save()
 
     def wait_for_save(self) -> None:
         """Returns when the last save is on the disk. OSError, if one in the background has failed."""

@@ -8,7 +8,9 @@ beginning of the next step each peer launches one all-reduce of nine words, the 
     ~d0 ~d1 ~d2 ~d3 its complement
     n               after how many steps to compare again, as this peer would have it
 
-and lands it together with that step's averages. Nothing is on its way between steps.
+and lands it together with that step's averages. Nothing is on its way between steps. After the last step there is no
+next one: a peer whose run ends in order makes the same all-reduce then, of the snapshot that it has or of a fresh one,
+and waits for the others so long and no longer. Who trains on meets it where it launches its own.
 
 1. *Equal digests, and only they, pass*: the maximum of all d is the complement of the maximum of all ~d exactly if the
    largest d is the smallest, word by word.
@@ -37,7 +39,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Communicator, ReduceOp
+from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.integers import as_int
 from pccl.training import state_codec
 from pccl.training.relaunch import Relaunched
@@ -135,6 +137,8 @@ class Check:
         self._gap = 1
         self._snapshot: Snapshot | None = None
         self._op: Relaunched | None = None
+        self._is_compared = False
+        """The state as it is."""
         self._words = np.empty(9, np.uint64)
         self._cost_s = 0.0
         self._since: tuple[float, int] | None = None
@@ -145,6 +149,7 @@ class Check:
         """Forgets what was on its way with a communicator that is closed."""
         self.communicator = communicator
         self._snapshot = self._op = self.failure = self._since = None
+        self._is_compared = False
 
     def expects(self, revision: int) -> bool:
         """Whether a snapshot of this revision is to be noted."""
@@ -164,8 +169,7 @@ class Check:
             return
         started_s = time.monotonic()
         snapshot = self._snapshot
-        digest = np.frombuffer(snapshot.digest(), np.uint64)
-        self._words[:4], self._words[4:8], self._words[8] = digest, ~digest, self._proposal(snapshot.revision)
+        self._fill(snapshot)
         self._op = Relaunched(
             self.communicator,
             lambda: self.communicator.all_reduce_async(
@@ -173,6 +177,10 @@ class Check:
             ),
         )
         self._cost_s += time.monotonic() - started_s
+
+    def _fill(self, snapshot: Snapshot) -> None:
+        digest = np.frombuffer(snapshot.digest(), np.uint64)
+        self._words[:4], self._words[4:8], self._words[8] = digest, ~digest, self._proposal(snapshot.revision)
 
     def land(self, *, is_new: bool = False) -> None:
         """Before the step changes anything. DivergenceError, on all peers."""
@@ -182,7 +190,13 @@ class Check:
         started_s = time.monotonic()
         self._op.wait()
         self._cost_s += time.monotonic() - started_s
+        self._judge(is_new)
+
+    def _judge(self, is_new: bool = False) -> None:
+        """What the words have become."""
+        assert self._snapshot is not None
         snapshot, self._snapshot, self._op = self._snapshot, None, None
+        self._is_compared = True
         interval = int(self._words[8])
         self._gap = interval if self._every is not None else min(2 * self._gap, interval)
         self._next = snapshot.revision + self._gap
@@ -196,6 +210,45 @@ class Check:
         self.launch()
         self.land(is_new=is_new)
         self._gap = 1
+
+    def move_on(self) -> None:
+        """The state is another one than that which was compared."""
+        self._is_compared = False
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether one was made that is not compared yet."""
+        return self._snapshot is not None
+
+    def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
+        """Compares what is not compared yet, with those who do so too or are at the beginning of the next step.
+        DivergenceError, on all of them; PCCLError, TIMEOUT among them where somebody has not come in `limit_s`. Not a
+        joint call; does nothing after a failure, or in the middle of a step."""
+        if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
+            return
+        if self._snapshot is None:
+            if self._is_compared:
+                return
+            self._snapshot = make()
+        self._fill(self._snapshot)
+        end_s = time.monotonic() + limit_s
+        while True:
+            try:
+                self.communicator.all_reduce(
+                    self._words,
+                    op=ReduceOp.MAX,
+                    tag=self._tag,
+                    step=self._snapshot.revision,
+                    timeout=max(end_s - time.monotonic(), 0.1),
+                )
+            except PCCLError as error:
+                if error.result is Result.TOO_FEW_PEERS:
+                    return  # the others have left
+                if error.result is not Result.RANK_CONNECTION_LOST:
+                    raise
+            else:
+                break
+        self._judge()
 
     def come_soon(self, revision: int) -> None:
         """After an admission: compares as often as it was told, or at the next step and from there on ever more

@@ -5,7 +5,8 @@ The contract, after each step:
 1. *Everything that decides the next step is the same bytes on all peers*, or `DivergenceError` names the peers and what
    differs: parameters, those buffers that are not local, optimizer state where it is shared, the hyperparameters in
    `param_groups`, and each object that was handed over (`shared=`). It is compared by digest while the run goes on and
-   before and after somebody is let in (`pccl.training.consistency`). `digest()` is over all of it.
+   before and after somebody is let in (`pccl.training.consistency`). `digest()` is over all of it. The last step is
+   compared, too: by `finish`, or where the communicator's `with` block is left in order.
 2. *Newcomers get all of it*: tensors by the synchronization of the shared state, objects after that, encoded
    (`pccl.training.state_codec`), from the peer that was accepted first of those under way; with the objects also what
    an optimizer has come to hold since the training object was made (`pccl.training.held_tensors`).
@@ -46,6 +47,10 @@ CHECK, HAND_OVER, BUFFERS, FOLLOW = 0, 1, 2, 3
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
+PARTING_S = 5.0
+"""How long a peer at the end of its run waits for the others, to compare what they end with."""
+
+logger = logging.getLogger(__name__)
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +121,20 @@ class Contract:
         check_every: int | None = None,
         tag: int = 0,
         adopt: Callable[[], None] | None = None,
+        version: Callable[[], int] | None = None,
     ) -> None:
         """`tensors` gives what is compared by name, whenever it is called; objects are beside it, and so are `frozen`
         torch tensors that nobody gets and that all are to build alike. `late` is handed over after all objects, and is
-        compared among `tensors`. `adopt` is called when the shared state has been
-        synchronized. ValueError or TypeError for what cannot be shared."""
+        compared among `tensors`. `adopt` is called when the shared state has been synchronized. `version` is given
+        where `tensors` are the program's own, which it may write after the last step: another number then. ValueError
+        or TypeError for what cannot be shared."""
         self._check = Check(communicator, _tag(tag, CHECK), check_every)
         self._tag = tag
         self._communicator = communicator
         self._tensors = tensors
         self._adopt = adopt
+        self._version = version
+        self._version_at_end = 0
         self._frozen = frozen or {}
         self._frozen_digests: dict[str, tuple[Any, bytes]] = {}
         self.buffers = buffers
@@ -237,13 +246,35 @@ class Contract:
 
     def end(self, revision: int) -> None:
         """Last of all in a step. Not a joint call."""
+        self._check.move_on()
+        self._version_at_end = self._own_version()
         if self._check.expects(revision):
             self._check.note(lambda: self.snapshot(revision))
+
+    def _own_version(self) -> int:
+        return self._version() + self.buffers.version() if self._version is not None else 0
 
     def check(self, revision: int) -> None:
         """Compares at once, between two steps. DivergenceError."""
         self._frozen_digests.clear()
         self._check.check(lambda: self.snapshot(revision))
+
+    def part(self, revision: int) -> None:
+        """Compares the state that the last step has left, as this peer's run ends: with those who come to the same end
+        within `PARTING_S`. What was written since, as for an evaluation, is the program's affair. DivergenceError. Not
+        a joint call."""
+        if not self._check.has_snapshot and self._own_version() != self._version_at_end:
+            logger.info("written after the last step, revision %d is not compared with the others'", revision)
+            return
+        try:
+            self._check.part(lambda: self.snapshot(revision), PARTING_S)
+        except PCCLError as error:
+            logger.warning(
+                "the state after the last step, revision %d, was not compared with the others': %s. Call finish() on "
+                "all peers after the last step",
+                revision,
+                error,
+            )
 
     def snapshot(self, revision: int) -> Snapshot:
         """Of the state as it is. Not a joint call."""

@@ -45,6 +45,7 @@ who are left. Newcomers are let in every `admit_every` steps, because asking cos
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
@@ -52,7 +53,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,6 +90,9 @@ BUCKET_BYTES = 4 << 20
 
 _connected = threading.local()
 """The last `ddp` that `DDP.connect` has made in this thread, as a weak reference, and its `address`."""
+
+_of_connect: weakref.WeakSet[DDP] = weakref.WeakSet()
+"""All that `DDP.connect` has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ class DDP(ModuleFace, Checkpointed):
             late=LateState(self._held, optimizer),
             check_every=check_every,
             tag=tag,
+            version=self._held.version,
         )
         self._contract.followers.fix_steps()
         infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._held.tensors, **options}.items()]
@@ -257,6 +262,7 @@ class DDP(ModuleFace, Checkpointed):
         ddp._communicator.connect()
         ddp.join(peers_min)
         _connected.ddp, _connected.address = weakref.ref(ddp), address
+        _of_connect.add(ddp)
         return ddp
 
     @property
@@ -393,14 +399,19 @@ class DDP(ModuleFace, Checkpointed):
         )
         return replace(report, is_skipped=not self._has_stepped)
 
+    def finish(self) -> None:
+        """Compares what all peers have in common: to be called on all after the last step. Raises what `step` does."""
+        with self._step("DDP.finish"):
+            self._contract.check(self.revision)
+
     def close(self) -> None:
         """Takes the hooks off the module and the optimizer, which are ordinary ones again. One that `connect` has made
-        leaves the run. OSError of a save in the background."""
+        leaves the run, as at the end of a `with` block of its communicator. OSError of a save in the background;
+        DivergenceError of the last step."""
         for hook in self._hooks:
             hook.remove()
-        if self._owns_communicator:
-            self._communicator.close()
-        super().close()
+        with closing(self._communicator) if self._owns_communicator else nullcontext():
+            super().close()
 
     def _snapshot(self) -> Snapshot:
         parameters = dict(self.module.named_parameters())
@@ -601,3 +612,12 @@ def _is_connected(communicator: Communicator) -> bool:
         return communicator.world_size > 0
     except PCCLError:
         return False
+
+
+@atexit.register
+def _close_all() -> None:
+    """The program ends, and has not closed what `connect` has made. Where it ends by an exception, the run did not end
+    in order."""
+    if getattr(sys, "last_value", None) is None:
+        for ddp in [ddp for ddp in _of_connect if _is_connected(ddp._communicator)]:
+            ddp.close()

@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 
 from pccl.training.loop import OuterLoop, OuterStep
+from pccl.training.membership import NO_UPDATE
 from pccl.training.weighted import checked_weight
 
 
@@ -64,3 +65,14 @@ class DiLoCo(OuterLoop):
             self._contract.end(self.revision)
         self._pace.resume()
         return self._report([of_buffers, averaged], admission, waited_s)
+
+    def finish(self) -> OuterStep:
+        """Compares what all peers have in common, and puts the outer parameters into the model: call it on all peers
+        after the last outer step. Inner steps since that are left out. DivergenceError, PCCLError as `outer_step`."""
+        with self._membership.step("DiLoCo.finish"):
+            started_s = time.monotonic()
+            self._contract.followers.discard()
+            self._begin()
+            self._contract.check(self.revision)
+            waited_s = time.monotonic() - started_s
+        return self._report([NO_UPDATE], None, waited_s)

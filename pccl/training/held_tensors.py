@@ -63,6 +63,12 @@ class HeldTensors:
         """By name; empty ones are left out."""
         self.tensors |= {name: tensor for name, _, _, tensor in states}
 
+        self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
+
+    def version(self) -> int:
+        """Another number once one of them has been written; by torch, and not through `.data`."""
+        return sum(tensor._version for tensor in self._counted)
+
     def replaced(self) -> int | None:
         """The place in `tensors` of one that is not in use."""
         for place, (parameter, pointer) in enumerate(self._parameters):

@@ -195,6 +195,9 @@ class JointState(Protocol):
         """On all, once they have the same shared state. `is_source`: this peer's own is what all have; `is_new`: others
         had been under way, and this peer had not."""
 
+    def part(self, revision: int) -> None:
+        """On a peer whose run ends in order. Not joint: others may train on, or not come to it."""
+
 
 class Membership:
     """One peer's part in the coming and going, for the shared state `state`.
@@ -226,6 +229,7 @@ class Membership:
         """Whether this peer has joined a run that trains."""
         self._was_interrupted = False
         self._is_outcome_unknown = False
+        self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
         """Call once, right after `Communicator.connect`: returns when `peers_min` peers are there (the largest such
@@ -251,7 +255,21 @@ class Membership:
             raise
         self.is_under_way = True
         _joined[self._communicator] = weakref.ref(self), own_number(self._communicator)
+        part = weakref.WeakMethod(self.part)
+        self._communicator.before_leaving("training", lambda: (part() or bool)())
         return admission
+
+    def part(self) -> None:
+        """The run ends here in order, the communicator still being there: compares what the last step has left. Once;
+        does nothing after an interrupt. DivergenceError. Not joint."""
+        has_parted, self._has_parted = self._has_parted, True
+        if has_parted or self._joint is None or self._was_interrupted or self._is_outcome_unknown:
+            return
+        try:
+            self._communicator.world_size  # noqa: B018
+        except PCCLError:
+            return  # it has left, or was evicted
+        self._joint.part(self._state.revision)
 
     def retire(self) -> None:
         """Makes room for another object on the communicator. Nothing else is called after it."""

@@ -157,9 +157,10 @@ class DiLoCoOptimizer(Generic[Loop]):
         return step
 
     def finish(self) -> None:
-        """Puts the outer parameters into the model, after the last step, with the average that is in flight: call it
-        on all peers. Inner steps since the last outer one are left out."""
-        if isinstance(self.diloco, AsyncDiLoCo):
+        """Puts the outer parameters into the model, after the last step, with the average that is in flight, and
+        compares them with the others': call it on all peers. Inner steps since the last outer one are left out.
+        DivergenceError, PCCLError as `step`."""
+        if self.diloco.has_joined:
             self.diloco.finish()
         else:
             self.diloco.show_outer()

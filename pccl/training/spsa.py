@@ -356,6 +356,12 @@ class SPSA(Checkpointed):
             loss=loss_mean,
         )
 
+    def finish(self) -> None:
+        """Compares what all peers have in common: call it on all of them after the last step. DivergenceError,
+        PCCLError as `step`."""
+        with self._membership.step("SPSA.finish"):
+            self._contract.check(self.revision)
+
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
         """This peer's bytes, and the mean loss. The weights stay where they were evaluated last."""
         options = self._options
