@@ -183,3 +183,42 @@ def test_a_line_that_was_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     with logs[0].open("a") as file:
         file.write('{"drawn":99,"by":"')
     assert audit.audit(logs).problems == []
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_memory_goes_with_what_was_logged(tmp_path: Path, shuffle: bool) -> None:
+    size = 2**40
+    path = tmp_path / "log.jsonl"
+    sampler = ElasticSampler(size, batch_size=3, shuffle=shuffle, log=path)
+    sampler.regroup(None)
+    draws = iter(sampler)
+    for _ in range(4):
+        next(draws)
+        sampler.claim(None)
+        sampler.commit()
+    next(draws)  # for a step that was not made
+    sampler.close_log()
+    found = audit.audit([path])
+    assert (found.problems, found.epochs, found.used, found.given_up, found.again) == ([], 0, 12, 3, 0)
+
+    def boasting(event: dict[str, Any]) -> dict[str, Any]:
+        for ranges in event.get("used", {}).values():
+            ranges[-1][1] += 2 * size
+        return event
+
+    told = problems_after([path], boasting)
+    assert "step 3: its positions are not those of its link" in told
+    assert "was used 4 times in epoch 0" in told
+
+
+def test_coverage_counts_as_an_array_does() -> None:
+    choice = random.Random(3)
+    for _ in range(50):
+        ranges = [(begin, begin + choice.randrange(9)) for begin in (choice.randrange(30) for _ in range(9))]
+        times = [sum(begin <= position < end for begin, end in ranges) for position in range(50)]
+        coverage = audit.Coverage(ranges)
+        assert coverage.used == sum(times)
+        assert coverage.lowest == times.index(0)
+        assert list(coverage.repeated()) == [(i, count) for i, count in enumerate(times) if count > 1]
+        begin, end = sorted(choice.sample(range(50), 2))
+        assert coverage.used_within(begin, end) == sum(count > 0 for count in times[begin:end])

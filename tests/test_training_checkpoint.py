@@ -7,10 +7,12 @@ import gc
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -188,6 +190,36 @@ def test_damage_anywhere_is_found(tmp_path: Path) -> None:
     path.write_bytes(broken[0])
     with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
         diloco.load(tmp_path)
+
+
+def test_files_of_others_are_told_as_what_they_are(tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(CheckpointError, match=path.name) as caught:
+            new().load(path)
+        return str(caught.value)
+
+    of_torch = tmp_path / "model.pt"
+    with zipfile.ZipFile(of_torch, "w") as archive:
+        archive.writestr("model/data.pkl", b"")
+    assert "it is what torch.save writes; read it by torch.load" in refused(of_torch)
+    of_torch.write_bytes(pickle.dumps({"weights": [1.0]}, protocol=2))
+    assert "it is what torch.save writes" in refused(of_torch)
+    random = tmp_path / "random"
+    random.write_bytes(np.random.default_rng(0).bytes(999))
+    assert "begins neither as a safetensors file nor as an npz" in refused(random)
+    foreign = tmp_path / "foreign.safetensors"
+    header = json.dumps({"weights": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    foreign.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    assert "it is a safetensors file of another program; read it by safetensors.torch.load_file" in refused(foreign)
+    own = tmp_path / "own.safetensors"
+    at(1).save(own)
+    own.write_bytes(own.read_bytes()[:-10])
+    assert "is damaged: it is cut off, 10 bytes before its end; take another checkpoint" in refused(own)
+    own.write_bytes(own.read_bytes()[:100])
+    assert "it ends within the header of a safetensors file, after 100 bytes" in refused(own)
+    folder = tmp_path / "folder.safetensors"
+    folder.mkdir()
+    assert "is a folder, though its name ends as that of a file does" in refused(folder)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])

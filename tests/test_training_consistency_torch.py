@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode
-from pccl.training import DiLoCo, DivergenceError, consistency
+from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, DivergenceError, SPSAOptions, consistency
 from pccl.training.buffers import Buffers, exchanged_buffers
 from pccl.training.consistency import Check, Snapshot
 from tests.contract_peers import ContractPeer
@@ -104,6 +104,27 @@ def test_a_newcomer_that_differs_leaves_and_the_others_go_on(master: MasterNode)
         thread.result()
     assert peers[0].digest() == peers[1].digest()
     together([diloco._communicator.close for diloco in peers])
+
+
+@pytest.mark.parametrize("make", [DiLoCo, AsyncDiLoCo, partial(SPSA, options=SPSAOptions(1e-3))])
+def test_frozen_parameters_are_compared_and_left_alone(master: MasterNode, make: Any) -> None:
+    def frozen(value: float) -> Any:
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        for parameter in module.parameters():
+            torch.nn.init.constant_(parameter, 0.5)
+        module[0].requires_grad_(False).weight.fill_(value)
+        return module
+
+    def join(value: float) -> str:
+        training = make(Communicator(master.address), frozen(value))
+        training._communicator.connect()
+        with pytest.raises(DivergenceError, match=r"frozen parameter 0\.weight") as caught:
+            training.join(3)
+        assert training._model[0].weight.unique().tolist() == [value]
+        return str(caught.value)
+
+    texts = together([partial(join, value) for value in (1.0, 1.0, 2.0)])
+    assert sum("(this one) differs from peers" in text for text in texts) == 1
 
 
 class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]

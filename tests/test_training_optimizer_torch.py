@@ -396,3 +396,50 @@ def test_who_ends_first_is_not_waited_for_longer_than_it_is_there(master: Master
     thread.result()
     assert [step.world_size for step in peers[0].steps] == [2, 1, 1]
     peers[0].close()
+
+
+class Counter:
+    """An object that peers share."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int], /) -> None:
+        self.count = state["count"]
+
+
+def test_a_state_dict_has_what_is_shared(master: MasterNode, tmp_path: Path) -> None:
+    def new(**shared: Counter) -> Any:
+        return Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared=shared)
+
+    saved = new(counter=Counter(7))
+    torch.save(saved.optimizer.state_dict(), tmp_path / "optimizer.pt")
+    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    counter = Counter()
+    new(counter=counter).optimizer.load_state_dict(state)
+    assert counter.count == 7
+    other = new(counter=counter, clock=Counter())
+    with pytest.raises(ValueError, match=r"it lacks 'clock', which is shared here; give the same shared="):
+        other.optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"it has 'counter', which is not shared here"):
+        new().optimizer.load_state_dict(state)
+    del state["diloco"]["shared"]  # as of a former version
+    counter.count = 3
+    new(counter=counter).optimizer.load_state_dict(state)
+    assert counter.count == 3
+
+
+def test_what_is_shared_is_not_loaded_in_the_middle_of_a_run(master: MasterNode) -> None:
+    counter = Counter(1)
+    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared={"counter": counter})
+    peer.train(1)
+    state = peer.optimizer.state_dict()
+    peer.optimizer.load_state_dict(state)
+    counter.count = 2
+    with pytest.raises(ValueError, match="load it before the first step"):
+        peer.optimizer.load_state_dict(state)
+    assert counter.count == 2
+    peer.close()

@@ -104,6 +104,32 @@ def test_fragments_count_by_all_that_they_have_moved_by(master: MasterNode) -> N
     close(peers)
 
 
+def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Peer(master.address, 1, partial(AsyncDiLoCo, fragments=2)).enter()  # type: ignore[arg-type]
+    launch, claim = peer.diloco._launch_average, peer.diloco._contract.followers.claim
+    seen: list[float | None] = []
+
+    def record(gradient: Any, weight: float | None) -> Any:
+        seen.append(weight)
+        return launch(gradient, weight)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no samples were drawn for this step")
+
+    peer.diloco._launch_average = record  # type: ignore[method-assign]
+    for weight in (1.0, 10.0, 100.0):
+        train(peer.model, peer.number)
+        monkeypatch.setattr(peer.diloco._contract.followers, "claim", fail)
+        with pytest.raises(RuntimeError, match="no samples were drawn"):
+            peer.diloco.outer_step(weight=weight)
+        monkeypatch.setattr(peer.diloco._contract.followers, "claim", claim)
+        peer.diloco.outer_step(weight=weight)
+    assert seen == [1, 11, 110]
+    peer.close()
+
+
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
 def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
     peer = Peer(master.address, 1).enter()

@@ -154,13 +154,15 @@ class AsyncDiLoCo(OuterLoop):
         common.
         """
         weight = checked_weight(weight)
-        self._pace.pause(self.inner_steps if inner_steps is None else inner_steps)
+        made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
+        self._pace.pause(made)
         with self._membership.step("AsyncDiLoCo.outer_step"):
             turn = self.outer_steps % len(self._fragments)
             fragment = self._fragments[turn]
+            weights = self._weights
             if weight is not None:
-                self._weights = [each + weight for each in self._weights]
-                weight, self._weights[turn] = self._weights[turn], 0.0
+                weights = [each + weight for each in weights]
+                weight, weights[turn] = weights[turn], 0.0
             part, outer, count = fragment.part, self._parameters[fragment.place], fragment.part.count
             landing = self._flight.fragment if self._flight is not None else None
             gradient = self._gradient[:count]
@@ -171,6 +173,7 @@ class AsyncDiLoCo(OuterLoop):
             self._contract.followers.claim(self._communicator, on_their_way=self._flight is not None)
             done = self._land()
             self._contract.land_check()
+            self._weights = weights  # who has failed before this gives the weight again
             admission: Admission | None = None
             if fragment is self._fragments[0] and self._membership.are_peers_pending():
                 self._launch(fragment, gradient, weight)

@@ -25,9 +25,11 @@ import argparse
 import json
 import os
 import sys
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,57 @@ class _Drawn:
     samples: list[int] = field(default_factory=list)
 
 
+class Coverage:
+    """How often each position was used, as ranges of one count: its memory goes with the number of ranges."""
+
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        changes: dict[int, int] = defaultdict(int)
+        for begin, end in ranges:
+            if begin < end:
+                changes[begin] += 1
+                changes[end] -= 1
+        self._bounds = sorted(changes)
+        self._counts = list(accumulate(changes[bound] for bound in self._bounds))
+        """From each bound to before the next one; the last is 0."""
+
+    def _parts(self, begin: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Begin, end and count, from the part on in which `begin` is."""
+        first = max(bisect_right(self._bounds, begin) - 1, 0)
+        for i in range(first, len(self._bounds) - 1):
+            yield self._bounds[i], self._bounds[i + 1], self._counts[i]
+
+    @property
+    def used(self) -> int:
+        """Uses of all positions."""
+        return sum((end - begin) * count for begin, end, count in self._parts())
+
+    @property
+    def lowest(self) -> int:
+        """The lowest position that was not used."""
+        reached = 0
+        for begin, end, count in self._parts():
+            if begin > reached or not count:
+                break
+            reached = end
+        return reached
+
+    def repeated(self) -> Iterator[tuple[int, int]]:
+        """Positions that were used more than once, and how often."""
+        for begin, end, count in self._parts():
+            if count > 1:
+                yield from ((position, count) for position in range(begin, end))
+
+    def used_within(self, begin: int, end: int) -> int:
+        """Of the positions of a range, how many were used."""
+        total = 0
+        for first, last, count in self._parts(begin):
+            if first >= end:
+                break
+            if count:
+                total += max(min(last, end) - max(first, begin), 0)
+        return total
+
+
 class _Logs:
     """All that is in the files."""
 
@@ -154,37 +207,32 @@ def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
     found = Audit(dataset_size=size)
     chain = _chain(logs, found.problems)
     in_chain: dict[tuple[str, int], Sequence[Range]] = {}
-    last = max((end for step in chain for ranges in step.used.values() for _, end in ranges), default=0)
-    times = np.zeros(-(-last // size) * size, np.int32)
-    """Of each position, how often it was used."""
     for step in chain:
         if history_after(step.before, step.number, step.used) != step.after:
             found.problems.append(f"step {step.number}: its positions are not those of its link {step.after}")
         for name, ranges in sorted(step.used.items()):
             in_chain[name, step.number] = ranges
-            for begin, end in ranges:
-                times[begin:end] += 1
             drawn = logs.drawn.get((name, step.number), _Drawn())
             found.problems += _differences(step.number, name, ranges, drawn, size, seed, shuffle)
-    for position in np.flatnonzero(times > 1)[:PROBLEMS_MAX].tolist():
+    coverage = Coverage(each for step in chain for ranges in step.used.values() for each in ranges)
+    for position, count in islice(coverage.repeated(), PROBLEMS_MAX):
         sample = int(indices_at(np.array([position]), size, seed, shuffle)[0])
-        count = int(times[position])
         found.problems.append(f"sample {sample} was used {count} times in epoch {position // size}")
     found.steps = len(chain)
     found.rolled_back = len(logs.steps) - len({step.after for step in chain})
     found.peers = len({name for name, _ in in_chain})
-    found.used = int(times.sum())
-    lowest = int(np.argmin(times)) if times.size and not times.all() else times.size
-    found.epochs = lowest // size
+    found.used = coverage.used
+    found.epochs = coverage.lowest // size
     # By sample, from what peers have drawn themselves.
-    counts = _counts(logs, in_chain, size, found.epochs, times.size)
-    for epoch, sample in np.argwhere(counts != 1)[:PROBLEMS_MAX].tolist():
-        found.problems.append(f"sample {sample} was drawn {counts[epoch, sample]} times for steps of epoch {epoch}")
+    miscounted = _miscounted(_drawn_in(logs, in_chain, size, found.epochs), found.epochs * size)
+    for place, count in islice(miscounted, PROBLEMS_MAX):
+        epoch, sample = divmod(place, size)
+        found.problems.append(f"sample {sample} was drawn {count} times for steps of epoch {epoch}")
     for key, drawn in logs.drawn.items():
         if key not in in_chain:
             for begin, end in drawn.positions:
                 found.given_up += end - begin
-                found.again += int(np.count_nonzero(times[begin:end]))
+                found.again += coverage.used_within(begin, end)
     del found.problems[PROBLEMS_MAX:]
     return found
 
@@ -216,26 +264,45 @@ def _differences(
     elif sorted(drawn.positions) != sorted(ranges) and merged(drawn.positions) != merged(ranges):
         yield f"{who} has drawn positions {merged(drawn.positions)}, but the others have noted {merged(ranges)}"
     else:
-        positions = np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in drawn.positions])
-        if indices_at(positions, size, seed, shuffle).tolist() != drawn.samples:
+        count = sum(end - begin for begin, end in drawn.positions)
+        if count != len(drawn.samples) or drawn.samples != _samples_at(drawn.positions, size, seed, shuffle):
             yield f"{who} has drawn other samples than the seed puts at positions {merged(drawn.positions)}"
 
 
-def _counts(
-    logs: _Logs, in_chain: Mapping[tuple[str, int], Sequence[Range]], size: int, epochs: int, end: int
-) -> NDArray[np.int32]:
-    """How often each sample was drawn for steps of the chain, by epoch."""
-    counts = np.zeros((epochs, size), np.int32)
+def _samples_at(ranges: Sequence[Range], size: int, seed: int, shuffle: bool) -> list[int]:
+    positions = np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in ranges])
+    samples: list[int] = indices_at(positions, size, seed, shuffle).tolist()
+    return samples
+
+
+def _drawn_in(
+    logs: _Logs, in_chain: Mapping[tuple[str, int], Sequence[Range]], size: int, epochs: int
+) -> NDArray[np.int64]:
+    """What was drawn for steps of the chain in complete epochs, each as `epoch * size + sample`, ascending."""
+    places = [np.empty(0, np.int64)]
     for key in in_chain:
         drawn = logs.drawn.get(key, _Drawn())
         begin = 0
         for first, last in drawn.positions:
             samples = np.array(drawn.samples[begin : begin + last - first], np.int64)
-            of_epochs = np.arange(first, last)[: samples.size] // size
+            of_epochs = np.arange(first, first + samples.size) // size
             is_complete = (of_epochs < epochs) & (samples >= 0) & (samples < size)
-            np.add.at(counts, (of_epochs[is_complete], samples[is_complete]), 1)
+            places.append(of_epochs[is_complete] * size + samples[is_complete])
             begin += last - first
-    return counts
+    return np.sort(np.concatenate(places))
+
+
+def _miscounted(places: NDArray[np.int64], end: int) -> Iterator[tuple[int, int]]:
+    """Of the numbers from 0 to before `end` those that are not in `places` exactly once, and how often they are."""
+    found, counts = np.unique(places, return_counts=True)
+    before = np.concatenate([[-1], found[:-1]]) if found.size else found
+    for i in np.flatnonzero((counts != 1) | (found != before + 1)).tolist():
+        here = int(found[i])
+        yield from ((missing, 0) for missing in range(int(before[i]) + 1, here))
+        if counts[i] != 1:
+            yield here, int(counts[i])
+    next_place = int(found[-1]) + 1 if found.size else 0
+    yield from ((missing, 0) for missing in range(next_place, end))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pccl
+from pccl.integers import as_int
 from pccl.training import state_codec, tensor_file
 from pccl.training.site import Site
 from pccl.training.tensor_file import CheckpointError, Contents, Entry
@@ -238,6 +239,8 @@ class Checkpoints:
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
         """Saves what `take` gives. OSError, also of the last save, where that was in the background; ValueError for
         other arguments, and a state that cannot be encoded."""
+        if keep is not None:
+            keep = as_int("keep", keep)
         if keep is not None and keep < 1:
             raise ValueError(f"keep {keep}: must be at least 1, or None to keep all")
         is_file = is_one_file(path)

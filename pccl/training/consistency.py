@@ -132,7 +132,7 @@ class Check:
             raise ValueError(f"check_every {every!r}: must be None or a number of steps, at least 1")
         self.communicator = communicator
         self._tag = tag
-        self._every = every
+        self.every = every
         self._next = 0
         self._gap = 1
         self._snapshot: Snapshot | None = None
@@ -198,7 +198,7 @@ class Check:
         snapshot, self._snapshot, self._op = self._snapshot, None, None
         self._is_compared = True
         interval = int(self._words[8])
-        self._gap = interval if self._every is not None else min(2 * self._gap, interval)
+        self._gap = interval if self.every is not None else min(2 * self._gap, interval)
         self._next = snapshot.revision + self._gap
         if not np.array_equal(self._words[:4], ~self._words[4:8]):
             self._account(snapshot, is_new)
@@ -254,12 +254,12 @@ class Check:
         """After an admission: compares as often as it was told, or at the next step and from there on ever more
         rarely."""
         self._snapshot = None
-        self._gap = self._every or 1
+        self._gap = self.every or 1
         self._next = revision + self._gap
 
     def _proposal(self, revision: int) -> int:
-        if self._every is not None:
-            return self._every
+        if self.every is not None:
+            return self.every
         now_s = time.monotonic()
         since, self._since = self._since, (now_s, revision)
         if since is None or since[1] >= revision:

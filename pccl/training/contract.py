@@ -141,7 +141,6 @@ class Contract:
         self._groups = groups
         self._late = late
         self._uncompared = {LATE} if compares_groups else {LATE, "param_groups"}
-        self._check_every = check_every
         self._marker = np.zeros(1, np.uint8)
         self._shared: list[str] = []
         self._objects: dict[str, Stateful] = {}
@@ -172,13 +171,13 @@ class Contract:
         """What belongs into the shared state: the common buffers, and a name that says what peers must have alike."""
         rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
         names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
-        options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check_every}"
+        options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
         return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
     def options(self) -> dict[str, object]:
         """What peers must have alike, by the names of the arguments. Not a joint call."""
         shared = [name.removeprefix("shared ") for name in self._shared]
-        return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check_every, "shared": shared}
+        return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check.every, "shared": shared}
 
     def renew(self, communicator: Communicator) -> None:
         """Begins anew with another communicator. Not a joint call."""

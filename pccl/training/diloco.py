@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import time
 
+from pccl.integers import as_int
 from pccl.training.loop import OuterLoop, OuterStep
 from pccl.training.membership import NO_UPDATE
 from pccl.training.weighted import checked_weight
@@ -38,13 +39,15 @@ class DiLoCo(OuterLoop):
         `weight` is by what this peer counts in the average, such as tokens or samples (`pccl.training.weighted`); all
         peers give one, or none does. `inner_steps` is how many this peer has made, if not as many as it was told.
 
-        ValueError: a weight that is negative or not finite; `outer_step` can be called again.
+        ValueError: a weight that is negative or not finite, or a number of steps that is none; `outer_step` can be
+        called again.
         PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
         or a former call was interrupted: `reconnect`, too. DivergenceError: peers differ in what they must have in
         common.
         """
         weight = checked_weight(weight)
-        self._pace.pause(self.inner_steps if inner_steps is None else inner_steps)
+        made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
+        self._pace.pause(made)
         with self._membership.step("DiLoCo.outer_step"):
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)

@@ -23,6 +23,7 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl.integers import as_int
+from pccl.training import state_codec
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
@@ -283,31 +284,50 @@ class OuterLoop(Checkpointed):
         return view
 
     def outer_state(self) -> dict[str, Any]:
-        """The revision, and the outer parameters and momentum as they are, not copied."""
+        """The revision, the outer parameters and momentum as they are, not copied, and of each object in `shared` its
+        state."""
         self._read_model()
-        return {"revision": self.revision, "parameters": self._parameters, "momentum": self._momentum}
+        return {
+            "revision": self.revision,
+            "parameters": self._parameters,
+            "momentum": self._momentum,
+            "shared": self._contract.state_dict(),
+        }
 
     def take_outer_state(self, state: Mapping[str, Any]) -> None:
         """Takes up what `outer_state` gave, before `join`, and puts the outer parameters into the model; does nothing
-        where it is the one that this peer has. ValueError: it is of another model, or this peer has joined a run."""
+        where it is the one that this peer has. One of a former version has nothing of the objects in `shared`, which
+        stay as they are.
+
+        ValueError: it is of another model, it has other objects, or this peer has joined a run; CheckpointError: one of
+        them does not take what was saved of it. Nothing has been changed then."""
         here = self.outer_state()
+        shared = state.get("shared", here["shared"])
+        for name in sorted(shared.keys() ^ here["shared"].keys()):
+            text = "it has {}, which is not shared here" if name in shared else "it lacks {}, which is shared here"
+            raise ValueError(
+                f"the outer state does not fit: {text.format(repr(name.removeprefix('shared ')))}; give the same "
+                "shared= (or call share before loading) as where it was saved"
+            )
         vectors = [(name, np.asarray(state[name])) for name in ("parameters", "momentum")]
         for name, vector in vectors:
             if vector.shape != here[name].shape:
                 raise ValueError(
                     f"the outer state is of another model: {vector.size} parameters, not {here[name].size}"
                 )
-        if state["revision"] == self.revision and all(np.array_equal(vector, here[name]) for name, vector in vectors):
+        is_like_ours = state_codec.encode(shared) == state_codec.encode(here["shared"])
+        is_like_ours = is_like_ours and state["revision"] == self.revision
+        if is_like_ours and all(np.array_equal(vector, here[name]) for name, vector in vectors):
             return
         if self.has_joined:
             raise ValueError(
                 f"the outer state is of revision {state['revision']} and not the one that all peers have, of revision "
                 f"{self.revision}: load it before the first step, or join"
             )
-        for name, vector in vectors:
-            here[name][...] = vector
+        with self._contract.taking_up(shared):
+            for name, vector in vectors:
+                here[name][...] = vector
         self._state.revision = int(state["revision"])
-        self._contract.buffers.adopt()
         self._has_begun = True
         self.show_outer()
 

@@ -53,6 +53,7 @@ from pccl import (
     SharedState,
     SharedStateSyncStrategy,
 )
+from pccl.integers import as_int
 from pccl.training import roll_call
 from pccl.training.roll_call import Row
 from pccl.training.site import Site
@@ -236,13 +237,14 @@ class Membership:
         number among them counts), or at once where others train already, with everybody's state the same.
 
         PCCLError INVALID_USAGE: this object has joined already, or another one on the same communicator. Other
-        PCCLErrors, of which INVALID_ARGUMENT where others have other options; the communicator is closed then, so that
-        the others can go on.
+        PCCLErrors, of which INVALID_ARGUMENT where others have other options, and ValueError; the communicator is
+        closed then, so that the others can go on.
         """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
         self._require_only_one()
         try:
+            peers_min = as_int("peers_min", peers_min)
             if self._site is not None:
                 self._site.check(self._communicator)
             while (world_size := self._call_the_roll_of_all(peers_min)) is None:

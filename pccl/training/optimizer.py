@@ -18,8 +18,8 @@ are dropped with them. (With a closure they are made afterwards.) Where others t
 where all begin together it does, or else this peer's scheduler would be a step ahead of theirs at the outer step.
 
 *Checkpoints*: `state_dict` is that of the inner optimizer, and beside it, as "diloco", the outer parameters, momentum
-and revision. So a trainer's own checkpoint resumes a run, from its last outer step; what inner steps after it have
-moved is lost.
+and revision, and the objects in `shared`. So a trainer's own checkpoint resumes a run, from its last outer step; what
+inner steps after it have moved is lost.
 
 *Where learning rates are*: `param_groups`, `state` and `defaults` are those of the inner optimizer, so schedulers may
 be made for either. `diloco.share({"scheduler": scheduler})` has newcomers begin with the others' learning rate, instead
@@ -41,6 +41,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from pccl import Communicator
+from pccl.integers import as_int
 from pccl.training.async_diloco import AsyncDiLoCo
 from pccl.training.diloco import DiLoCo
 from pccl.training.loop import OuterStep
@@ -89,7 +90,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         """The inner optimizer."""
         self.inner_steps_made = 0
         """Since the last outer step."""
-        self._peers_min = peers_min
+        self._peers_min = as_int("peers_min", peers_min)
         self._is_weighted = weighted
         self._counted = 0.0
         self._on_outer_step = on_outer_step
@@ -192,8 +193,9 @@ class DiLoCoOptimizer(Generic[Loop]):
         return {**self.inner.state_dict(), OUTER: outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also of an inner optimizer alone. ValueError: the outer state is of another model, or it is another one than
-        that of the run that this peer has joined: load before the first step."""
+        """Also of an inner optimizer alone. ValueError: the outer state is of another model or has other `shared`
+        objects, or it is another one than that of the run that this peer has joined: load before the first step.
+        CheckpointError: one of these objects does not take what was saved of it."""
         outer = state_dict.get(OUTER)
         if outer is not None:
             is_tensor = sys.modules["torch"].is_tensor

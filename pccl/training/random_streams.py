@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pccl.integers import as_int
+
 NUMBERS, SEEDS = 0, 1
 """What the numbers are for, the upper half of the key."""
 
@@ -26,7 +28,7 @@ class RandomStreams:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        """ValueError: the seed has more than 64 bits."""
+        """ValueError: the seed has more than 64 bits. TypeError: it is no integer."""
         self._seed = _word("seed", seed)
 
     def numpy(self, step: int, peer: int = 0) -> np.random.Generator:
@@ -54,6 +56,7 @@ class RandomStreams:
 
 
 def _word(name: str, value: int) -> int:
+    value = as_int(name, value)
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{name} {value}: must be from 0 to 2**64 - 1")
     return value

@@ -60,7 +60,7 @@ from pccl.training import gradient_byte, step_log
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed
-from pccl.training.contract import Contract
+from pccl.training.contract import Contract, frozen_parameters
 from pccl.training.grid import Grid
 from pccl.training.in_place import tensors_of
 from pccl.training.membership import NO_UPDATE, Admission, Membership, fingerprint
@@ -173,6 +173,7 @@ class SPSA(Checkpointed):
         self._contract = Contract(
             communicator,
             tensors=self._compared,
+            frozen=frozen_parameters(model),
             adopt=self._grid.adopt,
             buffers=exchanged_buffers(model, buffers),
             shared=shared,
@@ -204,8 +205,8 @@ class SPSA(Checkpointed):
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3, in hexadecimal, of all that peers have in common: weights, the buffers that are not local, and what
-        was handed over. Equal on all peers after every step."""
+        """BLAKE3, in hexadecimal, of all that peers have in common: weights, frozen ones too, the buffers that are not
+        local, and what was handed over. Equal on all peers after every step."""
         return self._contract.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,7 @@ import math
 import os
 import re
 import secrets
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,20 +93,40 @@ def write(path: Path, contents: Contents) -> None:
 
 def read(path: Path) -> Contents:
     """OSError; CheckpointError: the file is damaged or of another kind."""
-    with path.open("rb") as file:
-        is_zip = file.read(2) == b"PK"
-        file.seek(0)
-        return _read_npz(file, path) if is_zip else _read_safetensors(file, path)
+    with _opened(path) as file:
+        return _read_npz(file, path) if _is_zip(file, path) else _read_safetensors(file, path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Without the tensors, and so without a look at whether the file is damaged. Errors as `read`."""
-    with path.open("rb") as file:
-        if file.read(2) == b"PK":
-            file.seek(0)
-            return _read_npz(file, path).metadata
+    with _opened(path) as file:
+        return _read_npz(file, path).metadata if _is_zip(file, path) else _metadata(_header(file, path), path)
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.is_dir():
+        raise CheckpointError(
+            f"{path} is a folder, though its name ends as that of a file does: give the file in it, or a folder of "
+            "another name"
+        )
+    return path.open("rb")
+
+
+def _is_zip(file: BinaryIO, path: Path) -> bool:
+    """Whether it may be an npz; CheckpointError for what torch writes."""
+    begin = file.read(2)
+    file.seek(0)
+    is_of_torch = begin == b"\x80\x02"  # torch.save before 1.6, and any pickle
+    if begin == b"PK":
+        with suppress(Exception), zipfile.ZipFile(file) as archive:  # it raises what comes
+            is_of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
         file.seek(0)
-        return _metadata(_header(file, path), path)
+    if is_of_torch:
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint: it is what torch.save writes; read it by torch.load, give the model "
+            "and the optimizer what it has of them by their load_state_dict, and join after that"
+        )
+    return begin == b"PK"
 
 
 def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
@@ -217,16 +238,30 @@ def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
 def _header(file: BinaryIO, path: Path) -> bytes:
     size = int.from_bytes(file.read(8), "little")
     if size > HEADER_BYTES_MAX:
-        raise CheckpointError(f"{path} is damaged or no checkpoint: it has no header of a safetensors file")
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint: it begins neither as a safetensors file nor as an npz; give what "
+            "save() wrote"
+        )
     header = file.read(size)
     if len(header) < size or not size:
-        raise CheckpointError(f"{path} is damaged or no checkpoint: it ends within the header of a safetensors file")
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint: it ends within the header of a safetensors file, after "
+            f"{8 + len(header)} bytes; take another checkpoint, or delete this one"
+        )
     return header
 
 
 def _metadata(header: bytes, path: Path) -> dict[str, str]:
     try:
-        found = json.loads(header)["__metadata__"]
+        read = json.loads(header)
+        if not isinstance(read, dict) or not isinstance(read.get("__metadata__", {}), dict):
+            raise TypeError("it is no header of a safetensors file")
+        if DIGEST not in read.get("__metadata__", {}):
+            raise ValueError(
+                "it is a safetensors file of another program; read it by safetensors.torch.load_file, give the model "
+                "what it has by load_state_dict, and join after that"
+            )
+        found = read["__metadata__"]
         if not isinstance(found[DIGEST], str):
             raise TypeError("its digest is no text")
         return {str(key): str(value) for key, value in found.items()}
@@ -244,10 +279,13 @@ def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
     hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
     hasher.update(data.data)
     if hasher.hexdigest() != digest:
-        raise CheckpointError(
-            f"{path} is damaged: the digest of its contents is {hasher.hexdigest()}, not {digest}, as it says; take "
-            "another checkpoint, or delete this one"
-        )
+        what = f"the digest of its contents is {hasher.hexdigest()}, not {digest}, as it says"
+        with suppress(ValueError, KeyError, TypeError, IndexError, AttributeError):  # its header may be damaged, too
+            tensors = [spec for name, spec in json.loads(header).items() if name != "__metadata__"]
+            size = max((int(spec["data_offsets"][1]) for spec in tensors), default=0)
+            if data.size < size:
+                what = f"it is cut off, {size - data.size} bytes before its end"
+        raise CheckpointError(f"{path} is damaged: {what}; take another checkpoint, or delete this one")
     return Contents(metadata, _entries(json.loads(header), data, path))
 
 
