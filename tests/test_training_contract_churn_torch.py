@@ -98,7 +98,39 @@ def test_two_are_lost_in_one_step(master: MasterNode, kind: str) -> None:
     together([peer.close for peer in stay])
 
 
-@pytest.mark.parametrize("kind", ["ddp", "async"])
+class DeathError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_newcomer_is_lost_while_it_is_brought_up(master: MasterNode, kind: str) -> None:
+    """When it has the shared state, and before it has the objects."""
+
+    def run(peer: ContractPeer) -> None:
+        is_let_in = False
+        while not is_let_in:
+            is_let_in = peer.step().admitted  # the same on all
+        peer.run(peer.training.revision + 3)
+
+    def die(*_: object, **__: object) -> None:
+        newcomer.communicator.close()
+        raise DeathError
+
+    peers = [ContractPeer(torch, master.address, number, kind) for number in range(2)]
+    together([partial(peer.enter, 2) for peer in peers])
+    newcomer = ContractPeer(torch, master.address, 2, kind)
+    newcomer.training._contract.after_admission = die
+    threads = [Background(partial(run, peer)) for peer in peers]
+    with pytest.raises(DeathError):
+        newcomer.enter()
+    for thread in threads:
+        thread.result()
+    assert_parity(peers)
+    assert {peer.worlds[-1] for peer in peers} == {2}
+    together([peer.close for peer in peers])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_master_is_lost_in_a_step_and_another_leads_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MASTER_TIMEOUT", "60")
     with MasterNode("127.0.0.1:0") as first:
