@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--longer", type=float, default=1.5, help="outer steps by speed, times (default: %(default)s)")
     parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the rows of each run to those in this file")
     options = parser.parse_args()
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -42,7 +43,7 @@ def main() -> int:
         rows = json.loads(options.json.read_text())
     failed = False
     with tempfile.TemporaryDirectory() as scratch:
-        start = Path(scratch, "start.pt")
+        start = options.start or Path(scratch, "start.pt")
         settings = Settings(start, options.peers, options.steps, options.inner, options.pretrain, seed=options.seed)
         for name in options.only:
             arguments = (*RUNS[name], "--step-ms", str(options.step_ms))
