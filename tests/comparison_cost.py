@@ -25,7 +25,7 @@ from pccl.training import DDP, DiLoCo
 from pccl.training.consistency import Check
 
 INNER_STEPS = 50
-LIMIT_S = 600
+LIMIT_S = 1200
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("ddp", DDP, 128, 512, 10_000),
-        Case("ddp-8mib", DDP, 960, 512, 1_500),
-        Case("diloco", DiLoCo, 128, 512, 300),
+        Case("ddp", DDP, 128, 512, 4_000),
+        Case("ddp-8mib", DDP, 960, 64, 1_500),
+        Case("diloco", DiLoCo, 128, 512, 80),
     )
 }
 
