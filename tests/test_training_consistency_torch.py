@@ -12,6 +12,7 @@ from pccl import Communicator, MasterNode
 from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, DivergenceError, SPSAOptions, consistency
 from pccl.training.buffers import Buffers, exchanged_buffers
 from pccl.training.consistency import Check, Snapshot
+from pccl.training.relaunch import Relaunched
 from tests.contract_peers import ContractPeer
 from tests.crew import Background, Crew, run_of, together, until
 
@@ -26,10 +27,20 @@ class Clock:
         return self.now_s
 
 
-def snapshots_made(crew: Crew, monkeypatch: pytest.MonkeyPatch, hash_s: float, every: int | None) -> list[int]:
-    """After which of 300 steps, of a second each, two peers compare, where one of them takes `hash_s` for it."""
+def snapshots_made(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, hash_s: float, every: int | None, wait_s: float = 0.0
+) -> list[int]:
+    """After which of 300 steps, of a second each, two peers compare, where one of them takes `hash_s` to hash and then
+    waits `wait_s` for the other."""
     clock = Clock()
     monkeypatch.setattr(consistency, "time", clock)
+
+    class Awaited(Relaunched):
+        def wait(self) -> Any:
+            clock.now_s += wait_s if self._communicator is crew[1] else 0.0
+            return super().wait()
+
+    monkeypatch.setattr(consistency, "Relaunched", Awaited)
     made: list[int] = []
     checks = [Check(peer, 7, every) for peer in crew.peers]
 
@@ -60,6 +71,12 @@ def test_peers_compare_ever_more_rarely_until_it_costs_a_thousandth(monkeypatch:
         rare = snapshots_made(crew, monkeypatch, 0.05, None)
         assert snapshots_made(crew, monkeypatch, 0.05, 100) == [100, 200, 300]
     assert rare == [1, 3, 7, 15, 31, 63, 127, 227]  # 0.05 s are half a thousandth of 100 steps
+
+
+def test_waiting_for_a_comparison_is_part_of_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_of(2) as crew:
+        assert snapshots_made(crew, monkeypatch, 0.0, None, wait_s=0.05) == [1, 3, 7, 15, 31, 63, 127, 227]
+        assert snapshots_made(crew, monkeypatch, 0.02, None, wait_s=0.03) == [1, 3, 7, 15, 31, 63, 127, 227]
 
 
 def test_who_differs_is_forgotten_once_it_is_lost() -> None:

@@ -19,8 +19,9 @@ and waits for the others so long and no longer. Who trains on meets it where it 
 3. *All compare after the same steps*: the next time follows from the last one and from the maximum of n. After an
    admission it is the next step, and intervals double from there up to n: what parts a newcomer from the others, such
    as a scheduler that was not handed over, is found early.
-4. *The cost is bounded* by a thousandth of the time: n is what comparing took here, hashing included, over half a
-   thousandth of what a step takes. What intervals that still double cost beyond that is a few comparisons in all.
+4. *The cost is bounded* by a thousandth of the time: n is what comparing took here, over half a thousandth of what a
+   step takes: hashing this time, and launching and waiting the last time. What intervals that still double cost beyond
+   that is a few comparisons in all, and as they at most double, one long wait makes none that is long.
 5. *An account is given by all*: where digests differ, all peers gather the digests of everything and see who differs in
    what. If by then the peers that differed are lost, those who are left go on.
 """
@@ -140,7 +141,8 @@ class Check:
         self._is_compared = False
         """The state as it is."""
         self._words = np.empty(9, np.uint64)
-        self._cost_s = 0.0
+        self._hash_s = self._exchange_s = 0.0
+        """What the newest snapshot took, and the last comparison beyond its snapshot."""
         self._since: tuple[float, int] | None = None
         """The time, and the revision, of the last comparison."""
         self.failure: DivergenceError | None = None
@@ -159,7 +161,7 @@ class Check:
         """At the end of a step, where `expects`."""
         started_s = time.monotonic()
         self._snapshot = make()
-        self._cost_s = time.monotonic() - started_s
+        self._hash_s = time.monotonic() - started_s
 
     def launch(self) -> None:
         """At the beginning of a step; DivergenceError, again, where it was raised before."""
@@ -176,7 +178,7 @@ class Check:
                 self._words, op=ReduceOp.MAX, tag=self._tag, step=snapshot.revision
             ),
         )
-        self._cost_s += time.monotonic() - started_s
+        self._exchange_s = time.monotonic() - started_s
 
     def _fill(self, snapshot: Snapshot) -> None:
         digest = np.frombuffer(snapshot.digest(), np.uint64)
@@ -189,7 +191,7 @@ class Check:
         assert self._snapshot is not None
         started_s = time.monotonic()
         self._op.wait()
-        self._cost_s += time.monotonic() - started_s
+        self._exchange_s += time.monotonic() - started_s
         self._judge(is_new)
 
     def _judge(self, is_new: bool = False) -> None:
@@ -265,7 +267,7 @@ class Check:
         if since is None or since[1] >= revision:
             return INTERVAL_UNMEASURED
         step_s = max((now_s - since[0]) / (revision - since[1]), 1e-9)
-        return min(max(1, math.ceil(self._cost_s / (COST_SHARE * step_s))), INTERVAL_MAX)
+        return min(max(1, math.ceil((self._hash_s + self._exchange_s) / (COST_SHARE * step_s))), INTERVAL_MAX)
 
     # The account.
 
