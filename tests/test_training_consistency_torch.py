@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -28,16 +30,16 @@ class Clock:
 
 
 def snapshots_made(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch, hash_s: float, every: int | None, wait_s: float = 0.0
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, hash_s: float, every: int | None, waits_s: Iterable[float] = (0.0,)
 ) -> list[int]:
     """After which of 300 steps, of a second each, two peers compare, where one of them takes `hash_s` to hash and then
-    waits `wait_s` for the other."""
-    clock = Clock()
+    waits for the other, each of `waits_s` in turn."""
+    clock, waits = Clock(), cycle(waits_s)
     monkeypatch.setattr(consistency, "time", clock)
 
     class Awaited(Relaunched):
         def wait(self) -> Any:
-            clock.now_s += wait_s if self._communicator is crew[1] else 0.0
+            clock.now_s += next(waits) if self._communicator is crew[1] else 0.0
             return super().wait()
 
     monkeypatch.setattr(consistency, "Relaunched", Awaited)
@@ -75,8 +77,15 @@ def test_peers_compare_ever_more_rarely_until_it_costs_a_thousandth(monkeypatch:
 
 def test_waiting_for_a_comparison_is_part_of_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_of(2) as crew:
-        assert snapshots_made(crew, monkeypatch, 0.0, None, wait_s=0.05) == [1, 3, 7, 15, 31, 63, 127, 227]
-        assert snapshots_made(crew, monkeypatch, 0.02, None, wait_s=0.03) == [1, 3, 7, 15, 31, 63, 127, 227]
+        assert snapshots_made(crew, monkeypatch, 0.0, None, [0.05]) == [1, 3, 7, 15, 31, 63, 127, 227]
+        assert snapshots_made(crew, monkeypatch, 0.02, None, [0.03]) == [1, 3, 7, 15, 31, 63, 127, 227]
+
+
+def test_waits_that_are_long_now_and_then_count_by_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_of(2) as crew:
+        made = snapshots_made(crew, monkeypatch, 0.0, None, [0.1, 0.0])
+    assert made[:7] == [1, 3, 7, 15, 31, 63, 127]
+    assert len(made) == 8
 
 
 def test_who_differs_is_forgotten_once_it_is_lost() -> None:

@@ -20,8 +20,9 @@ and waits for the others so long and no longer. Who trains on meets it where it 
    admission it is the next step, and intervals double from there up to n: what parts a newcomer from the others, such
    as a scheduler that was not handed over, is found early.
 4. *The cost is bounded* by a thousandth of the time: n is what comparing took here, over half a thousandth of what a
-   step takes: hashing this time, and launching and waiting the last time. What intervals that still double cost beyond
-   that is a few comparisons in all, and as they at most double, one long wait makes none that is long.
+   step takes: hashing this time, and launching and waiting in the mean of the last few times, since waits are mostly
+   short and now and then long. What intervals that still double cost beyond that is a few comparisons in all, and as
+   they at most double, one long wait makes none that is long.
 5. *An account is given by all*: where digests differ, all peers gather the digests of everything and see who differs in
    what. If by then the peers that differed are lost, those who are left go on.
 """
@@ -48,6 +49,8 @@ from pccl.training.seats import until_committed
 
 COST_SHARE = 5e-4
 """Of the training time, for comparing: half of what is promised, since both times vary."""
+SMOOTHING = 0.25
+"""The weight of the last time in the mean."""
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
 NAMES_SHOWN = 8
@@ -141,8 +144,10 @@ class Check:
         self._is_compared = False
         """The state as it is."""
         self._words = np.empty(9, np.uint64)
-        self._hash_s = self._exchange_s = 0.0
-        """What the newest snapshot took, and the last comparison beyond its snapshot."""
+        self._hash_s = self._launch_s = 0.0
+        """What the newest snapshot took, and to launch its comparison."""
+        self._exchange_s = 0.0
+        """What comparisons take beyond their snapshots, smoothed."""
         self._since: tuple[float, int] | None = None
         """The time, and the revision, of the last comparison."""
         self.failure: DivergenceError | None = None
@@ -178,7 +183,7 @@ class Check:
                 self._words, op=ReduceOp.MAX, tag=self._tag, step=snapshot.revision
             ),
         )
-        self._exchange_s = time.monotonic() - started_s
+        self._launch_s = time.monotonic() - started_s
 
     def _fill(self, snapshot: Snapshot) -> None:
         digest = np.frombuffer(snapshot.digest(), np.uint64)
@@ -191,7 +196,8 @@ class Check:
         assert self._snapshot is not None
         started_s = time.monotonic()
         self._op.wait()
-        self._exchange_s += time.monotonic() - started_s
+        exchange_s = self._launch_s + time.monotonic() - started_s
+        self._exchange_s += (exchange_s - self._exchange_s) * (SMOOTHING if self._exchange_s else 1)
         self._judge(is_new)
 
     def _judge(self, is_new: bool = False) -> None:
@@ -210,7 +216,9 @@ class Check:
         DivergenceError, and the others go on. Otherwise as `land`."""
         self.note(make)
         self.launch()
+        former_s = self._exchange_s
         self.land(is_new=is_new)
+        self._exchange_s = former_s  # to wait for those who come late is no part of the cost
         self._gap = 1
 
     def move_on(self) -> None:
