@@ -13,7 +13,7 @@ import os
 from common.run import prepare
 
 from pccl import Communicator
-from pccl.training import AsyncDiLoCo, OuterStep
+from pccl.training import AsyncDiLoCo, OuterNesterov, OuterStep
 
 run = prepare("Trains a small GPT with asynchronous DiLoCo.", fragments=2)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
@@ -23,7 +23,12 @@ if rest:
 
 with Communicator(os.environ["PCCL_MASTER"]) as communicator:
     diloco = AsyncDiLoCo(
-        communicator, model, trainer.optimizer, quantization=run.quantization, fragments=options.fragments
+        communicator,
+        model,
+        trainer.optimizer,
+        outer=OuterNesterov(options.outer_learning_rate),
+        quantization=run.quantization,
+        fragments=options.fragments,
     )
 
     def show(steps: list[OuterStep], loss: float) -> None:

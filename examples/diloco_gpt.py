@@ -21,7 +21,7 @@ from common.gpt import CONTEXT
 from common.run import prepare
 
 from pccl import Communicator
-from pccl.training import DiLoCo
+from pccl.training import DiLoCo, OuterNesterov
 
 run = prepare("Trains a small GPT with DiLoCo.", is_unequal=True)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
@@ -31,6 +31,7 @@ with Communicator(os.environ["PCCL_MASTER"]) as communicator:
         communicator,
         model,
         trainer.optimizer,
+        outer=OuterNesterov(options.outer_learning_rate),
         quantization=run.quantization,
         inner_steps=options.inner,
         steps="by speed" if options.steps_by_speed else "fixed",

@@ -43,6 +43,7 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
     parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; made if it is not there")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the text")
+    parser.add_argument("--outer-learning-rate", type=float, default=0.7, help="of DiLoCo (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a step of a peer (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=0, help="an inner step takes at least so long")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save every outer step there, and resume")
