@@ -20,12 +20,13 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind
 from pccl.protocol.peer import View, alone_in
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
-from pccl.runtime import addresses, portal
-from pccl.runtime.engine import OpSpec
-from pccl.runtime.peer_session import PeerSession, SessionError, SessionOptions, open_session
-from pccl.runtime.pending import PendingOp
-from pccl.runtime.state_blocks import StateTensor, StoreError, fingerprint
-from pccl.runtime.state_transfer import Transfer
+from pccl.runtime.data_plane.engine import OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.network import addresses
+from pccl.runtime.session.peer_session import PeerSession, SessionError, SessionOptions, open_session
+from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprint
+from pccl.runtime.state.transfer import Transfer
+from pccl.runtime.threads import portal
 from pccl.shared_state import SharedState
 from pccl.timeouts import DEFAULT, Default, Timeout
 from pccl.types import (

@@ -25,8 +25,8 @@ from pccl.operands import Operand, empty_like, require_alike, resolve, resolve_b
 from pccl.protocol.pairs import PAIR_TAG_MAX
 from pccl.protocol.peer import View
 from pccl.reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
-from pccl.runtime.engine import Buffers, OpSpec, Pair, Placement, Root
-from pccl.runtime.pending import PendingOp
+from pccl.runtime.data_plane.engine import Buffers, OpSpec, Pair, Placement, Root
+from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
 
 

@@ -24,10 +24,10 @@ from pccl.collective_methods import Collectives
 from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
 from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
-from pccl.runtime import portal
-from pccl.runtime.engine import OpSpec
-from pccl.runtime.peer_session import PeerSession
-from pccl.runtime.pending import PendingOp
+from pccl.runtime.data_plane.engine import OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.threads import portal
 from pccl.shared_state import SharedState
 from pccl.timeouts import DEFAULT, Timeout
 from pccl.types import (

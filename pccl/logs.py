@@ -9,7 +9,7 @@ a formatter of one's own `%(peer)s` has them, by `defaults=` where there is none
 Nobody waits for stderr, which may be a pipe that nobody reads: `BackgroundHandler` queues lines for a thread that
 writes them. What does not fit is dropped, and how many records that were is logged once there is room again. At the end
 of the process the queue gets FLUSH_S. Handlers of the program's own may block whoever logs; heartbeats then reveal it
-(`pccl.runtime.pulse`).
+(`pccl.runtime.threads.progress`).
 """
 
 from __future__ import annotations

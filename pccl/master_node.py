@@ -19,12 +19,13 @@ from pccl.errors import PCCLError
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.protocol.succession import Beginning
-from pccl.runtime import addresses, faults, portal
-from pccl.runtime.candidates import Address
-from pccl.runtime.fence_file import FenceFile, StateError
-from pccl.runtime.latch import Latch
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.serving import STOP_TIMEOUT_S
+from pccl.runtime.master.fence_file import FenceFile, StateError
+from pccl.runtime.master.server import MasterServer
+from pccl.runtime.network import addresses
+from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.threads import faults, portal
+from pccl.runtime.threads.latch import Latch
+from pccl.runtime.threads.serving import STOP_TIMEOUT_S
 from pccl.types import Result
 from pccl.web.hosts import Hosts, checked_names
 

@@ -14,8 +14,8 @@ from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
 from pccl.operands import require_alike, resolve
 from pccl.protocol.peer import OpResult
-from pccl.runtime.engine import Buffers, OpSpec
-from pccl.runtime.pending import PendingOp
+from pccl.runtime.data_plane.engine import Buffers, OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import (
     DataType,
     Membership,

@@ -11,7 +11,7 @@ from typing import Any
 from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError, integer_argument
 from pccl.operands import Operand, resolve
-from pccl.runtime.state_blocks import StateTensor
+from pccl.runtime.state.tensor_blocks import StateTensor
 from pccl.types import Result
 
 REVISION_MAX = 2**63 - 1

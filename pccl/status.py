@@ -24,8 +24,9 @@ from pccl.protocol.status import (
     Totals,
     Waiting,
 )
-from pccl.runtime import addresses, portal
-from pccl.runtime.status_client import NoStatus, ask_all
+from pccl.runtime.network import addresses
+from pccl.runtime.network.status_client import NoStatus, ask_all
+from pccl.runtime.threads import portal
 from pccl.types import Result
 
 __all__ = [

@@ -66,8 +66,8 @@ def devices() -> Iterator[list[FakeDevice]]:
 @pytest.fixture
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What peers do is in what their master shows without the usual pauses."""
-    monkeypatch.setattr("pccl.runtime.reports.REPORT_S", 0.01)
-    monkeypatch.setattr("pccl.runtime.status_board.REFRESH_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.01)
+    monkeypatch.setattr("pccl.runtime.master.status_board.REFRESH_S", 0.0)
 
 
 @pytest.fixture

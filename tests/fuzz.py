@@ -33,7 +33,7 @@ from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
 from pccl.protocol.master import Close, Effect, Master, MasterOptions, Send
 from pccl.protocol.messages import Kind, OpRef
-from pccl.runtime.exchange import Exchange
+from pccl.runtime.network.key_exchange import Exchange
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 MEMORY_GROWTH_KIB_MAX = 64 * 1024

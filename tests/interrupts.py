@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from pccl.runtime.latch import wait_any
+from pccl.runtime.threads.latch import wait_any
 
 
 class Interrupt(BaseException):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pccl.runtime import addresses
+from pccl.runtime.network import addresses
 from tests.crew import WAIT_S
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)

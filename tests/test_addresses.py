@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from pccl.runtime import addresses
+from pccl.runtime.network import addresses
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 import trio
 
-from pccl.runtime import beacon as beacons
-from pccl.runtime.beacon import Beacon, Closed, Silent, keep_beats
-from pccl.runtime.wire import ConnectionLost
+from pccl.runtime.network import heartbeat as beacons
+from pccl.runtime.network.heartbeat import Beacon, Closed, Silent, keep_beats
+from pccl.runtime.network.wire import ConnectionLost
 
 TIMEOUT_S = 0.3
 LONG_S = 600.0

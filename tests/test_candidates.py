@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.runtime.addresses import parse_masters
-from pccl.runtime.candidates import PAUSE_S_MAX, Candidates
+from pccl.runtime.network.addresses import parse_masters
+from pccl.runtime.network.master_addresses import PAUSE_S_MAX, Candidates
 
 
 def test_all_in_turn_from_the_first_on() -> None:

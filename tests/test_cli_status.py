@@ -20,7 +20,7 @@ from pccl import MasterNode, PCCLError, ReduceOp, Result
 from pccl.cli.status_table import render, span
 from pccl.protocol import messages as m
 from pccl.protocol.codec import Decoder, encode
-from pccl.runtime import master_server
+from pccl.runtime.master import server
 from pccl.status import Event, Loss, MemberStatus, RunStatus, Waiting, run_status
 from tests.conftest import Command
 from tests.crew import Background, Crew, run_of, until
@@ -169,7 +169,7 @@ def test_who_speaks_another_protocol_is_told_so(master: MasterNode) -> None:
 
 
 def test_only_so_many_are_told_at_a_time(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_server, "STATUS_READERS_MAX", 0)
+    monkeypatch.setattr(server, "STATUS_READERS_MAX", 0)
     with pytest.raises(PCCLError, match="ask again"):
         run_status(master.address)
     monkeypatch.undo()

@@ -10,8 +10,8 @@ import pytest
 from pccl import Communicator, ReduceOp, Result, SharedState, SharedStateSyncStrategy, TensorInfo
 from pccl.devices.staging import helper_of
 from pccl.devices.state_store import DeviceStore
-from pccl.runtime import state_blocks
-from pccl.runtime.state_blocks import StateTensor, fingerprint
+from pccl.runtime.state import tensor_blocks
+from pccl.runtime.state.tensor_blocks import StateTensor, fingerprint
 from tests.crew import Background, Crew, refusal, until
 from tests.fake_device import FakeArray, FakeDevice
 
@@ -23,7 +23,7 @@ WORLD = 3
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_blocks, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(tensor_blocks, "BLOCK_BYTES", BLOCK)
 
 
 def values(seed: int, count: int = COUNT) -> Any:

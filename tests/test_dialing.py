@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from pccl.runtime import dialing
-from pccl.runtime.addresses import listen
-from pccl.runtime.dialing import dial_tcp
+from pccl.runtime.network import dialing
+from pccl.runtime.network.addresses import listen
+from pccl.runtime.network.dialing import dial_tcp
 from tests.test_fork import in_child, needs_proc, sockets
 
 BOUND_S = 60

@@ -7,7 +7,7 @@ import pytest
 from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
 from pccl.protocol.figures import Figures
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.engine import Buffers, OpRequest, OpSpec
+from pccl.runtime.data_plane.engine import Buffers, OpRequest, OpSpec
 from pccl.types import DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 MIB = 1 << 20

@@ -27,11 +27,11 @@ from pccl import (
 from pccl.protocol import messages as m
 from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Keys, Schedule, run_key
 from pccl.protocol.codec import LENGTH_BYTES, decode_body
-from pccl.runtime import exchange, sealed
-from pccl.runtime.exchange import Exchange
 from pccl.runtime.extension import ffi, lib
-from pccl.runtime.sealed import UNREADABLE, SealedStream
-from pccl.runtime.wire import ConnectionLost, receive_exactly
+from pccl.runtime.network import encrypted, key_exchange
+from pccl.runtime.network.encrypted import UNREADABLE, SealedStream
+from pccl.runtime.network.key_exchange import Exchange
+from pccl.runtime.network.wire import ConnectionLost, receive_exactly
 from tests.crew import WAIT_S, Background, Crew
 
 TOKEN = "a token of these tests"
@@ -228,7 +228,7 @@ def test_encryption_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "why_unavailable", lambda: "libcrypto.so.3: not found")
+    monkeypatch.setattr(encrypted, "why_unavailable", lambda: "libcrypto.so.3: not found")
     assert refused(token=TOKEN, encrypt=True) == "encrypt=True: libcrypto.so.3: not found"
     Communicator("127.0.0.1", token=TOKEN, encrypt=False)
 
@@ -336,7 +336,7 @@ def first_bodies(log: bytes) -> tuple[list[bytes], bytes]:
 def can_be_read(sealed_bytes: bytes, keys: Keys) -> bool:
     """Whether the first box opens with these keys of its sender."""
     made = ffi.new("pccl_boxes **")
-    assert lib.pccl_boxes_create(sealed.link_keys(keys[::-1]), made) == lib.PCCL_OK
+    assert lib.pccl_boxes_create(encrypted.link_keys(keys[::-1]), made) == lib.PCCL_OK
     boxes = ffi.gc(made[0], lib.pccl_boxes_free)
     size, at = ffi.new("size_t *"), ffi.new("uint8_t const **")
     room = lib.pccl_boxes_in(boxes, size)
@@ -366,7 +366,7 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
 ) -> None:
     """It could be by who knew a private key as well, and that is gone."""
     if is_leaked:
-        monkeypatch.setattr(exchange, "shared", lambda: nullcontext(Exchange(PRIVATE_KEY)))
+        monkeypatch.setattr(key_exchange, "shared", lambda: nullcontext(Exchange(PRIVATE_KEY)))
     crew = Crew(node.address, token=TOKEN)
     join_through(crew, spy, encrypt=True)
     values = [patterned(20_000) for _ in range(2)]
@@ -379,7 +379,7 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
 
 
 def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "shared", nullcontext)
+    monkeypatch.setattr(key_exchange, "shared", nullcontext)
     crew = Crew(node.address, token=TOKEN)
     crew.join(2)
     values = [np.ones(1000, np.float32) for _ in range(2)]
@@ -393,7 +393,7 @@ def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: p
 def test_without_x25519_nothing_is_sent_in_the_place_of_what_shall_be_encrypted(
     node: MasterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "shared", nullcontext)
+    monkeypatch.setattr(key_exchange, "shared", nullcontext)
     crew = Crew(node.address, token=TOKEN, encrypt=True)
     crew.join(1)
     connecting = Background(crew.new().connect)

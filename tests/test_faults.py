@@ -16,9 +16,9 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result
-from pccl.runtime import portal
-from pccl.runtime.peer_session import PeerSession
-from pccl.runtime.pending import PendingOp
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.threads import portal
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, reduce_once, refusal, until
 
 MACHINE = (
@@ -113,7 +113,7 @@ def test_a_fault_in_one_session_ends_that_one_alone(
 ) -> None:
     crew, others = crews
     after = 0 if name == "op_started" else random.randrange(20)
-    monkeypatch.setattr("pccl.runtime.gate.WAIT_MS", 0 if name == "op_started" else 5)
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", 0 if name == "op_started" else 5)
     print(f"after {after}")
     broken = crew[0]
     with going_on(others):

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState, TensorInfo
-from pccl.runtime import state_donor
+from pccl.runtime.state import donor
 from tests import fake_device
 from tests.crew import WAIT_S, Background, Crew, refusal, until, waits_at_master
 
@@ -99,8 +99,8 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(crew: Crew, monkeypatch: 
             await may_move.wait()
             await original(*arguments)
 
-        original = state_donor._send
-        monkeypatch.setattr(state_donor, "_send", send)
+        original = donor._send
+        monkeypatch.setattr(donor, "_send", send)
         states = [SharedState.from_numpy({"x": np.full(1000, i)}) for i in range(2)]
         syncing = [Background(partial(crew[i].sync_shared_state, states[i])) for i in range(2)]
         assert moving.wait(WAIT_S)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.runtime import portal
+from pccl.runtime.threads import portal
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, outcomes, reduce_once, results, until
 from tests.interrupts import interrupted_at
 
@@ -50,7 +50,7 @@ def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine even a small op may take long."""
-    monkeypatch.setattr("pccl.runtime.gate.WAIT_MS", round(WAIT_S * 1000))
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
 
 
 @pytest.mark.usefixtures("patience")
@@ -116,7 +116,7 @@ def test_what_takes_long_becomes_the_sessions(crew: Crew, monkeypatch: pytest.Mo
     y = ones()
     assert results(outcomes([partial(crew[1].all_reduce, y, op=SUM)])) == [Result.TIMEOUT]
     crew.each(reduce_once)
-    monkeypatch.setattr("pccl.runtime.gate.WAIT_MS", round(WAIT_S * 1000))
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
     with session_held_up():
         crew.each(reduce_once)
 
@@ -147,7 +147,7 @@ def test_different_arguments_are_found(crew: Crew, monkeypatch: pytest.MonkeyPat
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
     assert all(np.all(x == 1) for x in arrays)
     crew.each(reduce_once)
-    monkeypatch.setattr("pccl.runtime.gate.WAIT_MS", round(WAIT_S * 1000))
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
     with session_held_up():
         crew.each(reduce_once)
 

@@ -24,7 +24,7 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime.pieces import piece_elements
+from pccl.runtime.data_plane.staged_ops import piece_elements
 from tests.crew import Background, Crew, outcomes, refusal, results, until, waits_at_master
 from tests.fake_device import FakeDevice
 
@@ -240,7 +240,7 @@ def test_an_op_in_pieces_goes_on_with_a_copy(
     crew: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One peer has its array on a device, and so all are divided."""
-    monkeypatch.setattr("pccl.runtime.pieces.PIECE_BYTES", 1 << 18)
+    monkeypatch.setattr("pccl.runtime.data_plane.staged_ops.PIECE_BYTES", 1 << 18)
     crew.join(WORLD)
     count = 5 * piece_elements(4) + 17
     arrays = [np.full(count, index, np.float32) for index in range(WORLD)]
@@ -280,7 +280,7 @@ def test_an_array_on_a_device_is_its_callers_once_it_has_been_copied(crew: Crew,
 def test_a_device_that_copies_nothing_does_not_keep_its_caller(
     crew: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.runtime.peer_session.DEVICE_GRACE_S", 0.1)
+    monkeypatch.setattr("pccl.runtime.session.peer_session.DEVICE_GRACE_S", 0.1)
     crew.join(2)
     held = [devices[index].array(np.full(50_000, index + 1, np.float32)) for index in range(2)]
     devices[0].reads_held.clear()

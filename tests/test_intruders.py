@@ -330,7 +330,7 @@ def test_a_thousand_idle_connections_disturb_nobody(crew: Crew) -> None:
 
 
 def test_the_oldest_idle_connection_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.runtime.strangers.PER_SOURCE_MAX", 3)
+    monkeypatch.setattr("pccl.runtime.network.unauthenticated.PER_SOURCE_MAX", 3)
     with MasterNode("127.0.0.1:0") as node, ExitStack() as stack:
         socks = [stack.enter_context(dialled(node.address)) for _ in range(4)]
         assert socks[0].recv(1) == b""
@@ -373,7 +373,7 @@ def test_garbage_ends_its_own_connection_only(crew: Crew, garbage: bytes) -> Non
 
 def test_who_speaks_slowly_is_heard_out_only_so_long(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not extend the time."""
-    monkeypatch.setattr("pccl.runtime.links.OPENING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("pccl.runtime.network.links.OPENING_TIMEOUT_S", 0.2)
     crew.join(1)
     hello = encode(m.ProbeHello(m.PROTOCOL_VERSION, "r" * 1000, 1, 1, False))
     with dialled(ports(crew)[1]) as sock:

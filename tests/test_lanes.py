@@ -25,9 +25,9 @@ from pccl import (
     ReduceOp,
     Result,
 )
-from pccl.runtime import lanes as lanes_module
-from pccl.runtime.engine import Engine, OpRequest
-from pccl.runtime.lanes import Lanes
+from pccl.runtime.data_plane import engine_threads as lanes_module
+from pccl.runtime.data_plane.engine import Engine, OpRequest
+from pccl.runtime.data_plane.engine_threads import Lanes
 from tests.crew import Crew, results, until
 
 Array = npt.NDArray[Any]

@@ -45,6 +45,10 @@ USERS_OF_THE_API = {
     "stress": ["pccl.launcher", "pccl.status"],
     "training": ["pccl.signs", "pccl.floating_point", "pccl.integers"],
 }
+# Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
+RUNTIME_LAYERS = ["extension", "threads", "network", "data_plane", "state", "master", "session"]
+# Folders that do not know each other, though one is listed before the other.
+RUNTIME_STRANGERS = {"session": ["master"], "master": ["data_plane", "state"]}
 
 
 def _modules(part: str) -> list[Path]:
@@ -81,6 +85,51 @@ def test_imports_point_down(part: str) -> None:
         if _within(module, forbidden) or _within(f"{module}.{name}", forbidden)
     ]
     assert not wrong
+
+
+def _of_pccl() -> dict[str, Path]:
+    """Every module of the package by its dotted name; a package is its `__init__`."""
+    named = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+def test_folders_of_the_runtime_import_downwards() -> None:
+    wrong = []
+    for name, path in _of_pccl().items():
+        if not _within(name, ["pccl.runtime"]) or name == "pccl.runtime":
+            continue
+        layer = name.split(".")[2]
+        below = RUNTIME_LAYERS[: RUNTIME_LAYERS.index(layer) + 1]
+        allowed = [f"pccl.runtime.{each}" for each in below if each not in RUNTIME_STRANGERS.get(layer, [])]
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line} imports {taken or ''} from {module}"
+            for line, module, taken in _imports(path)
+            if _within(module, ["pccl.runtime"]) and not _within(f"{module}.{taken}" if taken else module, allowed)
+        ]
+    assert not wrong
+
+
+def test_no_cycles() -> None:
+    modules = _of_pccl()
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        taken = {f"{module}.{item}" if f"{module}.{item}" in modules else module for _, module, item in _imports(path)}
+        graph[name] = (taken & set(modules)) - {name}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a cycle of imports: {' -> '.join((*way[way.index(name) :], name))}"
+        if name in done:
+            return
+        for each in sorted(graph[name]):
+            visit(each, (*way, name))
+        done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
 
 
 @pytest.mark.parametrize("part", USERS_OF_THE_API)

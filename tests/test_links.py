@@ -10,9 +10,9 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
-from pccl.runtime import links
-from pccl.runtime.links import LinkError, dial_link, dial_within
-from pccl.runtime.wire import ConnectionLost, receive_exactly, receive_message
+from pccl.runtime.network import links
+from pccl.runtime.network.links import LinkError, dial_link, dial_within
+from pccl.runtime.network.wire import ConnectionLost, receive_exactly, receive_message
 from tests.crew import WAIT_S
 
 HELLO = m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, pulls=False)

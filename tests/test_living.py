@@ -31,7 +31,7 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime import portal
+from pccl.runtime.threads import portal
 from tests.crew import (
     SUM,
     WAIT_S,
@@ -191,7 +191,7 @@ def test_an_exception_inside_the_with_statement_leaves_the_run(crew: Crew) -> No
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
-    monkeypatch.setattr("pccl.runtime.portal.INTERRUPT_GRACE_S", 0.05)
+    monkeypatch.setattr("pccl.runtime.threads.portal.INTERRUPT_GRACE_S", 0.05)
 
 
 def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(crew: Crew, impatient: None) -> None:

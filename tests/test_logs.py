@@ -14,7 +14,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.logs import FIELDS, AboutLogger, BackgroundHandler, JsonFormatter, TextFormatter
-from pccl.runtime import peer_session
+from pccl.runtime.session import peer_session
 from tests.crew import WAIT_S, Crew, until
 
 RUN = """

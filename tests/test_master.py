@@ -27,7 +27,7 @@ from pccl.protocol.master import (
 )
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.optimization import ROUND_S_MAX
-from pccl.runtime.ring_search import best_ring
+from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
 
 TAG = 7

@@ -14,9 +14,9 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.protocol.fence import Fence, FencedView
-from pccl.runtime import portal
-from pccl.runtime.fence_file import FenceFile
-from pccl.runtime.latch import Latch
+from pccl.runtime.master.fence_file import FenceFile
+from pccl.runtime.threads import portal
+from pccl.runtime.threads.latch import Latch
 from pccl.status import run_status
 from tests.crew import WAIT_S, Background, Crew, outcomes, results, until
 
@@ -111,7 +111,7 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
         write(self, fence)
 
     monkeypatch.setattr(FenceFile, "write", late)
-    monkeypatch.setattr("pccl.runtime.master_server.WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr("pccl.runtime.master.server.WRITE_AGAIN_S", 0.01)
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         peer = Communicator(node.address)
         connecting = Background(peer.connect)

@@ -17,7 +17,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.master import Effect, FindRings, Master, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.topology import linked_pairs
-from pccl.runtime.ring_search import best_ring
+from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
 
 GROUPS = (0, 1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, Result
-from pccl.runtime import portal
+from pccl.runtime.threads import portal
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, outcomes, reduce_once, results, until
 
 ROUNDS = 1500
@@ -51,7 +51,7 @@ class Pause:
 def test_what_comes_between_hearing_and_taking_is_not_taken_yet(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """An op goes through the gate after the session has heard the engine, and the next of its tag is launched before
     the session looks at the queue: it has to hear again first."""
-    monkeypatch.setattr("pccl.runtime.gate.WAIT_MS", round(WAIT_S * 1000))
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
     crew.join(2)
     for tag in range(2):
         crew.each(lambda peer, _, tag=tag: peer.all_reduce(ones(), op=SUM, tag=tag))  # type: ignore[misc]

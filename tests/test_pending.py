@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pccl.protocol.peer import OpResult
-from pccl.runtime.engine import Buffers, OpSpec
-from pccl.runtime.pending import PendingOp
+from pccl.runtime.data_plane.engine import Buffers, OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import DataType, ReduceOp, Result
 
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from pccl.runtime import probe
-from pccl.runtime.links import LinkError
-from pccl.runtime.probe import ProbeError, measure, steady_rate
+from pccl.runtime.network import probe
+from pccl.runtime.network.links import LinkError
+from pccl.runtime.network.probe import ProbeError, measure, steady_rate
 
 
 def arrivals(rates: list[float], step_s: float = 0.05) -> list[tuple[float, int]]:

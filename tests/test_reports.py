@@ -7,8 +7,8 @@ import pytest
 
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.messages import LinkReport, Report
-from pccl.runtime.engine import LinkCounted
-from pccl.runtime.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, Tally, interval_s
+from pccl.runtime.data_plane.engine import LinkCounted
+from pccl.runtime.session.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, Tally, interval_s
 from pccl.status import RunStatus, run_status
 from tests.crew import Crew, until
 

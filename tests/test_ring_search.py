@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.ring_problem import RingProblem
-from pccl.runtime import ring_search
-from pccl.runtime.ring_search import KNOWN, UNKNOWN, UNREACHABLE, best_order, best_ring, price
+from pccl.runtime.master import ring_search
+from pccl.runtime.master.ring_search import KNOWN, UNKNOWN, UNREACHABLE, best_order, best_ring, price
 
 Matrices = tuple[ring_search.Grades, ring_search.Latencies]
 grades = st.sampled_from([UNREACHABLE, UNKNOWN, KNOWN, KNOWN + 1, KNOWN + 2, KNOWN + 9])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pccl import Communicator, MasterNode, security
-from pccl.runtime import addresses
+from pccl.runtime.network import addresses
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from pccl import (
 )
 from pccl.devices import host_memory
 from pccl.devices.staging import divided, helper_of
-from pccl.runtime import pieces as op_pieces
+from pccl.runtime.data_plane import staged_ops as op_pieces
 from tests.crew import Background, Crew, outcomes, reduce_once, results, until
 from tests.fake_device import FakeArray, FakeDevice
 from tests.interrupts import interrupted_at

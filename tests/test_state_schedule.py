@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.runtime import state_blocks
-from pccl.runtime.state_schedule import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, Lane, Schedule, blocks_of
+from pccl.runtime.state import tensor_blocks
+from pccl.runtime.state.schedule import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, Lane, Schedule, blocks_of
 
 SIZE = 1000
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_blocks, "BLOCK_BYTES", SIZE)
+    monkeypatch.setattr(tensor_blocks, "BLOCK_BYTES", SIZE)
 
 
 def schedule_of(count: int, lanes: int = 1) -> tuple[Schedule, list[Lane]]:

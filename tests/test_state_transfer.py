@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime import state_blocks, state_receiver
-from pccl.runtime.links import LinkError
-from pccl.runtime.state_blocks import StateTensor, fingerprint
-from pccl.runtime.state_receiver import PATIENCE_S, STALL_S
-from pccl.runtime.state_transfer import Transfer, TransferError
-from pccl.runtime.wire import ConnectionLost, receive_message, send_message
+from pccl.runtime.network.links import LinkError
+from pccl.runtime.network.wire import ConnectionLost, receive_message, send_message
+from pccl.runtime.state import receiver as receiver_module
+from pccl.runtime.state import tensor_blocks
+from pccl.runtime.state.receiver import PATIENCE_S, STALL_S
+from pccl.runtime.state.tensor_blocks import StateTensor, fingerprint
+from pccl.runtime.state.transfer import Transfer, TransferError
 
 BLOCK = 64
 BOUND_S = 60
@@ -33,13 +34,13 @@ Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_blocks, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(tensor_blocks, "BLOCK_BYTES", BLOCK)
 
 
 @pytest.fixture
 def many_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than donors tell unasked."""
-    monkeypatch.setattr(state_receiver, "DIGESTS_TOLD_BYTES_MAX", 0)
+    monkeypatch.setattr(receiver_module, "DIGESTS_TOLD_BYTES_MAX", 0)
 
 
 def state(*contents: bytes, loose: Sequence[int] = ()) -> list[StateTensor]:
@@ -441,7 +442,7 @@ def test_a_donor_that_stalls_while_others_move_is_given_up_and_named() -> None:
 
 
 def test_the_only_donor_may_pause_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_receiver, "WATCH_S", 1.0)  # fewer moments to jump to
+    monkeypatch.setattr(receiver_module, "WATCH_S", 1.0)  # fewer moments to jump to
     donor = transfer_of(state(pattern(BLOCK)))
     receiver = transfer_of(state(bytes(BLOCK)))
     assert fetch(receiver, plan_for(donor), [slow(PATIENCE_S / 2, donor)], virtual(), bound_s=PATIENCE_S) == []
@@ -562,10 +563,10 @@ def test_a_long_transfer_opens_more_lanes_to_each_donor() -> None:
 def test_hashing_does_not_depend_on_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = state(pattern(50 * BLOCK + 1), b"", *[pattern(i, i) for i in range(100)])
     plain = fingerprint(tensors)
-    monkeypatch.setattr(state_blocks, "cores", lambda: cores)
-    monkeypatch.setattr(state_blocks, "SHARE_BYTES", 7 * BLOCK)
+    monkeypatch.setattr(tensor_blocks, "cores", lambda: cores)
+    monkeypatch.setattr(tensor_blocks, "SHARE_BYTES", 7 * BLOCK)
     assert fingerprint(tensors) == plain
     monkeypatch.setattr("concurrent.futures.thread._shutdown", True)  # as when the interpreter exits
     assert fingerprint(tensors) == plain
     blocks = [bytes(tensors[0].block(number)) for number in range(51)]
-    assert plain.blocks[0] == b"".join(map(state_blocks.digest, blocks))
+    assert plain.blocks[0] == b"".join(map(tensor_blocks.digest, blocks))

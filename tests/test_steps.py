@@ -18,7 +18,7 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime import pieces as op_pieces
+from pccl.runtime.data_plane import staged_ops as op_pieces
 from tests.crew import SUM, Crew, ones, outcomes, reduce_once, refusal, results
 from tests.fake_device import FakeDevice
 from tests.test_async_communicator import Peers, all_of, in_run

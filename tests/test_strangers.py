@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from pccl.runtime.refusals import LINES_MAX, WINDOW_S, Refusals
-from pccl.runtime.strangers import Strangers, source_of
+from pccl.runtime.network.log_limiter import LINES_MAX, WINDOW_S, Refusals
+from pccl.runtime.network.unauthenticated import Strangers, source_of
 
 
 class Door:

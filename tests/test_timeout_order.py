@@ -8,7 +8,8 @@ from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.protocol import master, peer, succession
 from pccl.protocol.master import MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.runtime import beacon, candidates, peer_session
+from pccl.runtime.network import heartbeat, master_addresses
+from pccl.runtime.session import peer_session
 from tests.crew import WAIT_S, Crew, outcomes, reduce_once, results, until
 
 
@@ -18,10 +19,10 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     link_s = max(peer.LINK_TIMEOUT_S_MIN, peer.LINK_TIMEOUTS * peer_timeout_s)
     assert options.answer_limit_s > link_s, "who makes links is not evicted for it"
     assert 2 * peer.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
-    assert 1.0 < candidates.LEAD_TIMEOUTS < succession.GATHER_TIMEOUTS, "who follows stays until it is led"
+    assert 1.0 < master_addresses.LEAD_TIMEOUTS < succession.GATHER_TIMEOUTS, "who follows stays until it is led"
     assert master.ANSWER_TIMEOUTS > peer.LINK_TIMEOUTS
     assert succession.HOLD_S < peer_session.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
-    assert MasterOptions.hello_timeout_s >= beacon.FIRST_BEAT_S
+    assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_BEAT_S
     assert peer_session.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 
 

@@ -14,7 +14,7 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
-from pccl.runtime.tls import TlsEnd, TlsError
+from pccl.runtime.network.tls import TlsEnd, TlsError
 from tests.crew import WAIT_S, Crew, until
 
 CERTIFICATES = Path(__file__).parent / "certificates"

@@ -16,8 +16,9 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, MasterNode, PCCLError, Result
-from pccl.runtime import addresses, pulse
 from pccl.runtime.extension import ffi
+from pccl.runtime.network import addresses
+from pccl.runtime.threads import progress
 from tests.crew import SUM, WAIT_S, Background, Crew, ones, reduce_once, refusal, until
 
 PEER_TIMEOUT_S = 1.0
@@ -193,14 +194,14 @@ def in_a_program_that_computes(seconds: float) -> list[int]:
 def test_a_users_trio_program_may_compute_for_as_long_as_is_tolerated(
     hold_s: float, worlds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "HOLD_S", hold_s)
-    monkeypatch.setattr(pulse, "STILL_S_MIN", 0.3)
+    monkeypatch.setattr(progress, "HOLD_S", hold_s)
+    monkeypatch.setattr(progress, "STILL_S_MIN", 0.3)
     assert in_a_program_that_computes(2.5) == worlds
 
 
 def test_a_run_does_not_wait_for_the_thread_that_watches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it may be long before a new thread has its turn."""
-    watch = pulse._Watch()
+    watch = progress._Watch()
     gate, done = threading.Event(), threading.Event()
     begun: list[object] = []
 

@@ -11,9 +11,9 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
-from pccl.runtime import wire
-from pccl.runtime.dialing import dial_tcp
-from pccl.runtime.wire import (
+from pccl.runtime.network import wire
+from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.wire import (
     ConnectionLost,
     ControlConnection,
     dial_control,

@@ -3,10 +3,10 @@
 Theory of operation. An all_reduce is divided into *pieces* of PIECE_BYTES, in the same way on all peers. A piece is an
 op of the engine's own, which begins when the piece has been copied from the device; so the device copies the later
 pieces while the network works on the earlier ones. To everybody else the pieces are one op: one launch, one tag, one
-verdict; peers with arrays in memory join in pieces when they hear of it (`pccl.runtime.pieces`). The other collectives
-are one piece each, which is the whole op; so on the wire they are what they are for arrays in memory, and both kinds of
-peers can share them. Results are copied to the device when the verdict is there and is commit, so an abort leaves the
-device's arrays as they were, in place or not.
+verdict; peers with arrays in memory join in pieces when they hear of it (`runtime.data_plane.staged_ops`). The other
+collectives are one piece each, which is the whole op; so on the wire they are what they are for arrays in memory, and
+both kinds of peers can share them. Results are copied to the device when the verdict is there and is commit, so an
+abort leaves the device's arrays as they were, in place or not.
 
 *Order.* What the launching thread had given to its current stream comes before the first copy: gradients may
 still be in the making when their reduce is launched. The way back goes through the current stream of the thread that
@@ -23,8 +23,8 @@ they read and what they write, each pinned. On the device nothing is needed.
 of their launches. That needs the GIL for a moment between two pieces, unlike what the engine does with a piece.
 
 *Giving up.* Who gives a call up has the op abandoned: what has not been copied from the device is not. Who gives a wait
-up has its array back when all has been copied, or after `DEVICE_GRACE_S` of `pccl.runtime.peer_session`; the op goes on
-in host memory, and the result comes to the device with the next wait.
+up has its array back when all has been copied, or after `DEVICE_GRACE_S` of `runtime.session`; the op goes on in
+host memory, and the result comes to the device with the next wait.
 
 *Errors* of the device before the op is done fail it on all peers. Those after the verdict are the caller's alone: the
 others have their results, and this peer leaves the run, for its arrays differ from theirs.
@@ -45,8 +45,8 @@ from typing import Any
 
 from pccl.devices.device import Device, Event
 from pccl.devices.host_memory import Block, HostPool
-from pccl.runtime.engine import Buffers
-from pccl.runtime.pieces import piece_elements
+from pccl.runtime.data_plane.engine import Buffers
+from pccl.runtime.data_plane.staged_ops import piece_elements
 
 AHEAD = 2
 """Copies to the host that the device has been given and that are not there yet: while we take note of one, it does the

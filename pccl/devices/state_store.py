@@ -18,8 +18,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from pccl.devices.device import Device, Event
 from pccl.devices.host_memory import Block
 from pccl.devices.staging import helper_of
-from pccl.runtime import state_blocks
-from pccl.runtime.state_blocks import StoreError
+from pccl.runtime.state import tensor_blocks
+from pccl.runtime.state.tensor_blocks import StoreError
 
 WRITES_MAX = 16
 """Copies to the device that are under way at once, each with a block of host memory."""
@@ -42,7 +42,7 @@ def _failing_clearly(
 
 
 class DeviceStore:
-    """See `state_blocks.Store`. For one sync."""
+    """See `tensor_blocks.Store`. For one sync."""
 
     def __init__(self, device: Device, array: Any, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -54,11 +54,11 @@ class DeviceStore:
     @_failing_clearly
     def digests(self) -> bytes:
         self.device.synchronize()
-        whole = self.size_bytes // state_blocks.BLOCK_BYTES
-        there = self.device.block_digests(self._array, state_blocks.BLOCK_BYTES, whole) if whole else None
-        last = -(-self.size_bytes // state_blocks.BLOCK_BYTES)
+        whole = self.size_bytes // tensor_blocks.BLOCK_BYTES
+        there = self.device.block_digests(self._array, tensor_blocks.BLOCK_BYTES, whole) if whole else None
+        last = -(-self.size_bytes // tensor_blocks.BLOCK_BYTES)
         rest = range(0 if there is None else whole, last)
-        return (there or b"") + b"".join(state_blocks.digest(block) for block in self._loaded(rest))
+        return (there or b"") + b"".join(tensor_blocks.digest(block) for block in self._loaded(rest))
 
     @_failing_clearly
     def load(self, number: int) -> memoryview:
@@ -90,8 +90,8 @@ class DeviceStore:
 
     def _place(self, number: int) -> tuple[int, int]:
         """First byte and size of a block."""
-        start = number * state_blocks.BLOCK_BYTES
-        return start, min(state_blocks.BLOCK_BYTES, self.size_bytes - start)
+        start = number * tensor_blocks.BLOCK_BYTES
+        return start, min(tensor_blocks.BLOCK_BYTES, self.size_bytes - start)
 
     @_failing_clearly
     def write(self, start: int, size: int, block: Block) -> None:

@@ -15,8 +15,8 @@ import socket
 import h11
 import trio
 
-from pccl.runtime import addresses
-from pccl.runtime.strangers import Strangers
+from pccl.runtime.network import addresses
+from pccl.runtime.network.unauthenticated import Strangers
 from pccl.web.routes import Answer, Routes
 
 logger = logging.getLogger("pccl.web")

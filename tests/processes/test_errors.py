@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
-from pccl.runtime import peer_session
+from pccl.runtime.session import peer_session
 from tests.crew import WAIT_S, Background, Crew, results, together, until, waits_at_master
 
 

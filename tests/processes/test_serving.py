@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from pccl import Communicator
-from pccl.runtime import addresses
+from pccl.runtime.network import addresses
 from tests.crew import WAIT_S, Crew, together, until
 
 BEGIN = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pccl.runtime.state_blocks import BLOCK_BYTES
+from pccl.runtime.state.tensor_blocks import BLOCK_BYTES
 from tests.processes.harness import Worker
 
 Run = Callable[..., list[Worker]]

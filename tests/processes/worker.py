@@ -39,7 +39,7 @@ from pccl import (
     TensorInfo,
     communicator,
 )
-from pccl.runtime import state_blocks
+from pccl.runtime.state import tensor_blocks
 
 VERDICT_WAIT_S = 1.0
 """How long who gives up waits for a verdict here; users have five times that."""
@@ -55,11 +55,11 @@ def stopped_after(blocks: int) -> Iterator[None]:
     """Stops the process (SIGSTOP) with so many blocks of shared state in their places; never with 0."""
     landed = itertools.count(1)
 
-    def land(_: state_blocks.InPlace) -> None:
+    def land(_: tensor_blocks.InPlace) -> None:
         if next(landed) == blocks:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with mock.patch.object(state_blocks.InPlace, "land", land):
+    with mock.patch.object(tensor_blocks.InPlace, "land", land):
         yield
 
 

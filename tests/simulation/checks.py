@@ -30,7 +30,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.master import Master
 from pccl.protocol.pairs import parties
 from pccl.protocol.ring_problem import RingProblem
-from pccl.runtime.ring_search import matrices, price
+from pccl.runtime.master.ring_search import matrices, price
 from pccl.types import Result
 from tests.simulation.node import Key, Node, Value
 

@@ -1,4 +1,4 @@
-"""A node's gate, pretended: ops that its callers run past its machine, as in `pccl.runtime.gate`.
+"""A node's gate, pretended: ops that its callers run past its machine, as in `pccl.runtime.data_plane.fast_path`.
 
 An op that came through the gate is hidden: what the engine finds of it stays here. It is told, when all who take part
 are done, or shown: by what closes the gate, by a mismatch, or because its caller has waited for long enough, which may

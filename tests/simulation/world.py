@@ -36,7 +36,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import FrameCache, ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.succession import Beginning, Succession, hold_s
-from pccl.runtime.ring_search import best_ring
+from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
 from tests.simulation.engine import Engines

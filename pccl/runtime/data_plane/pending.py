@@ -1,7 +1,7 @@
 """An op as its caller has it: from the launch to the result.
 
 Its arrays are pccl's until it is *released*: when it is over, or earlier, when it has been detached from them
-(`pccl.runtime.detached`). `reclaim` sees to that and returns after it; whatever a call raises, it comes after a
+(`detached`). `reclaim` sees to that and returns after it; whatever a call raises, it comes after a
 `reclaim`.
 """
 
@@ -13,9 +13,9 @@ from typing import Protocol
 import trio
 
 from pccl.protocol.peer import OpResult
-from pccl.runtime.detached import PrivateCopy, buffer_bytes
-from pccl.runtime.engine import Buffers, OpSpec
-from pccl.runtime.latch import Latch, wait_any
+from pccl.runtime.data_plane.detached import PrivateCopy, buffer_bytes
+from pccl.runtime.data_plane.engine import Buffers, OpSpec
+from pccl.runtime.threads.latch import Latch, wait_any
 from pccl.types import Result
 
 

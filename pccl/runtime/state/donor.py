@@ -13,9 +13,9 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime import state_blocks
-from pccl.runtime.state_blocks import Fingerprint, StateTensor
-from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_message
+from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, send_message
+from pccl.runtime.state import tensor_blocks
+from pccl.runtime.state.tensor_blocks import Fingerprint, StateTensor
 
 
 async def serve(
@@ -50,7 +50,7 @@ async def serve(
 
 
 async def _send_digests(stream: ByteStream, tensor: int, own: Fingerprint) -> None:
-    await send_message(stream, m.Digests(tensor, state_blocks.BLOCK_BYTES, own.blocks[tensor]))
+    await send_message(stream, m.Digests(tensor, tensor_blocks.BLOCK_BYTES, own.blocks[tensor]))
 
 
 async def _send(stream: ByteStream, block: memoryview, sent: Callable[[int], None]) -> None:

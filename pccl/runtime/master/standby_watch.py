@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from pccl.runtime import addresses
-from pccl.runtime.candidates import Address
-from pccl.runtime.status_client import NoStatus, ask
+from pccl.runtime.network import addresses
+from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.status_client import NoStatus, ask
 
 logger = logging.getLogger("pccl.master")
 

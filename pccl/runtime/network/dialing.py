@@ -1,4 +1,4 @@
-"""Connections to other processes, from their first moment closed in a forked child (`inherited`).
+"""Connections to other processes, from their first moment closed in a forked child (`fork_guard`).
 
 That is why `trio.open_tcp_stream` is not used: nobody but itself knows its sockets before they are connected. A name
 may have several addresses, of which some may not answer: each has a head start of ATTEMPT_S, as in RFC 8305.
@@ -16,8 +16,8 @@ from typing import Any
 
 import trio
 
-from pccl.runtime.inherited import close_in_child
-from pccl.runtime.tasks import start_task
+from pccl.runtime.threads.fork_guard import close_in_child
+from pccl.runtime.threads.tasks import start_task
 
 ATTEMPT_S = 0.25
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)

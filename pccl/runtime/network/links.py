@@ -42,10 +42,10 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, encode, harmless
-from pccl.runtime import addresses, handshake
-from pccl.runtime.dialing import dial_tcp
-from pccl.runtime.tasks import start_task
-from pccl.runtime.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
+from pccl.runtime.threads.tasks import start_task
 
 OPENING_TIMEOUT_S = 10.0
 """How long a stranger may take to say what it wants."""

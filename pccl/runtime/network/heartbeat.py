@@ -2,7 +2,7 @@
 
 `Beacon` is the C thread (`native/src/beacon.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it dials
 the master, hands the connection to the beacon, and dials again whenever it is closed. What signs of life vouch for is
-told in `pulse`.
+told in `progress`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime import handshake, portal
-from pccl.runtime.dialing import dial_tcp
 from pccl.runtime.extension import ffi, lib, text
-from pccl.runtime.pulse import Pulse
-from pccl.runtime.wire import ConnectionLost, SocketChannel
+from pccl.runtime.network import handshake
+from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.wire import ConnectionLost, SocketChannel
+from pccl.runtime.threads import portal
+from pccl.runtime.threads.progress import Pulse
 
 logger = logging.getLogger("pccl.peer")
 

@@ -1,7 +1,7 @@
 """A thread for what would hold up the trio thread, made while threads can be made.
 
 trio's own are made when they are needed, and from CPython 3.12 on no thread can be made once the program has ended,
-though what it serves may go on (`pccl.runtime.serving`).
+though what it serves may go on (`serving`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
 1. Every donor tells the block digests, which must hash to the root that the master elected, so a donor can neither lie
    nor be mistaken about the goal. The first to tell sets it. Where there are very many digests, one donor at a time is
    asked for them instead, and the others wait, connected, until one has told.
-2. Every donor is then asked for blocks as `state_schedule` says. A block is received straight into its tensor, hashed
+2. Every donor is then asked for blocks as `schedule` says. A block is received straight into its tensor, hashed
    (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
    it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
    already being written is received into the lane's scratch block, and copied if it is complete first; whoever was
@@ -37,12 +37,12 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import MESSAGE_BYTES_MAX, ProtocolError
-from pccl.runtime import state_blocks
-from pccl.runtime.links import LinkError
-from pccl.runtime.state_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
-from pccl.runtime.state_schedule import Block, Lane, Schedule, blocks_of
-from pccl.runtime.tasks import start_task
-from pccl.runtime.wire import ByteStream, ConnectionLost, receive_message, send_message
+from pccl.runtime.network.links import LinkError
+from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, send_message
+from pccl.runtime.state import tensor_blocks
+from pccl.runtime.state.schedule import Block, Lane, Schedule, blocks_of
+from pccl.runtime.state.tensor_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
+from pccl.runtime.threads.tasks import start_task
 
 logger = logging.getLogger("pccl.state")
 
@@ -216,7 +216,7 @@ class _Connection:
     async def receive_scratch(self, size: int) -> memoryview:
         """The next `size` bytes, at most a block, apart from any tensor."""
         if self._scratch is None:
-            self._scratch = bytearray(state_blocks.BLOCK_BYTES)
+            self._scratch = bytearray(tensor_blocks.BLOCK_BYTES)
         whole = view = memoryview(self._scratch)[:size]
         while view:
             view = view[await self.receive(view) :]
@@ -422,13 +422,13 @@ class _Fetch:
             connection.is_learning = False
             donor.connections.remove(connection)
         if self._root is not None:
-            root = state_blocks.root_digest(self._tensors, [goal.get(i, b"") for i in range(len(self._tensors))])
+            root = tensor_blocks.root_digest(self._tensors, [goal.get(i, b"") for i in range(len(self._tensors))])
             if root != self._root:
                 raise ProtocolError("its digests do not hash to what the group elected")
         if self._schedule is not None:
             return
         self._goal = goal
-        missing = {index: state_blocks.differing(self._receiver.held[index], goal[index]) for index in goal}
+        missing = {index: tensor_blocks.differing(self._receiver.held[index], goal[index]) for index in goal}
         blocks = (blocks_of(index, self._tensors[index].size_bytes, missing[index]) for index in goal)
         self._schedule = Schedule(chain.from_iterable(blocks), sum(map(len, missing.values())))
         if self._is_done:
@@ -446,7 +446,7 @@ class _Fetch:
             tensor = self._tensors[index]
             if (
                 answer.tensor != index
-                or answer.block_bytes != state_blocks.BLOCK_BYTES
+                or answer.block_bytes != tensor_blocks.BLOCK_BYTES
                 or len(answer.digests) != tensor.block_count * DIGEST_BYTES
             ):
                 raise ProtocolError(f"its digests of tensor {tensor.name!r} are malformed")
@@ -511,7 +511,7 @@ class _Fetch:
             self._land(block, landing)
 
     def _verify(self, data: memoryview, block: Block) -> None:
-        if state_blocks.digest(data) != state_blocks.digest_at(self._goal[block.tensor], block.number):
+        if tensor_blocks.digest(data) != tensor_blocks.digest_at(self._goal[block.tensor], block.number):
             name = self._tensors[block.tensor].name
             raise ProtocolError(f"block {block.number} of tensor {name!r} is not what its digest says")
 
@@ -524,7 +524,7 @@ class _Fetch:
         assert self._schedule is not None
         self._spoil(block)
         landing.land()
-        self._hold(block, state_blocks.digest_at(self._goal[block.tensor], block.number))
+        self._hold(block, tensor_blocks.digest_at(self._goal[block.tensor], block.number))
         self._receiver.rx_bytes += block.size
         self._schedule.land(block)
         if self._is_done:

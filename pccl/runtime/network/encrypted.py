@@ -10,7 +10,7 @@ import trio
 
 from pccl.protocol.auth import Keys
 from pccl.runtime.extension import ffi, lib, text
-from pccl.runtime.wire import ConnectionLost
+from pccl.runtime.network.wire import ConnectionLost
 
 UNREADABLE = "cannot be decrypted: changed on the way, or not from this peer"
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.engine import (
+from pccl.runtime.data_plane.engine import (
     Buffers,
     ConnectionLost,
     Engine,

@@ -1,9 +1,9 @@
 """That a trio run goes on, for heartbeats to vouch for.
 
-A thread that needs no Python gives a process's heartbeats (`beacon`), so that one that is busy is not taken for one
-that is gone. By itself that would also hide a trio run that does not go on, from which nobody is served any more: one
-whose logging handler waits for ever, say. So a task in the run notes that it *turns*, and there are no heartbeats while
-it has stood still for too long:
+A thread that needs no Python gives a process's heartbeats (`network.heartbeat`), so that one that is busy is not taken
+for one that is gone. By itself that would also hide a trio run that does not go on, from which nobody is served any
+more: one whose logging handler waits for ever, say. So a task in the run notes that it *turns*, and there are no
+heartbeats while it has stood still for too long:
 
     HOLD_S          whatever the reason. Nobody may have got into Python meanwhile, as while some library holds the
                     interpreter's lock, which passes.
@@ -26,8 +26,8 @@ from typing import Any
 
 import trio
 
-from pccl.runtime import portal
 from pccl.runtime.extension import ffi, lib
+from pccl.runtime.threads import portal
 
 HOLD_S = 60.0
 STILL_S_MIN = 2.0

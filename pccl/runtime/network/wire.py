@@ -29,8 +29,8 @@ from pccl.protocol.codec import (
 )
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.messages import Ack, Message
-from pccl.runtime.dialing import dial_tcp
-from pccl.runtime.tls import TlsEnd, TlsError, begins_tls
+from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.tls import TlsEnd, TlsError, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0

@@ -29,10 +29,10 @@ from functools import partial
 
 import trio
 
-from pccl.runtime.dialing import RESET_ON_CLOSE
-from pccl.runtime.links import LinkError
-from pccl.runtime.tasks import start_task
-from pccl.runtime.wire import ConnectionLost, receive_exactly
+from pccl.runtime.network.dialing import RESET_ON_CLOSE
+from pccl.runtime.network.links import LinkError
+from pccl.runtime.network.wire import ConnectionLost, receive_exactly
+from pccl.runtime.threads.tasks import start_task
 
 DIAL_S_MAX = 2.0
 FLOOD_S_MIN = 0.05

@@ -11,9 +11,9 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.protocol.status import RunStatus
-from pccl.runtime import addresses, handshake
-from pccl.runtime.tls import TlsEnd, TlsError
-from pccl.runtime.wire import ConnectionLost, ControlConnection, dial_control
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.tls import TlsEnd, TlsError
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 
 LEADING = "leading"
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from pccl.protocol import auth
 from pccl.protocol import messages as m
 from pccl.protocol.codec import decode_body
-from pccl.runtime import exchange
+from pccl.runtime.network import key_exchange
 
 
 class Channel(Protocol):
@@ -21,9 +21,9 @@ class Channel(Protocol):
         """The body of one small message; whatever follows it stays where it is."""
 
 
-def _exchange(token: str) -> AbstractContextManager[exchange.Exchange | None]:
+def _exchange(token: str) -> AbstractContextManager[key_exchange.Exchange | None]:
     """For one handshake, until it has made its secret or ends."""
-    return exchange.shared() if token else nullcontext()
+    return key_exchange.shared() if token else nullcontext()
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:

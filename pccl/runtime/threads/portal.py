@@ -6,7 +6,7 @@ cancelled, given a moment to withdraw what it began, and KeyboardInterrupt goes 
 
 A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
 to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time. Where servers
-run, they are waited for before that (`pccl.runtime.serving`); all else is closed first, for nobody can use it any more.
+run, they are waited for before that (`serving`); all else is closed first, for nobody can use it any more.
 
 Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
 function raises is logged as the bug that it is.
@@ -25,9 +25,9 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl.runtime import faults, serving
 from pccl.runtime.extension import lib
-from pccl.runtime.latch import Latch
+from pccl.runtime.threads import faults, serving
+from pccl.runtime.threads.latch import Latch
 
 logger = logging.getLogger("pccl")
 

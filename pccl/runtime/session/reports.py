@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol.messages import LinkReport, Report
-from pccl.runtime.engine import LinkCounted
+from pccl.runtime.data_plane.engine import LinkCounted
 
 REPORT_S = 2.0
 REPORTS_PER_S_MAX = 250

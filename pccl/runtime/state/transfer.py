@@ -1,9 +1,9 @@
 """One peer's part in one sync_shared_state: it serves its state to others, or has its own brought to theirs.
 
-    state_blocks     blocks and digests
-    state_donor      answers a receiver
-    state_schedule   which block is asked of which donor
-    state_receiver   fetches from many donors, verifies, lands
+    tensor_blocks    blocks and digests
+    donor            answers a receiver
+    schedule         which block is asked of which donor
+    receiver         fetches from many donors, verifies, lands
 
 Payload does not go through the engine: the caller is blocked in the joint call anyway, Python only passes memory views
 to the kernel, and hashing happens outside the GIL. The tensors must not change while their owner is in the call.
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pccl.protocol import messages as m
-from pccl.runtime import state_donor
-from pccl.runtime.state_blocks import Fingerprint, StateTensor
-from pccl.runtime.state_receiver import PATIENCE_S, Connect, Receiver, Stream, TransferError
-from pccl.runtime.wire import ByteStream
+from pccl.runtime.network.wire import ByteStream
+from pccl.runtime.state import donor
+from pccl.runtime.state.receiver import PATIENCE_S, Connect, Receiver, Stream, TransferError
+from pccl.runtime.state.tensor_blocks import Fingerprint, StateTensor
 
 __all__ = ["Stream", "Transfer", "TransferError"]
 
@@ -48,7 +48,7 @@ class Transfer:
         def sent(count: int) -> None:
             self.tx_bytes += count
 
-        await state_donor.serve(stream, self.tensors, self.own, sent, tells)
+        await donor.serve(stream, self.tensors, self.own, sent, tells)
 
     async def fetch(
         self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect, patience_s: float = PATIENCE_S

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Protocol
 
 from pccl.runtime.extension import lib
-from pccl.runtime.latch import Latch
+from pccl.runtime.threads.latch import Latch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_TIMEOUT_S = 5.0

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp
-from pccl.runtime.engine import Buffers, OpRan, OpRequest, OpSpec, OpStarted
+from pccl.runtime.data_plane.engine import Buffers, OpRan, OpRequest, OpSpec, OpStarted
+from pccl.runtime.data_plane.engine_threads import Lanes, first_lane
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.data_plane.staged_ops import piece_elements
 from pccl.runtime.extension import ffi, lib
-from pccl.runtime.lanes import Lanes, first_lane
-from pccl.runtime.pending import PendingOp
-from pccl.runtime.pieces import piece_elements
 from pccl.types import Result
 
 WAIT_MS = 5

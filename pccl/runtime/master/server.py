@@ -5,7 +5,7 @@ both by one number, and hears when there is none (`detached`) and when there is 
 
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
 A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
-else keeps this process busy, within the limits of `pulse`; one task hears of those that fall silent.
+else keeps this process busy, within the limits of `progress`; one task hears of those that fall silent.
 
 Where there is a state directory, what the machine wants remembered (`Persist`) is written there by a thread, and all
 effects that follow wait for it, in order. So nothing is announced that is not on disk, and the disk holds up no event.
@@ -40,19 +40,19 @@ from pccl.protocol.master import (
     TakeBeats,
 )
 from pccl.protocol.succession import Beginning, Succession, hold_s
-from pccl.runtime import addresses, handshake
-from pccl.runtime.aside import Aside
-from pccl.runtime.beacon import Beacon, Silent
-from pccl.runtime.candidates import Address
-from pccl.runtime.fence_file import FenceFile
-from pccl.runtime.inherited import close_in_child
-from pccl.runtime.refusals import Refusals
-from pccl.runtime.ring_search import best_ring
-from pccl.runtime.standby_watch import watch
-from pccl.runtime.status_board import StatusBoard
-from pccl.runtime.strangers import Strangers
-from pccl.runtime.tls import TlsEnd, TlsError
-from pccl.runtime.wire import ConnectionLost, ControlConnection
+from pccl.runtime.master.fence_file import FenceFile
+from pccl.runtime.master.ring_search import best_ring
+from pccl.runtime.master.standby_watch import watch
+from pccl.runtime.master.status_board import StatusBoard
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.heartbeat import Beacon, Silent
+from pccl.runtime.network.log_limiter import Refusals
+from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.tls import TlsEnd, TlsError
+from pccl.runtime.network.unauthenticated import Strangers
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection
+from pccl.runtime.threads.fork_guard import close_in_child
+from pccl.runtime.threads.helper_thread import Aside
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.master")

@@ -5,7 +5,7 @@ say of themselves, which any thread may call: launches go into a queue and wake 
 gathered. They take no lock, for a signal handler that closes the communicator may run in the middle of one, and waits
 there for the trio thread.
 
-Small ops of callers that wait need not come here: they go through the gate (`gate`) while it is open. Before the
+Small ops of callers that wait need not come here: they go through the gate (`fast_path`) while it is open. Before the
 machine is told anything that bears on ops, be it a message, a call or a loss, `_take_over` closes it, and tells the
 machine first what has come of those. `_pump` opens it again.
 
@@ -29,11 +29,11 @@ machine does not hear of it. The master is lost when it does not know the sessio
 a peer timeout, or half of `master_timeout_s` if that is less, and at once where there are other masters to ask, nothing
 listens at its port any more and its signs of life have ended as well.
 
-A master that is lost is looked for, at all its addresses in turn (`candidates`), while the engine goes on; who finds
-none for `master_timeout_s` gives up.
+A master that is lost is looked for, at all its addresses in turn (`master_addresses`), while the engine goes on; who
+finds none for `master_timeout_s` gives up.
 
 A caller that gives an op up gets its arrays back when the engine has let go of them (`ask_for_release`, and
-`pccl.runtime.detached`), whatever becomes of the op, whose tag stays in use until its verdict is known.
+`detached`), whatever becomes of the op, whose tag stays in use until its verdict is known.
 
 The session ends when the machine says so (`Ended`). It then lets the engine give back the buffers of open ops, so that
 no caller regains a buffer that is still in use.
@@ -70,25 +70,26 @@ from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.messages import MASTER_TIMEOUT_S
-from pccl.runtime import addresses, faults, handshake, links, probe
-from pccl.runtime import engine as native
-from pccl.runtime.beacon import Beacon, dial_beats, keep_beats
-from pccl.runtime.candidates import DIAL_S, LEAD_TIMEOUTS, Address, Candidates
-from pccl.runtime.detached import PrivateCopy
-from pccl.runtime.gate import Gate
-from pccl.runtime.inherited import close_in_child
-from pccl.runtime.latch import Latch
-from pccl.runtime.pending import PendingOp
-from pccl.runtime.pieces import Pieces, hint
-from pccl.runtime.refusals import Refusals
-from pccl.runtime.reports import Tally, interval_s
-from pccl.runtime.sealed import SealedStream
-from pccl.runtime.state_blocks import StoreError
-from pccl.runtime.state_transfer import Stream, Transfer, TransferError
-from pccl.runtime.strangers import Strangers
-from pccl.runtime.tasks import start_task
-from pccl.runtime.tls import TlsEnd, TlsError
-from pccl.runtime.wire import ConnectionLost, ControlConnection, SocketChannel, dial_control, send_message
+from pccl.runtime.data_plane import engine as native
+from pccl.runtime.data_plane.detached import PrivateCopy
+from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.data_plane.staged_ops import Pieces, hint
+from pccl.runtime.network import addresses, handshake, links, probe
+from pccl.runtime.network.encrypted import SealedStream
+from pccl.runtime.network.heartbeat import Beacon, dial_beats, keep_beats
+from pccl.runtime.network.log_limiter import Refusals
+from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, Address, Candidates
+from pccl.runtime.network.tls import TlsEnd, TlsError
+from pccl.runtime.network.unauthenticated import Strangers
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, SocketChannel, dial_control, send_message
+from pccl.runtime.session.reports import Tally, interval_s
+from pccl.runtime.state.tensor_blocks import StoreError
+from pccl.runtime.state.transfer import Stream, Transfer, TransferError
+from pccl.runtime.threads import faults
+from pccl.runtime.threads.fork_guard import close_in_child
+from pccl.runtime.threads.latch import Latch
+from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
 from pccl.version import __version__
 

@@ -38,8 +38,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.detached import PrivateCopy
-from pccl.runtime.engine import (
+from pccl.runtime.data_plane.detached import PrivateCopy
+from pccl.runtime.data_plane.engine import (
     Buffers,
     EngineEvent,
     OpAgreed,
@@ -54,7 +54,7 @@ from pccl.runtime.engine import (
     guard_spec,
     guarded,
 )
-from pccl.runtime.lanes import Lanes
+from pccl.runtime.data_plane.engine_threads import Lanes
 from pccl.types import Collective
 
 PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))

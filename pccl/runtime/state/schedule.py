@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pccl.runtime import state_blocks
+from pccl.runtime.state import tensor_blocks
 
 HORIZON_S = 0.25
 HORIZON_LATENCIES = 3
@@ -137,7 +137,7 @@ class Schedule:
     def remaining_s(self) -> float:
         """How long the rest will take at the present speed."""
         rate = sum(lane.rate or 0.0 for lane in self._lanes if lane.queue)
-        return self.remaining * state_blocks.BLOCK_BYTES / rate if rate else float("inf")
+        return self.remaining * tensor_blocks.BLOCK_BYTES / rate if rate else float("inf")
 
     def draw(self, lane: Lane, now: float) -> Block | None:
         """The next block to ask `lane` for, if any: it is in its queue then."""
@@ -193,6 +193,6 @@ class Schedule:
 
 def blocks_of(tensor: int, size: int, numbers: Iterable[int]) -> Iterator[Block]:
     """The numbered blocks of a tensor of `size` bytes."""
-    width = state_blocks.BLOCK_BYTES
+    width = tensor_blocks.BLOCK_BYTES
     for number in numbers:
         yield Block(tensor, number, min(width, size - number * width))

@@ -1,5 +1,5 @@
 """A C engine, one thread of this process: plain numbers in, a batch of events out. A communicator has one or more of
-them, see `lanes`.
+them, see `engine_threads`.
 
 Methods may be called from any thread except where they
 say otherwise; none waits for the network.
@@ -21,7 +21,7 @@ from pccl.protocol.peer import SubmitOp
 from pccl.runtime import dimensions
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
-from pccl.runtime.sealed import link_keys
+from pccl.runtime.network.encrypted import link_keys
 from pccl.types import Collective, DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 EVENTS_MAX = 256
@@ -38,7 +38,7 @@ class Buffers:
 
 
 class Feed(Protocol):
-    """One launch of an op on arrays that are not in memory; see `pieces`."""
+    """One launch of an op on arrays that are not in memory; see `staged_ops`."""
 
     @property
     def piece_count(self) -> int:
@@ -216,7 +216,7 @@ class OpMismatch:
     steps: StepMismatch | None = None
     """Where these differ."""
     their_piece_bytes: int = 0
-    """Theirs is the guard of an op in pieces of this size; see `pieces`. 0: it is none."""
+    """Theirs is the guard of an op in pieces of this size; see `staged_ops`. 0: it is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Bytes between processes: addresses, dialing, TLS, framing, handshakes, heartbeats and measuring."""

@@ -1,0 +1,1 @@
+"""Shared state: blocks and digests, and the transfer from donors to a newcomer."""
