@@ -1,16 +1,11 @@
-/* core.h: everything the engine thread owns: links, ops, epochs. It is single-threaded and has no thread;
- * engine.c calls it from one.
+/* core.h: everything that the engine thread owns: links, ops, groups. It is single-threaded and has no thread; engine.c
+ * calls it from one. Here are its commands and its loop; its parts are
  *
- * An op comes by pccl_core_submit, is announced to its sources, and becomes active on the link to a target once
- * that one has announced the same op; a small op may send first and ask later (EAGER). Arriving frames name
- * their op by its key. A segment for a key that is not open here is none of our business any more (the op has
- * ended) and is dropped; one that contradicts its op, or comes from the wrong peer, fails the link. An
- * announcement, with or without payload, whose description differs from ours makes the op a mismatch; for a
- * key not seen yet it is kept.
- *
- * Ranks that agree by themselves (agreement.h) say DONE to each other. When all have, nothing touches the op's buffers
- * any more; it stays until the caller has ended it, who alone decides. One that came through a gate (gate.h) ends by
- * itself then, unless it has been shown.
+ *     links.h      links and their connections, and how they are taken away
+ *     open_ops.h   ops, and how they stop, become done and end
+ *     matching.h   how an op finds its like at other ranks
+ *     receiver.h   what frames do to ops
+ *     groups.h     which epochs are over
  *
  * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
  * hears of the loss, decides. */
@@ -20,6 +15,7 @@
 #include "conn.h"
 #include "event_queue.h"
 #include "fd_registry.h"
+#include "groups.h"
 #include "link.h"
 #include "op.h"
 #include "poller.h"
@@ -27,14 +23,6 @@
 /* Promised to the event queue by whoever hands these over; an op says how many. */
 enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_GATED_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1,
        PCCL_EVENTS_PER_DETACH = 1 };
-
-typedef struct pccl_group {
-    pccl_table_node by_number;
-    uint32_t number;
-    uint8_t is_frozen;
-    uint64_t frozen_epoch;
-    uint64_t newest_epoch;
-} pccl_group;
 
 typedef struct pccl_core pccl_core;
 

@@ -1,0 +1,39 @@
+/* matching.h: how an op of this rank and the same one of its peers find each other, as sends and receives do in MPI.
+ *
+ * An op is announced to its sources (READY: send to me), and becomes active on the link to a target once that one has
+ * announced the same op. A small op sends first and asks later (EAGER, MPI's eager protocol): its announcement to a
+ * target carries payload. What comes before its op is submitted here waits in the unexpected queue (announcements.h).
+ *
+ * Two descriptions of an op have to be the same; otherwise it becomes a mismatch. A mismatch with one peer must not
+ * keep the others from hearing of the op, and a rank whose description differs has to hear of it even where nobody
+ * would announce anything to it (pccl_match_contradict). */
+#ifndef PCCL_MATCHING_H
+#define PCCL_MATCHING_H
+
+#include "announcements.h"
+#include "links.h"
+#include "open_ops.h"
+
+/* Announces the op wherever there is a link for it, and takes up what was announced before. */
+void pccl_match_attach_all(pccl_open_ops *ops, const pccl_links *links, pccl_op *op);
+
+/* The same with one link. */
+void pccl_match_attach(pccl_open_ops *ops, pccl_op *op, pccl_link *link);
+
+/* A target has announced the same op. */
+void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target);
+
+/* All of a segment's payload is there. */
+void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbound *inbound);
+
+/* All of an EAGER frame's payload that was kept for the op is there. */
+void pccl_match_take_kept(pccl_open_ops *ops, pccl_op_peer *source, pccl_announcement *kept);
+
+/* The peer behind the link describes the op in another way. */
+void pccl_match_note_mismatch(
+    pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
+
+/* The peer behind the link describes in another way an op that has stopped: it has to hear of that, too. */
+void pccl_match_contradict(pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
+
+#endif

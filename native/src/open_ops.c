@@ -1,0 +1,258 @@
+#include "open_ops.h"
+
+#include "agreement.h"
+#include "gate.h"
+
+#include <errno.h>
+#include <string.h>
+
+void pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max)
+{
+    pccl_table_init(&ops->by_id);
+    pccl_table_init(&ops->by_key);
+    pccl_list_init(&ops->open);
+    pccl_list_init(&ops->ran);
+    pccl_announcements_init(&ops->announcements);
+    ops->events = events;
+    ops->eager_bytes_max = eager_bytes_max;
+}
+
+void pccl_open_ops_free(pccl_open_ops *ops)
+{
+    pccl_announcements_free(&ops->announcements);
+    pccl_table_free(&ops->by_id);
+    pccl_table_free(&ops->by_key);
+}
+
+/* Events */
+
+pccl_event pccl_op_event(const pccl_op *op, enum pccl_event_kind kind)
+{
+    pccl_event event;
+    memset(&event, 0, sizeof event);
+    event.kind = kind;
+    event.group = op->request.key.group;
+    event.id = op->request.op;
+    event.tx_bytes = op->tx_bytes;
+    event.rx_bytes = op->rx_bytes;
+    return event;
+}
+
+void pccl_open_ops_post(pccl_open_ops *ops, pccl_op *op, const pccl_event *event)
+{
+    PCCL_ASSERT(op->events_promised > 0);
+    op->events_promised--;
+    pccl_event_queue_post(ops->events, event);
+}
+
+/* It need not be known before something else is. */
+static void op_post_quietly(pccl_open_ops *ops, pccl_op *op, const pccl_event *event)
+{
+    PCCL_ASSERT(op->events_promised > 0);
+    op->events_promised--;
+    pccl_event_queue_post_quietly(ops->events, event);
+}
+
+void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op)
+{
+    pccl_list_append(&ops->open, &op->in_ops);
+    pccl_table_insert(&ops->by_id, &op->by_id, pccl_hash_u64(0, op->request.op));
+    pccl_table_insert(&ops->by_key, &op->by_key, pccl_op_key_hash(&op->request.key));
+    __atomic_fetch_add(&ops->count, 1, __ATOMIC_RELAXED);
+}
+
+pccl_op *pccl_open_ops_find(const pccl_open_ops *ops, uint64_t id)
+{
+    pccl_table_node *node = pccl_table_first(&ops->by_id, pccl_hash_u64(0, id));
+    for (; node != NULL; node = pccl_table_next(node)) {
+        pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_id);
+        if (op->request.op == id)
+            return op;
+    }
+    return NULL;
+}
+
+pccl_op_peer *pccl_open_ops_find_peer(
+    const pccl_open_ops *ops, const pccl_op_key *key, const pccl_link *link, int is_source, pccl_op **elsewhere)
+{
+    pccl_table_node *node = pccl_table_first(&ops->by_key, pccl_op_key_hash(key));
+    *elsewhere = NULL;
+    for (; node != NULL; node = pccl_table_next(node)) {
+        pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_key);
+        if (!pccl_op_key_equal(&op->request.key, key))
+            continue;
+        pccl_op_peer *peer =
+            is_source ? pccl_op_find_source(op, link->id) : pccl_op_find_target(op, link->id);
+        if (peer != NULL)
+            return peer;
+        *elsewhere = op;
+    }
+    return NULL;
+}
+
+static void peer_lose_link(pccl_op_peer *peer)
+{
+    peer->link = NULL;
+    peer->announcement = PCCL_ANNOUNCE_NOTHING;
+    peer->is_payload_kept = 0;
+    pccl_list_remove(&peer->in_ready);
+    pccl_list_remove(&peer->in_active);
+}
+
+void pccl_open_ops_lose_link(pccl_open_ops *ops, pccl_link *link)
+{
+    while (!pccl_list_is_empty(&link->dones))
+        pccl_agreement_take(link);
+    for (pccl_list *node = ops->open.next; node != &ops->open; node = node->next) {
+        pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, in_ops);
+        for (uint32_t i = 0; i < op->peers_count; i++)
+            if (op->peers[i].link == link)
+                peer_lose_link(&op->peers[i]);
+        if (op->agreement != NULL)
+            pccl_agreement_detach(op->agreement, link);
+    }
+    pccl_announcements_forget_link(&ops->announcements, link);
+}
+
+/* An announcement that will not have payload: the op has stopped. */
+static void peer_announce_without_payload(pccl_op_peer *peer)
+{
+    if (peer->announcement != PCCL_ANNOUNCE_EAGER)
+        return;
+    pccl_link_cancel_eager(peer->link, peer->eager_bytes);
+    peer->announcement = peer->is_source ? PCCL_ANNOUNCE_READY : PCCL_ANNOUNCE_NOTHING;
+    if (!peer->is_source)
+        pccl_list_remove(&peer->in_ready);
+}
+
+static void peer_drop_kept_payload(pccl_open_ops *ops, pccl_op_peer *peer)
+{
+    if (!peer->is_payload_kept)
+        return;
+    peer->is_payload_kept = 0;
+    pccl_announcement *kept =
+        pccl_announcements_find(&ops->announcements, peer->link, &peer->op->request.key);
+    if (kept != NULL) /* its epoch may have been forgotten */
+        pccl_announcements_drop_payload(&ops->announcements, kept);
+}
+
+void pccl_open_ops_halt(pccl_open_ops *ops, pccl_op *op)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        pccl_op_peer *peer = &op->peers[i];
+        peer_announce_without_payload(peer);
+        peer_drop_kept_payload(ops, peer);
+        pccl_list_remove(&peer->in_active);
+        if (peer->link == NULL || !peer->is_source)
+            continue;
+        pccl_list *conns = &peer->link->conns;
+        for (pccl_list *node = conns->next; node != conns; node = node->next)
+            pccl_conn_release_rx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
+    }
+    pccl_op_stop(op);
+}
+
+void pccl_open_ops_silence(pccl_open_ops *ops, pccl_op *op)
+{
+    pccl_open_ops_halt(ops, op);
+    op->is_mismatched = 0;
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        op->peers[i].announcement = PCCL_ANNOUNCE_NOTHING;
+        pccl_list_remove(&op->peers[i].in_ready);
+    }
+}
+
+/* All connections that may hold frames of the op either release those or, where there is a move, follow it. */
+static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        if (op->peers[i].link == NULL)
+            continue;
+        pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
+        for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
+            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next) {
+                pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+                if (move != NULL)
+                    pccl_conn_follow(conn, op, move);
+                else
+                    pccl_conn_release_tx(conn, op);
+            }
+    }
+}
+
+/* Nothing of the op is on its way any more, or comes. */
+static void op_let_go(pccl_open_ops *ops, pccl_op *op)
+{
+    if (op->is_let_go)
+        return;
+    op->is_let_go = 1;
+    pccl_open_ops_silence(ops, op);
+    op_visit_conns(op, NULL);
+}
+
+void pccl_open_ops_look_if_agreed(pccl_open_ops *ops, pccl_op *op)
+{
+    if (!pccl_agreement_is_reached(op->agreement))
+        return;
+    pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_AGREED);
+    op_let_go(ops, op);
+    if (op->gate != NULL && pccl_gate_tell(op->gate, op))
+        pccl_list_append(&ops->ran, &op->in_ran); /* who calls may still look at it */
+    else
+        pccl_open_ops_post(ops, op, &event);
+}
+
+void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op)
+{
+    op->is_done = 1;
+    pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_DONE);
+    event.tx_bytes = pccl_op_tx_bytes_planned(op);
+    if (op->agreement == NULL) {
+        pccl_open_ops_post(ops, op, &event);
+        return;
+    }
+    if (op->gate == NULL || !pccl_gate_note_done(op->gate, op, &event))
+        op_post_quietly(ops, op, &event);
+    pccl_agreement_say(op->agreement);
+    pccl_open_ops_look_if_agreed(ops, op);
+}
+
+/* A link between two ranks of an op of two is visited twice, for its source and its target: what has been moved lies in
+ * neither of the old buffers any more, which the new ones do not overlap. */
+void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv)
+{
+    int can_be_done = op->is_done || !op->is_stopped;
+    if (can_be_done && (send != NULL || recv != NULL)) {
+        pccl_op_move move = pccl_op_move_to(op, send, recv);
+        op_visit_conns(op, &move);
+        return;
+    }
+    pccl_open_ops_halt(ops, op);
+    op_visit_conns(op, NULL);
+    pccl_op_drop_buffers(op);
+}
+
+void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict)
+{
+    op_let_go(ops, op);
+    if (op->agreement != NULL)
+        pccl_agreement_end(op->agreement);
+    if (verdict == PCCL_ABORT || !op->is_done)
+        pccl_op_restore(op);
+    pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_ENDED);
+    event.system_error = verdict != PCCL_ABORT && !op->is_done ? EPROTO : 0;
+    pccl_table_remove(&ops->by_id, &op->by_id);
+    pccl_table_remove(&ops->by_key, &op->by_key);
+    pccl_list_remove(&op->in_ops);
+    pccl_list_remove(&op->in_ran);
+    PCCL_ASSERT(op->call == NULL);
+    PCCL_ASSERT(op->events_promised > 0);
+    unsigned unused_promises = op->events_promised;
+    pccl_op_destroy(op);
+    __atomic_fetch_sub(&ops->count, 1, __ATOMIC_RELAXED);
+    if (verdict != PCCL_COMMIT_BY_ALL) {
+        unused_promises--;
+        pccl_event_queue_post(ops->events, &event);
+    }
+    pccl_event_queue_release(ops->events, unused_promises);
+}

@@ -1,0 +1,67 @@
+/* open_ops.h: the ops that are open in an engine: how they are found, stop, become done and end. How they meet those of
+ * other ranks is matching.h's, and what an op does with segments op.h's.
+ *
+ *   open      from submit to end
+ *   halted    nothing of it moves any more, but what is half sent; a mismatch is still announced
+ *   silent    nothing is said about it either: frozen
+ *   let go    no connection knows of it: nothing reads or writes its buffers
+ *
+ * An op whose ranks tell each other when they are done (agreement.h) is let go when all are, and stays open until the
+ * caller ends it. One that came on the fast path (gate.h) and was not shown ends by itself then. */
+#ifndef PCCL_OPEN_OPS_H
+#define PCCL_OPEN_OPS_H
+
+#include "announcements.h"
+#include "event_queue.h"
+#include "link.h"
+#include "op.h"
+#include "table.h"
+
+typedef struct {
+    pccl_table by_id;
+    pccl_table by_key;
+    pccl_list open; /* pccl_op.in_ops */
+    pccl_list ran; /* pccl_op.in_ran: told by their gate, to be ended */
+    uint64_t count; /* read by any thread */
+    pccl_announcements announcements;
+    pccl_event_queue *events;
+    uint32_t eager_bytes_max;
+} pccl_open_ops;
+
+void pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max);
+void pccl_open_ops_free(pccl_open_ops *ops); /* all have ended, and all links are gone */
+
+void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op);
+pccl_op *pccl_open_ops_find(const pccl_open_ops *ops, uint64_t id); /* NULL: none */
+
+/* Several ranks of one op may live in one engine; the link tells them apart. The op's source or target behind
+ * the link, or NULL with an op that has the key but not the link in `elsewhere`. */
+pccl_op_peer *pccl_open_ops_find_peer(
+    const pccl_open_ops *ops, const pccl_op_key *key, const pccl_link *link, int is_source, pccl_op **elsewhere);
+
+/* An event about the op, and the posting of one that was promised. */
+pccl_event pccl_op_event(const pccl_op *op, enum pccl_event_kind kind);
+void pccl_open_ops_post(pccl_open_ops *ops, pccl_op *op, const pccl_event *event);
+
+/* No op uses the link any more. */
+void pccl_open_ops_lose_link(pccl_open_ops *ops, pccl_link *link);
+
+/* Drops what is on its way to and from the op. Half-sent frames go on being sent, and so do announcements: a
+ * mismatch is for both sides to know. */
+void pccl_open_ops_halt(pccl_open_ops *ops, pccl_op *op);
+
+/* Nothing more is said about the op either. */
+void pccl_open_ops_silence(pccl_open_ops *ops, pccl_op *op);
+
+/* All that this rank waits for is there. */
+void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op);
+
+/* If all ranks have said DONE: all that any rank had to send has been received. */
+void pccl_open_ops_look_if_agreed(pccl_open_ops *ops, pccl_op *op);
+
+/* Takes the caller's buffers from the op; what it then works on, if it can go on at all. */
+void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv);
+
+void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict);
+
+#endif
