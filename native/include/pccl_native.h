@@ -232,7 +232,7 @@ typedef struct {
     uint32_t force_poll; /* 1: poll(2) even where epoll exists */
     uint32_t eager_bytes_max; /* what one rank may get of an op before it is known to be ready; 0: nothing */
     uint32_t stall_ms; /* a connection that moves nothing for so long, while others of its link do, is given up */
-    uint32_t pace_bytes_per_s; /* all links together send segments at about this rate; 0: as they can (uplink.h) */
+    uint32_t pace_bytes_per_s; /* all links together send segments at about this rate; 0: as they can (egress.h) */
 } pccl_engine_options;
 
 typedef struct {

@@ -10,6 +10,7 @@
 #ifndef PCCL_ANNOUNCEMENTS_H
 #define PCCL_ANNOUNCEMENTS_H
 
+#include "conn.h"
 #include "link.h"
 #include "pccl_native.h"
 #include "table.h"

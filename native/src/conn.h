@@ -51,11 +51,11 @@
  * Sealed. A connection with keys sends its frames in boxes (boxes.h), several to a box or several boxes to a
  * frame, as it happens; everything above is inside. A batch is sealed piece by piece into the boxes' buffer, and
  * what was sealed counts as sent, since its payload is of no more use; the connection takes no further frames
- * before the socket has taken all of it. What comes is copied from opened boxes to where it belongs. Whatever does not open loses the connection, so nothing but what the other end has sent gets any
- * further than the boxes.
+ * before the socket has taken all of it. What comes is copied from opened boxes to where it belongs. Whatever does not
+ * open loses the connection, so nothing but what the other end has sent gets any further than the boxes.
  *
- * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again after
- * 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; meanwhile the poller is not asked for that
+ * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again
+ * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; meanwhile the poller is not asked for that
  * direction. Where the engine itself has none to keep what a peer has sent, that is no peer's fault: the host fails.
  *
  * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied
@@ -65,65 +65,14 @@
 
 #include "boxes.h"
 #include "frame.h"
+#include "host.h"
+#include "link.h"
 #include "list.h"
 #include "op.h"
 #include "poller.h"
 #include "tcp_limits.h"
-#include "uplink.h"
 
 struct pccl_announcement;
-struct pccl_conn;
-struct pccl_link;
-
-enum { PCCL_STAGING_BYTES = 256 << 10 };
-
-typedef struct {
-    uint64_t tx_payload_bytes;
-    uint64_t rx_payload_bytes;
-    uint64_t tx_wire_bytes;
-    uint64_t rx_wire_bytes;
-} pccl_conn_counters; /* written by one thread, atomically; read by any */
-
-/* What this machine lacks and no peer can be blamed for. From then on nothing is read or sent. */
-typedef struct {
-    uint8_t is_set;
-    int system_error;
-    char detail[sizeof((pccl_event *)0)->detail];
-} pccl_host_fault;
-
-/* What the connections of an engine share, and whom they tell. */
-typedef struct pccl_conn_host {
-    pccl_poller *poller;
-    uint8_t *staging; /* PCCL_STAGING_BYTES */
-    pccl_conn_counters counters;
-    pccl_list failed_links; /* pccl_link.in_failed */
-    pccl_list lost_conns; /* pccl_conn.in_lost */
-    uint8_t wants_tick;
-    pccl_host_fault fault; /* at first none */
-    pccl_list starved_conns; /* pccl_conn.in_starved */
-    pccl_list pending_links; /* pccl_link.in_pending */
-    pccl_uplink uplink;
-
-    /* A header has come, of what the connection does not deal with. Either the frame has no payload and is dealt with,
-     * or its payload is put on its way with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the
-     * frame breaks. */
-    const char *(*on_header)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_frame *frame);
-
-    /* A key of a DONE frame, all of which is there. NULL, or the rule that it breaks. */
-    const char *(*on_done)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_op_key *key);
-
-    /* The frame that is half in will not be completed. */
-    void (*on_retract)(struct pccl_conn_host *host, struct pccl_conn *conn);
-
-    /* A segment is complete. */
-    void (*on_arrived)(struct pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
-
-    /* A segment is out, and all of the op seems to be there. */
-    void (*on_sent)(struct pccl_conn_host *host, pccl_op *op);
-
-    /* Payload that came before its op is complete. */
-    void (*on_kept)(struct pccl_conn_host *host, struct pccl_announcement *kept);
-} pccl_conn_host;
 
 enum {
     TX_FRAMES_MAX = 8,
@@ -165,7 +114,7 @@ enum pccl_conn_rx_state { RX_HEADER, RX_STORE, RX_REDUCE, RX_DISCARD };
 
 typedef struct pccl_conn {
     pccl_poll_entry poll;
-    struct pccl_link *link;
+    pccl_link *link;
     pccl_list in_conns;
     pccl_list in_free; /* of the link: can take frames */
     pccl_list in_talk; /* of the link: has a HELLO or an ACK to send */
@@ -194,7 +143,7 @@ typedef struct pccl_conn {
     char detail[sizeof((pccl_event *)0)->detail];
 
     pccl_tcp_limits limits; /* as last seen */
-    pccl_tcp_limits round; /* as seen at the end of the last round of the uplink */
+    pccl_tcp_limits round; /* as seen at the end of the last round of the egress scheduler */
     uint64_t under_way_bytes; /* as last looked at, and segments since */
     uint64_t unsent_bytes; /* of these, what the system has not sent yet: the same */
     int64_t progress_ms; /* when last seen to move or to have nothing to move; -1: see at the next tick */
@@ -247,16 +196,17 @@ int pccl_conn_prepare_socket(int fd);
 pccl_conn *pccl_conn_create(int fd, pccl_boxes *boxes); /* takes the boxes, if any, unless NULL: no memory */
 void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
 
+/* The connection is one of the link's from now on, and says HELLO. */
+void pccl_conn_join(pccl_conn *conn, pccl_link *link);
+
+/* The connection may have become able to take frames, or has something of its own to say. */
+void pccl_conn_offer(pccl_conn *conn);
+void pccl_conn_note_ack_due(pccl_conn *conn);
+
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound);
 void pccl_conn_expect_kept(
     pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes);
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes);
-
-/* Only the first fault counts. */
-void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail);
-
-/* As a broken rule: none is broken, but what a frame says cannot be kept. */
-extern const char pccl_out_of_memory[];
 
 /* Has the poller tell what the connection waits for. */
 void pccl_conn_watch(pccl_conn *conn);
@@ -267,6 +217,15 @@ void pccl_host_retry(pccl_conn_host *host, int64_t now_ms);
 
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
+
+/* The lost connection is closed; it may be gone after this. */
+void pccl_conn_note_buried(pccl_conn *conn);
+
+/* A LOST frame on this connection: NULL, or the rule that the peer breaks. */
+const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame);
+
+/* The next record of a lost connection that has some to send again; it may be gone after the last. */
+pccl_conn_record pccl_conn_take_record(pccl_conn *lost);
 
 /* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
@@ -288,7 +247,8 @@ void pccl_conn_add(
     pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
 void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
 
-/* Adds one DONE frame; at most so many keys as pccl_conn_done_room says, which is at least 1 where there is room at all. */
+/* Adds one DONE frame; at most so many keys as pccl_conn_done_room says, which is at least 1 where there is room at
+ * all. */
 uint32_t pccl_conn_done_room(const pccl_conn *conn);
 void pccl_conn_add_done(pccl_conn *conn, const pccl_op_key *keys, uint32_t count);
 
@@ -302,7 +262,8 @@ void pccl_conn_release_kept(pccl_conn *conn); /* what it receives into is about 
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 
 /* The op's buffers are elsewhere now. */
-void pccl_conn_follow(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
+void pccl_conn_follow_rx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
+void pccl_conn_follow_tx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
 
 /* Whether anything has got across or come in since the last call. Sets lying_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);

@@ -1,7 +1,10 @@
 #include "core.h"
 
 #include "announcements.h"
+#include "egress_scheduler.h"
 #include "link.h"
+#include "link_send.h"
+#include "link_watch.h"
 #include "links.h"
 #include "matching.h"
 #include "open_ops.h"
@@ -47,7 +50,7 @@ pccl_core *pccl_core_create(
     pccl_list_init(&host->lost_conns);
     pccl_list_init(&host->starved_conns);
     pccl_list_init(&host->pending_links);
-    pccl_uplink_init(&host->uplink, pace_bytes_per_s);
+    pccl_egress_init(&host->egress, pace_bytes_per_s);
     pccl_links_init(&core->links, host, fds, events);
     pccl_open_ops_init(&core->ops, events, eager_bytes_max);
     pccl_groups_init(&core->groups);
@@ -109,7 +112,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
         return;
     }
     __atomic_fetch_add(&core->links.connections, 1, __ATOMIC_RELAXED);
-    pccl_link_adopt(link, conn);
+    pccl_conn_join(conn, link);
     link->events_promised += PCCL_EVENTS_PER_CONN;
     link->limited_ticks = 0;
     link->has_asked = 0;
@@ -246,7 +249,7 @@ static int core_send(pccl_core *core)
         if (node == last)
             break;
     }
-    pccl_uplink_send(&core->receiver.host.uplink, &core->links.all);
+    pccl_egress_send(&core->receiver.host.egress, &core->links.all);
     return is_more;
 }
 
@@ -262,7 +265,7 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
     if (conn->is_lost || link->is_failed || core->receiver.host.fault.is_set)
         return;
     if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
-        pccl_link_offer(conn);
+        pccl_conn_offer(conn);
     if (event->ready & ~conn->starved & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
@@ -284,7 +287,7 @@ static int timeout_to(int64_t at_ms, int64_t now_ms) { return at_ms <= now_ms ? 
 /* -1: nothing is due. */
 static int core_next_ms(pccl_core *core, int64_t now_ms)
 {
-    int is_waiting = pccl_uplink_is_waiting(&core->receiver.host.uplink);
+    int is_waiting = pccl_egress_is_waiting(&core->receiver.host.egress);
     if (!core->receiver.host.wants_tick)
         return is_waiting ? 1 : -1;
     if (core->tick_at_ms < 0)
@@ -338,7 +341,7 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
             full_count++;
         }
     }
-    pccl_uplink_tick(&core->receiver.host.uplink, &core->links.all);
+    pccl_egress_tick(&core->receiver.host.egress, &core->links.all);
     /* Several share what they have, an uplink as a rule, and none shows what it could carry. */
     if (full_count > 1 || now_ms - core->ticked_ms > 3 * TICK_MS)
         full = NULL;

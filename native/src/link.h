@@ -1,22 +1,14 @@
-/* link.h: all connections to one peer, and what is to be sent over them.
+/* link.h: one peer: what is to be sent to it, and how much it may be sent before it asks.
  *
  * A link has three queues: ops that are done (DONE), ops to be announced (READY, EAGER), and active ops, which have
- * segments to send. They take precedence in this order; active ops take turns segment by segment, so that a large op does not
- * hold up a small one. Whichever connection is free, that is drained and between frames, takes the next
- * frames. A slow connection is seldom free and so carries less. Segments to other machines may have to wait for their
- * link's turn (uplink.h).
- *
- * A lost connection's frames are sent again over the others (conn.h). A link fails with its last connection, or
- * when its peer breaks the protocol. Both are noted at once (pccl_conn_lose, pccl_link_fail) and carried out by
- * the host when nothing points to the connections any more. A lost connection, its descriptor closed, is then
- * kept as long as its records are of use. */
+ * segments to send. link_send.h hands them to its connections (conn.h). It fails with its last connection, or when its
+ * peer breaks the protocol, which is noted at once (pccl_link_fail) and carried out by links.h when nothing points to
+ * the connections any more. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
-#include "agreement.h"
-#include "conn.h"
+#include "host.h"
 #include "list.h"
-#include "op.h"
 #include "pccl_native.h"
 #include "table.h"
 
@@ -46,7 +38,7 @@ typedef struct pccl_link {
     pccl_list in_links;
     pccl_list in_failed; /* of the host */
     pccl_list in_pending; /* of the host: may have something to send */
-    pccl_list in_waiting; /* of the uplink */
+    pccl_list in_waiting; /* of the egress scheduler */
     pccl_list conns;
     pccl_list lost_conns; /* buried, the same way in pccl_conn.in_conns */
     pccl_list free_conns;
@@ -70,7 +62,7 @@ typedef struct pccl_link {
     uint64_t rx_payload_bytes;
     uint64_t under_way_bytes; /* of all connections */
     uint64_t round_trip_us; /* the least that any of them has seen; 0: not known */
-    uint8_t has_turn; /* of the uplink */
+    uint8_t has_turn; /* of the egress scheduler */
     int64_t looked_ms; /* when pccl_link_look last was */
     uint64_t acked_bytes; /* by the other side, from the look before that one to it */
     uint8_t is_full; /* at that look: no connection could send all it had */
@@ -89,41 +81,16 @@ typedef struct pccl_link {
 pccl_link *pccl_link_create(uint64_t id); /* NULL without memory */
 void pccl_link_destroy(pccl_link *link); /* which has no connections left */
 
-void pccl_link_adopt(pccl_link *link, pccl_conn *conn);
-
 /* system_error: an errno, or 0 where the other side is to blame. Only the first failure counts. */
 void pccl_link_fail(pccl_link *link, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
 
 void pccl_link_note_pending(pccl_link *link);
 
-/* The connection may have become able to take frames, or has something of its own to say. */
-void pccl_link_offer(pccl_conn *conn);
-void pccl_link_note_ack_due(pccl_conn *conn);
-
-void pccl_link_note_lost(pccl_link *link, pccl_conn *conn);
-void pccl_link_note_buried(pccl_conn *conn); /* after which it may be gone */
-void pccl_link_note_notice_received(pccl_conn *lost);
-
-/* A LOST frame on this connection: NULL, or the rule that the peer breaks. */
-const char *pccl_link_on_lost(pccl_conn *conn, const pccl_frame *frame);
-
-/* A connection that has stood still for longer than stall_ms is given up, if another one has moved since.
- * Whether there is anything to come back for. */
-int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
-
-/* Asks the system about all connections. Nonzero once, when all have been held back by their windows for a while. */
-int pccl_link_look(pccl_link *link, int64_t now_ms);
-
-/* After a look at all links, the one before it being at `since_ms`. */
-void pccl_link_count_full(pccl_link *link, int is_only_full, int64_t since_ms);
-
-/* Fails the link when bytes have lain on it for longer than timeout_ms and nothing has got across, or come in, on any
- * of its connections. `starts_anew`: what was before says nothing. Whether there is anything to come back for. */
-int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew);
-
 /* Nonzero if a frame with this payload may go out as eager; it then must, or be cancelled. */
 int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes);
 void pccl_link_cancel_eager(pccl_link *link, uint32_t payload_bytes);
+void pccl_link_note_eager_sent(pccl_link *link, uint32_t payload_bytes);
+void pccl_link_note_eager_lost(pccl_link *link, uint32_t payload_bytes); /* and not sent again: its op has ended */
 
 /* NULL, or the rule that the peer breaks. */
 const char *pccl_link_on_credit(pccl_link *link, uint64_t eager_bytes);
@@ -133,21 +100,7 @@ void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes); /* which 
 /* A received eager frame's payload takes no memory any more. */
 void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes);
 
-/* Looks at what is under way on all connections: how much. */
-uint64_t pccl_link_look_under_way(pccl_link *link);
-
-/* Adds what has happened since the last time. Whether anything was delivered. */
-int pccl_link_add_to_round(pccl_link *link, pccl_pacer_round *round);
-
-/* Whether the link can take a turn of the uplink. NEVER: it has no segments, or no connection for them, and will come
- * again. */
-enum pccl_link_turn { PCCL_TURN_NEVER, PCCL_TURN_LATER, PCCL_TURN_NOW };
-enum pccl_link_turn pccl_link_turn(const pccl_link *link);
-
-/* Sends segments while the uplink allows, no more than a connection takes at once. */
-void pccl_link_take_turn(pccl_link *link);
-
-/* Sends up to bytes_max or until no connection is free. Nonzero if there is more to do now. */
-int pccl_link_send(pccl_link *link, size_t bytes_max);
+/* What a CREDIT frame says that is about to be sent. */
+uint64_t pccl_link_take_credit(pccl_link *link);
 
 #endif

@@ -173,7 +173,10 @@ static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
             for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next) {
                 pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
                 if (move != NULL)
-                    pccl_conn_follow(conn, op, move);
+                    {
+                    pccl_conn_follow_rx(conn, op, move);
+                    pccl_conn_follow_tx(conn, op, move);
+                }
                 else
                     pccl_conn_release_tx(conn, op);
             }

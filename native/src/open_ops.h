@@ -13,6 +13,7 @@
 
 #include "announcements.h"
 #include "event_queue.h"
+#include "conn.h"
 #include "link.h"
 #include "op.h"
 #include "table.h"

@@ -140,7 +140,7 @@ static const char *receiver_on_header(pccl_conn_host *host, pccl_conn *conn, con
     case PCCL_FRAME_CREDIT:
         return pccl_link_on_credit(conn->link, frame->eager_bytes);
     case PCCL_FRAME_LOST:
-        return pccl_link_on_lost(conn, frame);
+        return pccl_conn_on_lost(conn, frame);
     case PCCL_FRAME_DONE:
     case PCCL_FRAME_HELLO:
     case PCCL_FRAME_ACK:

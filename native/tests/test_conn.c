@@ -1,6 +1,6 @@
 /* One connection without an engine: what it tells of what is under way. */
 #include "check.h"
-#include "link.h"
+#include "conn.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ static int wire_open(wire *w, int send_buffer_bytes)
     w->peer = fds[1];
     if (w->conn == NULL || pccl_conn_prepare_socket(fds[0]) != 0)
         return 0;
-    pccl_link_adopt(w->link, w->conn);
+    pccl_conn_join(w->conn, w->link);
     w->conn->peer_number = 1; /* as a HELLO says */
     return 1;
 }

@@ -1,0 +1,149 @@
+#include "link_watch.h"
+
+/* Stands still while others of its link move. If none of them has had anything to move since, one gets a frame
+ * to be acknowledged, whatever it says. */
+static void link_look_at_stuck(pccl_link *link, pccl_conn *stuck, int64_t now_ms, int64_t stall_ms)
+{
+    int has_idle = 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *other = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (other == stuck || other->is_lost)
+            continue;
+        has_idle |= other->tx_acked == other->tx_counted;
+        if (other->moved_ms > stuck->progress_ms && now_ms - other->progress_ms <= stall_ms) {
+            pccl_conn_lose(stuck, 0, "no progress for %lld ms", (long long)(now_ms - stuck->progress_ms));
+            return;
+        }
+    }
+    pccl_list_remove(&stuck->in_free);
+    if (has_idle) {
+        link->eager.is_credit_due = 1;
+        pccl_link_note_pending(link);
+    }
+}
+
+int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
+{
+    int has_more = 0;
+    pccl_list *conns = &link->conns;
+    for (pccl_list *node = conns->next; node != conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (!conn->is_lost)
+            has_more |= pccl_conn_tick(conn, now_ms);
+    }
+    for (pccl_list *node = conns->next; node != conns; node = node->next) {
+        pccl_conn *stuck = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (!stuck->is_lost && now_ms - stuck->progress_ms > stall_ms)
+            link_look_at_stuck(link, stuck, now_ms, stall_ms);
+    }
+    return has_more;
+}
+
+/* Since the last look: for most of the time, and of that for most by its window. Inside a machine more connections do
+ * not help. */
+static int conn_is_limited(const pccl_conn *conn, pccl_tcp_limits before)
+{
+    enum { BUSY_US_MIN = 50000 };
+    if (conn->is_local)
+        return 0;
+    uint64_t busy_us = conn->limits.busy_us - before.busy_us;
+    return busy_us >= BUSY_US_MIN && (conn->limits.window_us - before.window_us) * 2 > busy_us;
+}
+
+int pccl_link_look(pccl_link *link, int64_t now_ms)
+{
+    enum { LIMITED_TICKS_MIN = 3 };
+    int are_all = !link->is_failed && link->live_count > 0;
+    link->was_full = link->is_full;
+    link->is_full = (uint8_t)are_all;
+    link->acked_bytes = 0;
+    link->looked_ms = now_ms;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->is_lost)
+            continue;
+        pccl_tcp_limits before = conn->limits;
+        if (pccl_tcp_limits_read(conn->poll.fd, &conn->limits) != 0) {
+            are_all = link->is_full = 0;
+            continue;
+        }
+        if (link->round_trip_us == 0 || conn->limits.round_trip_us_min < link->round_trip_us)
+            link->round_trip_us = conn->limits.round_trip_us_min;
+        are_all &= conn_is_limited(conn, before);
+        link->is_full &= conn->limits.unsent_bytes > 0;
+        link->acked_bytes += conn->limits.acked_bytes - before.acked_bytes;
+    }
+    link->limited_ticks = are_all ? link->limited_ticks + 1 : 0;
+    if (link->limited_ticks < LIMITED_TICKS_MIN || link->has_asked)
+        return 0;
+    link->has_asked = 1;
+    return 1;
+}
+
+uint64_t pccl_link_look_under_way(pccl_link *link)
+{
+    link->under_way_bytes = 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->is_lost)
+            continue;
+        pccl_conn_look_under_way(conn);
+        link->under_way_bytes += conn->under_way_bytes;
+    }
+    return link->under_way_bytes;
+}
+
+int pccl_link_add_to_round(pccl_link *link, pccl_pacer_round *round)
+{
+    int has_carried = 0;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        pccl_tcp_limits before = conn->round;
+        if (conn->is_lost || pccl_tcp_limits_read(conn->poll.fd, &conn->round) != 0)
+            continue;
+        const pccl_tcp_limits *now = &conn->round;
+        if (now->delivered == before.delivered)
+            continue;
+        has_carried = 1;
+        round->delivered_bytes += (uint64_t)(now->delivered - before.delivered) * now->segment_bytes;
+        round->resent_bytes += (uint64_t)(now->resent - before.resent) * now->segment_bytes;
+        round->has_queued |= now->round_trip_us > now->round_trip_us_min / 4 * 5;
+    }
+    return has_carried;
+}
+
+void pccl_link_count_full(pccl_link *link, int is_only_full, int64_t since_ms)
+{
+    enum { FULL_RUN_MS = 500 };
+    if (!is_only_full || !link->was_full) {
+        link->run_ms = link->run_bytes = 0;
+        link->is_run_long = 0;
+        return;
+    }
+    link->run_ms += (uint64_t)(link->looked_ms - since_ms);
+    link->run_bytes += link->acked_bytes;
+    link->is_run_long |= link->run_ms >= FULL_RUN_MS;
+    if (link->is_run_long) {
+        link->full_ms += link->run_ms;
+        link->full_bytes += link->run_bytes;
+        link->run_ms = link->run_bytes = 0;
+    }
+}
+
+int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew)
+{
+    int is_loaded = 0;
+    int has_carried = starts_anew;
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->is_lost)
+            continue;
+        has_carried |= pccl_conn_has_carried(conn);
+        is_loaded |= conn->lying_bytes > 0;
+    }
+    if (has_carried || !is_loaded || link->carried_ms < 0)
+        link->carried_ms = now_ms;
+    else if (now_ms - link->carried_ms > timeout_ms)
+        pccl_link_fail(link, 0, "nothing got through for %lld ms", (long long)(now_ms - link->carried_ms));
+    return is_loaded;
+}
