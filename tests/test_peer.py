@@ -13,7 +13,7 @@ from pccl.protocol import topology
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
-from pccl.protocol.peer import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, STALL_AFTER_S
+from pccl.protocol.peer.machine import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, STALL_AFTER_S
 from pccl.types import Result
 
 ME = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer
 from pccl.protocol.messages import Kind
 from pccl.protocol.pairs import pair_tag
-from pccl.protocol.peer import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
+from pccl.protocol.peer import machine
+from pccl.protocol.peer.machine import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
@@ -313,7 +313,7 @@ def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(wor
 
 
 def test_aborts_of_many_tags_are_remembered_up_to_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "ABORTS_KEPT_IN_ALL_MAX", 20)
+    monkeypatch.setattr(machine, "ABORTS_KEPT_IN_ALL_MAX", 20)
     a, b = world.join(0, 0)
     for tag in range(100):
         world.cancel(a, world.launch(a, tag))

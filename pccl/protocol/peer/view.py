@@ -1,0 +1,43 @@
+"""The view: an installed membership, as one peer sees it.
+
+A view is what view-synchronous group communication calls one: all peers of a group that install it have the same
+members in the same order, and every op that was under way before ends the same way for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl.protocol.direct_limit import UNKNOWN
+
+
+@dataclass(frozen=True)
+class View:
+    """An installed membership, as seen by one peer. Immutable: threads may keep it."""
+
+    view: int
+    epoch: int
+    peer: int
+    group: int
+    ring: tuple[int, ...]
+    """This peer's group, in ring order."""
+    group_sizes: dict[int, int]
+    is_meshed: bool = False
+    """Every pair of the group has a link."""
+    direct_limit: int = UNKNOWN
+    """See `direct_limit`."""
+    is_local: bool = False
+    """All of the group are on one host."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ring)
+
+    @property
+    def global_world_size(self) -> int:
+        return sum(self.group_sizes.values())
+
+
+def alone_in(group: int) -> str:
+    """Why nothing can be reduced."""
+    return f"alone in peer group {group}; call update_topology() until others have joined"
