@@ -633,7 +633,7 @@ def test_who_asks_for_pending_peers_while_the_others_are_past_that_is_told_no(cr
 
 
 def test_an_op_and_a_joint_call_that_wait_for_each_other_fail(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.protocol.peer.machine.STALL_AFTER_S", 0.1)
+    monkeypatch.setattr("pccl.protocol.peer.ops.STALL_AFTER_S", 0.1)
     crew.join(2)
     x = ones()
     errors = outcomes([partial(crew[0].all_reduce, x, op=SUM, tag=6), crew[1].update_topology])

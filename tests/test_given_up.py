@@ -18,5 +18,5 @@ def test_the_others_keep_nothing_of_it_and_their_next_calls_succeed(crew: Crew) 
     for peer in crew.peers:
         session = peer._inner._session
         assert session is not None
-        assert not session._machine._early
-        assert not session._machine._withdrawn
+        assert not session._machine.ops.uses.aborts
+        assert not session._machine.ops.uses.promises

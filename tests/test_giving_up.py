@@ -233,7 +233,7 @@ def test_an_op_that_has_not_begun_is_copied_or_taken_back(crew: Crew) -> None:
 
 def is_in_call(peer: Communicator) -> bool:
     session = peer._inner._session
-    return session is not None and session._machine._call is not None
+    return session is not None and session._machine._calls.kind != ""
 
 
 def test_an_op_in_pieces_goes_on_with_a_copy(

@@ -13,7 +13,8 @@ from pccl.protocol import topology
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
-from pccl.protocol.peer.machine import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, STALL_AFTER_S
+from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
+from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 
 ME = 2
@@ -277,7 +278,7 @@ def test_connection_lost_while_its_link_is_made_is_replaced_once_that_stands() -
 def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> None:
     rig.machine.link_limited(rig.links[3])
     assert rig.effects() == []
-    rig.machine.may_grow = True
+    rig.machine.links.may_grow = True
     counts = []
     for _ in range(6):
         rig.machine.link_limited(rig.links[3])

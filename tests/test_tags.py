@@ -85,6 +85,6 @@ def test_a_new_tag_for_every_op(monkeypatch: pytest.MonkeyPatch, tags: int, tags
         assert pair.submitted[1] == pair.submitted[2]
         pair.results.clear()
         epochs.add(pair.submitted[1][0])
-        assert all(len(peer._uses) <= tags_max for peer in pair.peers.values())
+        assert all(peer.ops.uses.tags <= tags_max for peer in pair.peers.values())
         assert pair.master._groups[0].ledger.tags <= tags_max
     assert len(epochs) >= tags // tags_max

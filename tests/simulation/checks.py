@@ -103,7 +103,7 @@ class Checks:
         self.has_succession = True
         for node in nodes:
             if node.machine.run == master.run and node.machine.view is not None:
-                prepared = node.machine._next
+                prepared = node.machine._prepared
                 if prepared is not None and prepared.ring.epoch != node.view.epoch:
                     self._inherited.add((node.group, node.view.epoch))
         for node in nodes:

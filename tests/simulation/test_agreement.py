@@ -8,7 +8,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
-from pccl.protocol.peer.machine import STALL_AFTER_S
+from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.world import TAG, World

@@ -7,8 +7,9 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
 from pccl.protocol.pairs import pair_tag
-from pccl.protocol.peer import machine
-from pccl.protocol.peer.machine import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
+from pccl.protocol.peer import verdicts
+from pccl.protocol.peer.uses import EARLY_KEPT_MAX
+from pccl.protocol.peer.verdicts import ABORTS_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
@@ -231,7 +232,7 @@ def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> No
     nodes = world.join(0, 0, 0)
     for tag in range(100):
         assert world.reduce(nodes, tag) == [Result.SUCCESS] * 3
-        assert all(len(node.machine._uses) <= 20 for node in nodes)
+        assert all(node.machine.ops.uses.tags <= 20 for node in nodes)
     assert nodes[0].view.epoch > 5
 
 
@@ -246,7 +247,7 @@ def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.M
         for node in nodes:
             assert {node.result(op) for op in ops[node]} <= {Result.SUCCESS, Result.RANK_CONNECTION_LOST}
             left[node] -= {tag for op, tag in ops[node].items() if node.result(op) is Result.SUCCESS}
-            assert len(node.machine._uses) <= 30
+            assert node.machine.ops.uses.tags <= 30
     assert nodes[0].view.epoch > 10
 
 
@@ -299,10 +300,10 @@ def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(wor
             pass
     few = given_up <= EARLY_KEPT_MAX
     for node in (b, c):
-        assert len(node.machine._early) == (given_up if few else 0)
-        assert not node.machine._withdrawn
+        assert len(node.machine.ops.uses.aborts) == (given_up if few else 0)
+        assert not node.machine.ops.uses.promises
         assert len(node.parked) <= 1, "what came after the last verdict"
-        assert sum(map(len, node.machine._verdicts.values())) <= ABORTS_KEPT_MAX
+        assert len(node.machine.ops.heard) <= ABORTS_KEPT_MAX
     for _ in range(given_up if few else 0):
         assert {world.reduce([node])[0] for node in (b, c)} == {Result.TIMEOUT}
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
@@ -313,10 +314,10 @@ def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(wor
 
 
 def test_aborts_of_many_tags_are_remembered_up_to_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ABORTS_KEPT_IN_ALL_MAX", 20)
+    monkeypatch.setattr(verdicts, "ABORTS_KEPT_IN_ALL_MAX", 20)
     a, b = world.join(0, 0)
     for tag in range(100):
         world.cancel(a, world.launch(a, tag))
     world.run()
     for node in (a, b):
-        assert sum(map(len, node.machine._verdicts.values())) == 20
+        assert len(node.machine.ops.heard) == 20

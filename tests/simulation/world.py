@@ -803,7 +803,7 @@ class World:
                 assert encode(message) == control.told[control.at_node.received - 1], "lost, doubled or out of order"
                 node.heard(message)
                 node.machine.received(message)
-                if isinstance(message, m.OpAbort) and message.tag in node.machine._overtaken:
+                if isinstance(message, m.OpAbort) and node.machine.ops.uses.is_overtaken(message.tag):
                     node.uses[message.epoch, message.tag] = node.machine.uses_of(message.tag)
                 if isinstance(message, m.Welcome | m.Resumed):
                     node.masterless_since = None
@@ -1231,7 +1231,7 @@ class World:
                 assert node.in_call is None or node.machine.term > 1
                 node.in_call = effect.message.kind
                 # Where a call is stated again, ops may have been launched since, which wait for its end.
-                queued = len(node.machine._queued) if node.machine.term > 1 else 0
+                queued = node.machine.ops.queued if node.machine.term > 1 else 0
                 assert node.in_call not in m.Kind.EXCLUSIVE or node.machine.open_ops == queued
             elif isinstance(effect.message, m.LinksReady):
                 node.ready = effect.message.view

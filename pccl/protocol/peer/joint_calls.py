@@ -1,0 +1,177 @@
+"""Joint calls of one peer: the one that it waits in, those after it, and how the last of each kind ended.
+
+A joint call is made by all peers of a group, or of the run, together. A peer is in one at a time. How the last ones
+ended is remembered for a master after this one, which tells it to whoever has not heard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer.effects import CallResult
+from pccl.protocol.peer.outbox import Outbox
+from pccl.types import Result, SharedStateSyncStrategy
+
+
+class OpenOps(Protocol):
+    """What a joint call has to know of ops."""
+
+    @property
+    def tags(self) -> Sequence[int]:
+        """Tags of all open ops."""
+
+    @property
+    def undecided(self) -> list[OpRef]:
+        """Ops that were started and have no verdict."""
+
+
+@dataclass
+class _Call:
+    call: int
+    kind: str
+    offer: m.SyncOffer | None
+    """What its caller came with."""
+    held: m.SyncOffer | None = None
+    """What there was when the plan came."""
+    is_cancelled: bool = False
+    plan: m.SyncPlan | None = None
+    is_fetched: bool = False
+    """All that the plan asks for has come."""
+
+    def current_offer(self) -> m.SyncOffer | None:
+        """What it brings: not what it came with, once that has been overwritten under earlier masters."""
+        offer, plan = self.offer, self.plan
+        if offer is None or plan is None:
+            return offer
+        if not (plan.fetch_content or plan.fetch_loose):
+            return self.held
+        if self.is_fetched:
+            return msgspec.structs.replace(offer, revision=plan.revision, root=plan.root)
+        if plan.fetch_content:
+            return msgspec.structs.replace(offer, root=b"", strategy=SharedStateSyncStrategy.RECEIVE_ONLY.value)
+        return self.held
+
+
+class JointCalls:
+    """All joint calls of one peer."""
+
+    def __init__(self, outbox: Outbox, ops: OpenOps) -> None:
+        self._outbox = outbox
+        self._ops = ops
+        self._call: _Call | None = None
+        self._waiting: deque[_Call] = deque()
+        self._met: dict[str, m.Met] = {}
+        self._admission: int | None = None
+        """The last update_topology that was in force before its end was told."""
+        self.joined_after = 0
+        """The last joint call of the run that ended before this peer was accepted."""
+        self.synced: tuple[int, int] | None = None
+        """The last sync that this peer took part in with success, and its revision."""
+
+    @property
+    def kind(self) -> str:
+        """Of the call that is under way; empty: none is."""
+        return self._call.kind if self._call is not None else ""
+
+    @property
+    def is_exclusive(self) -> bool:
+        """One is under way that allows no op in flight."""
+        return self._call is not None and self._call.kind in Kind.EXCLUSIVE
+
+    @property
+    def met(self) -> list[m.Met]:
+        """How the last call of each kind ended."""
+        return list(self._met.values())
+
+    def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
+        """Enter a call, after those that this peer is in already. Its end is a CallResult."""
+        self._waiting.append(_Call(call, kind, offer))
+        self._enter_next()
+
+    def cancel(self, call: int) -> None:
+        """Stop waiting for its caller. A call that has begun to take effect goes on."""
+        for waiting in self._waiting:
+            if waiting.call == call:
+                self._waiting.remove(waiting)
+                self._outbox.act(CallResult(call, Result.TIMEOUT, "cancelled by its caller", 0))
+                return
+        if self._call is not None and self._call.call == call:
+            self._call.is_cancelled = True
+            self._outbox.say(m.JointCancel(call))
+
+    def _enter_next(self) -> None:
+        while self._call is None and self._waiting:
+            call = self._waiting.popleft()
+            tags = self._ops.tags if call.kind in Kind.EXCLUSIVE else ()
+            if tags:
+                reason = f"ops with tags {tags[:10]} are in flight; wait for their handles first"
+                self._outbox.act(CallResult(call.call, Result.PENDING_ASYNC_OPS, reason, 0))
+                continue
+            self._call = call
+            self.restate()
+
+    def restate(self) -> None:
+        """Tell the master, or another one after it, what this peer waits in."""
+        call = self._call
+        if call is None:
+            return
+        open_ops = self._ops.undecided if call.kind == Kind.ARE_PEERS_PENDING else []
+        self._outbox.say(m.JointCall(call.call, call.kind, call.current_offer(), open_ops))
+        if call.is_cancelled:
+            self._outbox.say(m.JointCancel(call.call))
+
+    def on_result(self, message: m.JointResult) -> None:
+        call = self._call
+        if call is None or call.call != message.call:
+            raise ProtocolError(f"the result of joint call {message.call}, which is not under way")
+        if message.code != Result.SUCCESS and message.code not in m.FAILURES:
+            raise ProtocolError(f"the result of a joint call with code {message.code}")
+        self._call = None
+        if message.meeting:
+            ended = m.Met(call.kind, message.meeting, message.code, message.reason, message.value)
+            self._met[call.kind] = ended
+            if call.kind == Kind.SYNC and message.code == Result.SUCCESS:
+                self.synced = message.meeting, message.value
+        self._outbox.act(CallResult(call.call, Result(message.code), message.reason, message.value))
+        self._enter_next()
+
+    def on_plan(self, plan: m.SyncPlan) -> None:
+        """Note how the sync under way goes on."""
+        if self._call is not None:
+            self._call.held = self._call.current_offer()
+            self._call.plan = plan
+            self._call.is_fetched = False
+
+    def fetched(self, sync: int, success: bool) -> None:
+        """Note whether all that a plan asks for has come."""
+        call = self._call
+        if call is not None and call.plan is not None and call.plan.sync == sync:
+            call.is_fetched = success
+
+    def admitted(self, meeting: int) -> None:
+        """Note that a view with newcomers is in force, by the joint call `meeting`."""
+        self._met[Kind.UPDATE_TOPOLOGY] = m.Met(Kind.UPDATE_TOPOLOGY, meeting, Result.SUCCESS, "", 0)
+        if self._call is not None and self._call.kind == Kind.UPDATE_TOPOLOGY:
+            self._admission = self._call.call
+
+    def end_admission(self) -> None:
+        """End an update_topology whose view is in force, though the master has not come to say so."""
+        call = self._call
+        if call is not None and call.kind == Kind.UPDATE_TOPOLOGY and self._admission == call.call:
+            meeting = self._met[Kind.UPDATE_TOPOLOGY].meeting
+            self.on_result(m.JointResult(call.call, Result.SUCCESS, meeting=meeting))
+
+    def end(self, code: Result, reason: str) -> None:
+        """End all calls: the session is over."""
+        for call in [*([self._call] if self._call else []), *self._waiting]:
+            self._outbox.act(CallResult(call.call, code, reason, 0))
+        self._call = None
+        self._waiting.clear()

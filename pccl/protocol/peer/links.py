@@ -1,0 +1,306 @@
+"""Links of one peer with the others of its ring: made for a view, grown, replaced, lost.
+
+A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
+belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
+
+Connections. A link that stands may get more of them: its dialer makes a lost one anew, and where the number is left to
+us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair needs is
+its bandwidth times its round trip, which nobody can know before. A link that the network holds back gains nothing by
+more streams, they only crowd each other. Where engines have several threads, each connection belongs to one of them by
+its index, on both sides, and every link begins with a connection for each. A lost one is replaced in its thread, and a
+thread that is held back by windows grows by itself.
+
+Silence. A link between two live peers that carries nothing any more is missed by whichever end has something lying on
+it, after half the peer timeout, and made anew; the other half is for that, so that a path that stays black is known
+after a peer timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the one
+that expects it to dial is patient, for a process that is merely busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pccl.protocol import messages as m
+from pccl.protocol.peer.effects import AddConnections, CloseLink, Log, MakeLink
+from pccl.protocol.peer.outbox import Outbox
+from pccl.protocol.topology import linked_peers, neighbours
+
+LINK_SHARE = 0.5
+"""Share of the peer timeout: how long a link may carry nothing, and how long making it anew may then get nowhere."""
+LINK_TIMEOUTS = 2.0
+"""Making a link may take so many peer timeouts, and `LINK_TIMEOUT_S_MIN` at least."""
+LINK_TIMEOUT_S_MIN = 2.0
+LINK_CONNECTIONS_MAX = 64
+"""More are refused, whoever dials."""
+GROWN_CONNECTIONS_MAX = 16
+"""Beyond these we add none by ourselves."""
+PROBE_CONNECTIONS_MIN = 4
+"""Connections of a measurement where links may grow: it must not stop at a window that an op would have outgrown."""
+GRACE_S = 0.5
+"""How much later the other end may have begun to make a link."""
+
+
+@dataclass
+class _Link:
+    link: int
+    peer: int
+    made_in: int
+    connections: int
+    """Without which it does not stand."""
+    dial: bool
+    connected: int = 0
+    is_up: bool = False
+    """All of them have come; further ones may come, and any but the last may go."""
+    lost_early: list[int] = field(default_factory=list)
+    """Engine threads of those that were lost before that."""
+    extras: dict[int, int] = field(default_factory=dict)
+    """Connections dialled beyond those, by engine thread."""
+
+
+@dataclass
+class _Target:
+    """The links that the last prepared view asks for."""
+
+    view: int = 0
+    ring: Sequence[int] = ()
+    is_open: bool = False
+    """The view is not installed yet."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Peers of those that could not be made, and why."""
+
+
+class Links:
+    """All links of one peer."""
+
+    def __init__(self, outbox: Outbox, connections: int, may_grow: bool) -> None:
+        """`connections` is how many each link begins with; it may add more where it `may_grow`."""
+        self.may_grow = may_grow
+        self.engine_threads = 1
+        self.peer_timeout_s = 0.0
+        self._outbox = outbox
+        self._connections = connections
+        self._own = 0
+        self._members: Mapping[int, m.Member] = {}
+        self._target = _Target()
+        self._links: dict[int, _Link] = {}
+        """By peer."""
+        self._last_link = 0
+        self._broken: dict[int, m.LinkLost] = {}
+        """By peer, links of the installed view that were lost since."""
+
+    def welcomed(self, own: int, engine_threads: int, peer_timeout_s: float) -> None:
+        """Note what the master has said: this peer's number, and what all of a run have in common."""
+        self._own = own
+        self.engine_threads = engine_threads
+        self.peer_timeout_s = peer_timeout_s
+
+    @property
+    def timeout_s(self) -> float:
+        """How long bytes may lie on a link without anything getting through; 0 before Welcome."""
+        return LINK_SHARE * self.peer_timeout_s
+
+    def number_of(self, peer: int) -> int:
+        """The number of the link to a peer; 0, which is no link, where there is none."""
+        link = self._links.get(peer)
+        return link.link if link is not None else 0
+
+    def peer_at(self, link: int) -> int | None:
+        """Who is at the other end; None once the link is closed."""
+        found = self._find(link)
+        return found.peer if found is not None else None
+
+    def stands(self, peer: int) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.is_up
+
+    def connections_to(self, member: m.Member) -> int:
+        """How many connections the link with this peer has, or would have once it is used."""
+        link = self._links.get(member.peer)
+        count = max(self._begun_with(member), link.connected if link is not None else 0)
+        return max(count, PROBE_CONNECTIONS_MIN) if self.may_grow else count
+
+    def lost_needed(self, ring: Sequence[int], is_meshed: bool) -> Iterator[m.LinkLost]:
+        """Links of the installed view that were lost since and that its ops need."""
+        for lost in self._broken.values():
+            if is_meshed or lost.peer in neighbours(ring, self._own):
+                yield lost
+
+    # Views.
+
+    def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.Member]) -> None:
+        """Take this prepared view for what links are for. `members` are the peers of all groups."""
+        self._target = _Target(view, ring, is_open=True)
+        self._members = members
+        self._broken = {peer: lost for peer, lost in self._broken.items() if peer in members}
+
+    def prepare(self, relinked: Collection[int]) -> None:
+        """Make the links that the view needs and close those it does not, those with `relinked` peers first."""
+        for peer in relinked:
+            self._drop(peer)
+        for peer in [peer for peer in self._links if peer not in self._members]:
+            self._drop(peer)
+        ring = self._target.ring
+        for peer in linked_peers(ring, self._own):
+            if peer not in self._links:
+                is_needed = peer in neighbours(ring, self._own)
+                dial = self._own > peer
+                self._make(peer, self._target.view, dial, is_urgent=peer in relinked, is_needed=is_needed)
+
+    def readiness(self) -> m.LinksReady | None:
+        """The answer to Prepare, once every link of the view stands or has failed."""
+        target = self._target
+        for peer in linked_peers(target.ring, self._own):
+            if peer not in target.failed and not self.stands(peer):
+                return None
+        needed = neighbours(target.ring, self._own)
+        failed = [(peer, reason) for peer, reason in sorted(target.failed.items()) if peer in needed]
+        missing = [(peer, reason) for peer, reason in sorted(target.failed.items()) if peer not in needed]
+        return m.LinksReady(target.view, failed, missing)
+
+    def installed(self) -> None:
+        """Note that the prepared view is in force."""
+        self._target.is_open = False
+
+    def close(self) -> None:
+        """Close all links, and aim at none."""
+        for peer in list(self._links):
+            self._drop(peer)
+        self._target = _Target()
+
+    # What the engine and the makers of links report.
+
+    def lost(self, link: int, reason: str, has_committed: bool) -> m.LinkLost | None:
+        """Note that an established link broke. What is to be told of it, if anything."""
+        found = self._find(link)
+        if found is None:
+            return None
+        self._drop(found.peer)
+        if found.peer not in self._members or not self._is_wanted(found.peer):
+            return None
+        lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX], has_committed)
+        self._broken[found.peer] = lost
+        # The master answers with another Prepare, unless the group may go on without this link.
+        self._give_up(found.peer, reason)
+        return lost
+
+    def connected(self, link: int) -> bool:
+        """Count one more connection of a link. False if it is not wanted any more: then it must be closed, else handed
+        to the engine."""
+        found = self._find(link)
+        if found is None or found.connected >= LINK_CONNECTIONS_MAX:
+            return False
+        found.connected += 1
+        if found.connected == found.connections and not found.is_up:
+            found.is_up = True
+            for thread in found.lost_early:
+                self._replace(found, thread)
+        return True
+
+    def connection_lost(self, link: int, reason: str, thread: int) -> None:
+        """Note that a connection of a link broke; the link goes on with its others, unless they break, too. A peer that
+        leaves or dies closes one after the other, which need not be told one by one."""
+        found = self._find(link)
+        if found is None:
+            return
+        text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
+        self._outbox.act(Log("warning", text, {"other": found.peer}, link))
+        if found.is_up:
+            self._replace(found, thread)
+        else:
+            found.lost_early.append(thread)
+
+    def limited(self, link: int, thread: int) -> None:
+        """Add connections to a link whose windows hold back all those that it has in an engine thread."""
+        found = self._find(link)
+        if found is None or not found.is_up or not self.may_grow or found.connected >= GROWN_CONNECTIONS_MAX:
+            return
+        count = min(found.connected // self.engine_threads, GROWN_CONNECTIONS_MAX - found.connected)
+        text = f"windows hold back the link with peer {found.peer}: {count} connections more than {found.connected}"
+        self._outbox.act(Log("info", text, {"other": found.peer}))
+        self._add(found, thread, count, is_replacement=False)
+
+    def failed(self, link: int, reason: str) -> m.LinkFailed | None:
+        """Note that a link could not be made. What a master is told of it that still waits for this peer's links."""
+        found = self._find(link)
+        if found is None or found.is_up:
+            return None
+        self._drop(found.peer)
+        target = self._target
+        if not target.is_open or not self._is_wanted(found.peer):
+            return None
+        if found.made_in < target.view:
+            # It was begun under an earlier Prepare, and the other side may have begun anew since: once more.
+            self._make(found.peer, target.view, dial=self._own > found.peer)
+            return None
+        self._give_up(found.peer, reason)
+        if not found.dial:
+            return None
+        return m.LinkFailed(target.view, found.peer, reason[: m.REASON_CHARACTERS_MAX])
+
+    def offered(self, peer: int, made_in: int) -> int | str | None:
+        """Find the link that a connection shall belong to which came in: its number, a refusal, or None: ask again
+        after the next message of the master, which may tell who that is."""
+        if made_in > self._target.view:
+            return None
+        if peer not in self._members or peer == self._own:
+            return f"peer {peer} is not in view {self._target.view}"
+        link = self._links.get(peer)
+        if link is not None and link.made_in > made_in:
+            return f"the link with peer {peer} was made anew in view {link.made_in}"
+        if link is None or link.made_in < made_in:
+            # The dialer has dropped the link that we still have: its word counts.
+            self._drop(peer)
+            link = self._make(peer, made_in, dial=False)
+        if link.connected >= LINK_CONNECTIONS_MAX:
+            return f"the link with peer {peer} has {link.connected} connections already"
+        return link.link
+
+    def _find(self, link: int) -> _Link | None:
+        return next((each for each in self._links.values() if each.link == link), None)
+
+    def _is_wanted(self, peer: int) -> bool:
+        return peer in linked_peers(self._target.ring, self._own)
+
+    def _give_up(self, peer: int, reason: str) -> None:
+        if self._target.is_open:
+            self._target.failed[peer] = reason
+
+    def _begun_with(self, member: m.Member) -> int:
+        return max(self._connections, member.connections, self.engine_threads)
+
+    def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
+        """`is_urgent`: one that had stood, and broke. The group can go on without one that is not needed."""
+        member = self._members[peer]
+        timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
+        reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)
+        if is_urgent and not is_needed and not dial:
+            timeout_s = min(timeout_s, reach_s + GRACE_S)
+        if peer in self._broken and self._broken[peer].made_in < made_in:
+            del self._broken[peer]
+        self._last_link += 1
+        link = self._links[peer] = _Link(self._last_link, peer, made_in, self._begun_with(member), dial)
+        self._outbox.act(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
+        return link
+
+    def _replace(self, link: _Link, thread: int) -> None:
+        link.connected -= 1
+        if link.dial:
+            self._add(link, thread, 1, is_replacement=True)
+
+    def _add(self, link: _Link, thread: int, count: int, is_replacement: bool) -> None:
+        member = self._members.get(link.peer)
+        if count <= 0 or member is None:
+            return
+        threads = self.engine_threads
+        extras = link.extras.get(thread, 0)
+        link.extras[thread] = extras + count
+        first = link.connections + (thread - link.connections) % threads + extras * threads
+        indices = range(first, first + count * threads, threads)
+        timeout_s = LINK_TIMEOUTS * self.peer_timeout_s
+        self._outbox.act(AddConnections(link.link, member, link.made_in, indices, is_replacement, timeout_s))
+
+    def _drop(self, peer: int) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._outbox.act(CloseLink(link.link))

@@ -1,0 +1,92 @@
+"""Op: one collective as its peer sees it, from its launch to its result, and the states that it goes through.
+
+    QUEUED     launched while no ops may start: a view is being changed, or an exclusive joint call is under way
+    RUNNING    submitted to the engine under (epoch, tag, use of the tag)
+    DONE       all result bytes are here; the verdict is not
+    STOPPED    the engine has stopped it before it was done, so it never will be
+    REFUSED    the engine did not take it, so it never will be done
+    COMMITTED  the master has committed it, and the engine has still to say that it is done
+    SETTLED    the same, and the engine has said so while ops were stopped: it ends with the next view
+    ENDING     the verdict is known; the engine gives the buffers back, on abort with `send` as it was
+    HELD       the engine has nothing of it any more; its result waits for the next view
+    ENDED      its caller has the result
+
+The verdict alone decides what the caller is told. An op that all peers are done with goes from DONE to ENDED at once:
+whatever this peer had to send has been received, so nothing touches the buffers any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from pccl.protocol.messages import OpRef
+from pccl.types import Result
+
+Failure = tuple[Result, str]
+"""Why an op ended, or has to end, without success."""
+
+
+class OpState(Enum):
+    QUEUED = auto()
+    RUNNING = auto()
+    DONE = auto()
+    STOPPED = auto()
+    REFUSED = auto()
+    COMMITTED = auto()
+    SETTLED = auto()
+    ENDING = auto()
+    HELD = auto()
+    ENDED = auto()
+
+
+_S = OpState
+TRANSITIONS = {
+    _S.QUEUED: {_S.RUNNING, _S.ENDED},
+    _S.RUNNING: {_S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED, _S.ENDING},
+    _S.DONE: {_S.ENDING, _S.ENDED},
+    _S.STOPPED: {_S.REFUSED, _S.ENDING},
+    _S.REFUSED: {_S.HELD, _S.ENDED},
+    _S.COMMITTED: {_S.SETTLED, _S.REFUSED, _S.ENDING, _S.ENDED},
+    _S.SETTLED: {_S.ENDING},
+    _S.ENDING: {_S.HELD, _S.ENDED},
+    _S.HELD: {_S.ENDED},
+    _S.ENDED: set[OpState](),
+}
+"""From each state, where an op may go."""
+UNDECIDED = frozenset({_S.RUNNING, _S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED, _S.SETTLED})
+"""Submitted, and no verdict is carried out."""
+IS_DONE = frozenset({_S.DONE, _S.SETTLED})
+MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
+"""Undecided, and all result bytes are here or may still come."""
+
+
+@dataclass(eq=False)
+class Op:
+    op: int
+    tag: int
+    """As its caller has named it."""
+    launched_at: float
+    pair: tuple[int, bool] | None = None
+    """The other peer of a point-to-point op, and whether this one sends."""
+    state: OpState = OpState.QUEUED
+    ref: OpRef | None = None
+    """As the others know it, once it is submitted."""
+    agrees: bool = False
+    """Its participants end it by themselves: see `agreement`."""
+    world_size: int = 0
+    traffic: tuple[int, int] = (0, 0)
+    """Payload bytes sent and received."""
+    failure: Failure | None = None
+    """Why it cannot or must not complete, as the master is told."""
+    is_withdrawn: bool = False
+    """This peer has promised not to commit it by itself."""
+    stall_reported: bool = False
+    verdict: Failure | None = None
+    """How it ends, success included, once that is carried out."""
+    awaits_view: bool = False
+    """Its result is held until the next view is installed."""
+
+    def move(self, state: OpState) -> None:
+        assert state in TRANSITIONS[self.state], f"op {self.op} with tag {self.tag}: {self.state} to {state}"
+        self.state = state

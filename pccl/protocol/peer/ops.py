@@ -1,0 +1,484 @@
+"""Ops of one peer: launched by its callers, run by its engine, ended by verdicts.
+
+An op starts in the installed view, under the epoch, the tag and the use count of the tag (`uses`), and goes through the
+states of `op`. Its verdict is the master's, or what all participants have agreed on (`agreement`). A view that changes
+the ring ends every op that has started; those that a flush ends return when the view is installed, so that a caller who
+then asks for the world size sees who is left.
+
+Ops of groups that agree by themselves need not come here at all: `plain_start` tells how one would start, if that is
+all that could come of it, and whoever runs ops so long says later what became of each: it is running (`started`) or
+committed (`ran`). All that has happened must be told before anything else is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+
+from pccl.protocol import agreement
+from pccl.protocol import messages as m
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.messages import OpRef
+from pccl.protocol.peer.effects import EndOp, ForgetOp, ForgetUnmade, FreezeOp, FreezeOps, Log, OpResult, SubmitOp
+from pccl.protocol.peer.op import IS_DONE, MAY_BE_DONE, UNDECIDED, Failure, Op, OpState
+from pccl.protocol.peer.outbox import Outbox
+from pccl.protocol.peer.submission import (
+    LinkTo,
+    plain_submission,
+    refusal,
+    shared_tag,
+    submission,
+    would_have_tag,
+)
+from pccl.protocol.peer.uses import Uses
+from pccl.protocol.peer.verdicts import HeardVerdicts, failure_of
+from pccl.protocol.peer.view import View
+from pccl.types import Result
+
+STALL_AFTER_S = 2.0
+"""An op that takes longer is reported to the master once."""
+
+
+class Ops:
+    """All open ops of one peer, and what it knows of those of the installed epoch."""
+
+    def __init__(self, outbox: Outbox, link_to: LinkTo, is_blocked: Callable[[], bool]) -> None:
+        """`is_blocked`: an exclusive joint call is under way."""
+        self._outbox = outbox
+        self._link_to = link_to
+        self._is_blocked = is_blocked
+        self._view: View | None = None
+        self.is_running = False
+        """Ops of the installed epoch may start and end."""
+        self.is_frozen = False
+        """All of them have stopped."""
+        self.has_committed = False
+        """This peer has committed ops of the epoch by itself."""
+        self._is_full = False
+        """So many tags were used in the epoch that nothing may start before the next one."""
+        self._ops: dict[int, Op] = {}
+        self._queued: deque[Op] = deque()
+        self._undecided: dict[OpRef, Op] = {}
+        self.uses = Uses()
+        self.heard = HeardVerdicts()
+        self._settled: set[OpRef] = set()
+        """Commits that a prepared view has told."""
+
+    # What callers do.
+
+    def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
+        """Launch an op, at once or as soon as ops may start. Its end is an OpResult. `pair` makes it a point-to-point
+        op: the other peer, and whether this one sends."""
+        assert op not in self._ops
+        if self._outbox.is_closed:
+            self._outbox.act(OpResult(op, Result.NOT_INITIALIZED, "the session is over", 0))
+            return
+        entry = self._ops[op] = Op(op, tag, now, pair)
+        if self._may_start:
+            self._start(entry)
+        else:
+            self._queued.append(entry)
+
+    def cancel(self, op: int, code: Result, reason: str) -> None:
+        """Give an op up for its caller: it is aborted on all peers, unless it has been committed before."""
+        entry = self._ops.get(op)
+        if entry is None or self._outbox.is_closed:
+            return
+        if entry.state is OpState.QUEUED:
+            self._queued.remove(entry)
+            self._finish(entry, code, reason)
+        elif entry.state in UNDECIDED and self.is_running:
+            if entry.agrees and entry.failure is not None:
+                return
+            self._outbox.send_reports()
+            entry.failure = code, reason
+            if entry.agrees:
+                self._outbox.act(FreezeOp(op))
+            else:
+                self._tell_failure(entry)
+
+    def hasten(self, op: int) -> bool:
+        """Let the caller hear a known verdict before the next view is installed; false if none is known."""
+        entry = self._ops.get(op)
+        if entry is None or entry.verdict is None:
+            return False
+        self._stop_awaiting(entry)
+        return True
+
+    def plain_start(self) -> SubmitOp | None:
+        """How an op of the whole group would start with a tag that was used in this epoch; its number, tag and use are
+        not filled in. None: something else may come of it, or it would not end by agreement."""
+        view = self._view
+        if view is None or not self._may_start or view.world_size < 2 or not agreement.is_agreed(0, view.is_meshed):
+            return None
+        if self._queued or self.uses.aborts or self.uses.promises:
+            return None
+        return plain_submission(view, self._link_to)
+
+    def started(self, op: int, tag: int, sequence: int, now: float) -> None:
+        """Take over an op that was started as `plain_start` has said, and runs."""
+        assert self._view is not None
+        assert self.is_running
+        entry = self._ops[op] = Op(op, tag, now, world_size=self._view.world_size, agrees=True)
+        self._submit(entry, self._made(tag, sequence))
+
+    def ran(self, tag: int, sequence: int) -> None:
+        """Note that an op that was started so is committed: all participants are done."""
+        self.has_committed = True
+        self.heard.commit(self._made(tag, sequence))
+
+    def _made(self, tag: int, sequence: int) -> OpRef:
+        ref = self.uses.make(tag)
+        assert ref.sequence == sequence
+        return ref
+
+    # Time.
+
+    def deadline(self) -> float | None:
+        """When `tick` should be called next."""
+        for op in self._undecided.values() if self.is_running else ():
+            if not op.stall_reported:
+                return op.launched_at + STALL_AFTER_S
+        return None
+
+    def tick(self, now: float) -> None:
+        """Report ops that take long."""
+        for op in self._undecided.values() if self.is_running else ():
+            if op.stall_reported:
+                continue
+            if now < op.launched_at + STALL_AFTER_S:
+                break
+            self._report_stall(op)
+
+    def _report_stall(self, op: Op) -> None:
+        assert op.ref is not None
+        assert self._view is not None
+        op.stall_reported = True
+        self._outbox.report_stalled(op.ref)
+        if op.agrees and op.state in IS_DONE:
+            self._outbox.report_done(op.ref)
+        waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
+        text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
+        self._outbox.act(Log("info", text, op.ref._asdict()))
+
+    # Starts.
+
+    @property
+    def count(self) -> int:
+        return len(self._ops)
+
+    @property
+    def tags(self) -> list[int]:
+        """Tags of all open ops, as their callers have named them."""
+        return sorted({op.tag for op in self._ops.values()})
+
+    @property
+    def undecided(self) -> list[OpRef]:
+        return list(self._undecided)
+
+    @property
+    def queued(self) -> int:
+        """How many ops wait for their start."""
+        return len(self._queued)
+
+    @property
+    def _may_start(self) -> bool:
+        return self.is_running and not self._is_full and not self._is_blocked()
+
+    def start_queued(self) -> None:
+        """Start what waits, as far as ops may start."""
+        while self._queued and self._may_start:
+            self._start(self._queued.popleft())
+
+    def _start(self, op: Op) -> None:
+        view = self._view
+        assert view is not None
+        op.world_size = view.world_size
+        refused = refusal(view, op.pair)
+        if refused is not None:
+            self._finish(op, *refused)
+            return
+        tag = shared_tag(view, op.tag, op.pair)
+        op.agrees = agreement.is_agreed(tag, view.is_meshed)
+        is_idle = not self._undecided
+        if op.agrees and self._outbox.is_led and agreement.is_full(self.uses.tags, is_idle):
+            self._is_full = True
+            self._queued.appendleft(op)
+            self._outbox.say(m.TagsUsed(view.epoch, self.uses.tags))
+            return
+        ref = self.uses.make(tag)
+        aborted = self.uses.take_abort(ref)
+        if aborted is not None:
+            self._finish(op, *aborted)
+            return
+        promised = self.uses.take_promise(ref)
+        if promised is not None:
+            op.failure = promised
+            op.is_withdrawn = True
+        self._submit(op, ref)
+        self._outbox.act(submission(view, op, ref, self._link_to))
+
+    def _submit(self, op: Op, ref: OpRef) -> None:
+        op.move(OpState.RUNNING)
+        op.ref = ref
+        self._undecided[ref] = op
+
+    def master_lost(self) -> None:
+        """Start what has waited for a new epoch: none will come soon."""
+        self._is_full = False
+        self.start_queued()
+
+    # Ends.
+
+    def _decide(self, op: Op, code: Result, reason: str) -> None:
+        assert op.ref is not None
+        assert op.state in UNDECIDED
+        assert code is not Result.SUCCESS or op.state in IS_DONE
+        op.verdict = code, reason
+        del self._undecided[op.ref]
+        if op.state is OpState.REFUSED:
+            self._release(op)
+        else:
+            op.move(OpState.ENDING)
+            self._outbox.act(EndOp(op.op, code is Result.SUCCESS))
+
+    def _commit(self, op: Op) -> None:
+        """All participants are done, and ops run."""
+        assert op.ref is not None
+        del self._undecided[op.ref]
+        self.heard.commit(op.ref)
+        self._finish(op, Result.SUCCESS, "")
+        self._outbox.act(ForgetOp(op.op))
+
+    def _release(self, op: Op) -> None:
+        """The verdict is known, and the engine has nothing of the op any more."""
+        assert op.verdict is not None
+        if op.awaits_view:
+            op.move(OpState.HELD)
+        else:
+            self._finish(op, *op.verdict)
+
+    def _stop_awaiting(self, op: Op) -> None:
+        op.awaits_view = False
+        if op.state is OpState.HELD:
+            self._release(op)
+
+    def _finish(self, op: Op, code: Result, reason: str) -> None:
+        op.move(OpState.ENDED)
+        del self._ops[op.op]
+        self._outbox.act(OpResult(op.op, code, reason, op.world_size, *op.traffic))
+
+    def _tell_failure(self, op: Op) -> None:
+        assert self._view is not None
+        assert op.ref is not None
+        assert op.failure is not None
+        may_be_done = op.is_withdrawn and op.state in MAY_BE_DONE
+        self._outbox.say(m.OpFailed(self._view.epoch, *op.ref, *op.failure, may_be_done))
+
+    # Verdicts of the master.
+
+    def on_commit(self, message: m.OpsCommit, had_masters: bool) -> None:
+        """`had_masters`: an earlier master may have said the same."""
+        self._require_running(message.epoch)
+        for ref in message.ops:
+            op = self._undecided.get(ref)
+            knows_more = had_masters or self.has_committed
+            if op is None and knows_more and self.uses.is_made(ref):
+                continue
+            if op is not None and op.state is OpState.DONE:
+                self._commit(op)
+            elif op is not None and op.agrees and op.state is OpState.RUNNING:
+                op.move(OpState.COMMITTED)
+                self.heard.commit(ref)
+            elif op is None or op.state is not OpState.COMMITTED:
+                raise ProtocolError(f"commit of an op that is not done: {ref}")
+
+    def on_abort(self, message: m.OpAbort) -> None:
+        self._require_running(message.epoch)
+        ref, failure = OpRef(message.tag, message.sequence), failure_of(message.code, message.reason)
+        self.uses.take_promise(ref)
+        op = self._undecided.get(ref)
+        if op is not None:
+            self.heard.abort(ref, failure)
+            self._decide(op, *failure)
+        elif not self.uses.is_made(ref):
+            self.heard.abort(ref, failure)
+            self._abort_unmade(ref, failure, message.counts_as_made)
+
+    def _abort_unmade(self, ref: OpRef, failure: Failure, counts_as_made: bool) -> None:
+        view = self._view
+        assert view is not None
+        is_queued = any(would_have_tag(view, queued, ref.tag) for queued in self._queued)
+        given_up = self.uses.abort(ref, failure, counts_as_made and not is_queued)
+        if given_up:
+            text = f"others gave up {given_up} ops with tag {ref.tag} that were not called here; they count as made"
+            self._outbox.act(Log("info", text, {"tag": ref.tag}))
+        self._outbox.act(ForgetUnmade(view.epoch, ref.tag, self.uses.unmade_until(ref)))
+
+    def on_withdraw(self, message: m.Withdraw) -> None:
+        """Promise not to commit an op by oneself, unless that has happened."""
+        self._require_running(message.epoch)
+        ref, failure = OpRef(message.tag, message.sequence), failure_of(message.code, message.reason)
+        op = self._undecided.get(ref)
+        has_ended = op is None and self.uses.is_made(ref)
+        if op is not None:
+            op.is_withdrawn = True
+            op.failure = op.failure or failure
+        elif not has_ended:
+            self.uses.promise(ref, failure)
+        is_committed = has_ended and not self.heard.was_aborted(ref)
+        if op is not None:
+            is_committed = op.state is OpState.COMMITTED
+        self._outbox.say(m.Withdrawn(message.epoch, *ref, is_committed))
+
+    def _require_running(self, epoch: int) -> None:
+        if not self.is_running or self._view is None or epoch != self._view.epoch:
+            raise ProtocolError(f"a verdict for epoch {epoch}, which is not running")
+
+    # What the engine reports.
+
+    def done(self, op: int, tx_bytes: int = 0, rx_bytes: int = 0) -> None:
+        """Note that all result bytes are here. The counts are those of the whole op, sent or not."""
+        entry = self._ops[op]
+        entry.traffic = tx_bytes, rx_bytes
+        if entry.state is OpState.COMMITTED:
+            if self.is_running:
+                self._commit(entry)
+            else:
+                entry.move(OpState.SETTLED)
+        elif entry.state in UNDECIDED:
+            entry.move(OpState.DONE)
+            if self.is_running and (not entry.agrees or entry.stall_reported):
+                assert entry.ref is not None
+                self._outbox.report_done(entry.ref)
+
+    def agreed(self, op: int) -> None:
+        """Commit an op, unless it was promised not to: all participants are done."""
+        entry = self._ops.get(op)
+        if entry is None or entry.verdict is not None or entry.is_withdrawn or not self.is_running:
+            return
+        assert entry.state is OpState.DONE
+        assert entry.ref is not None
+        self.has_committed = True
+        if entry.stall_reported:
+            self._outbox.report_over(entry.ref)
+        self._commit(entry)
+
+    def stopped(self, op: int) -> None:
+        """Note that the engine has stopped an op: if it was not reported as done before, it never will be."""
+        entry = self._ops.get(op)
+        if entry is None or entry.state not in UNDECIDED or entry.state is OpState.REFUSED:
+            return
+        if entry.state is OpState.RUNNING:
+            entry.move(OpState.STOPPED)
+        entry.is_withdrawn = True
+        if self.is_running:
+            self._tell_failure(entry)
+
+    def refused(self, op: int, code: Result, reason: str) -> None:
+        """Note that the engine did not take an op that was submitted: it fails here, and so on all peers."""
+        entry = self._ops[op]
+        if entry.verdict is not None:
+            self._release(entry)
+        elif not self._outbox.is_closed:
+            entry.move(OpState.REFUSED)
+            entry.failure = code, reason
+            self._tell_failure(entry)
+
+    def ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
+        """Note that the engine has carried the verdict out and gives the buffers back."""
+        entry = self._ops[op]
+        entry.traffic = tx_bytes, rx_bytes
+        self._release(entry)
+
+    # Views.
+
+    def freeze(self) -> None:
+        """Stop all ops of the epoch. The engine then calls `frozen`."""
+        if self.is_running and self._view is not None:
+            self._outbox.act(FreezeOps(self._view.epoch))
+        self._halt()
+
+    def _halt(self) -> None:
+        self.is_running = False
+        self._outbox.report_ops_of(0)
+
+    def frozen(self, epoch: int) -> bool:
+        """Note that all ops of the epoch have stopped and everything that was done has been reported. False if that is
+        of no interest any more."""
+        if self._view is None or self._view.epoch != epoch or self._outbox.is_closed:
+            return False
+        self.is_frozen = True
+        return True
+
+    def flush_reply(self, flush: int, had_masters: bool) -> m.FlushReply:
+        done = [ref for ref, op in self._undecided.items() if op.state in IS_DONE]
+        is_committed = any(op.state in (OpState.COMMITTED, OpState.SETTLED) for op in self._undecided.values())
+        knows_more = had_masters or self.has_committed or is_committed
+        return m.FlushReply(flush, done, *(self.heard.told() if knows_more else ()))
+
+    def settle(self, commits: Collection[OpRef], aborts: Mapping[OpRef, Failure], reason: str) -> None:
+        """End all ops of the epoch, as a prepared view says; `reason` is that of all other aborts."""
+        self._halt()
+        self._settled.update(commits)
+        for ref, failure in aborts.items():
+            self.heard.abort(ref, failure)
+        committed = frozenset(commits)
+        for ref, op in list(self._undecided.items()):
+            op.awaits_view = True
+            if ref in committed or op.state in (OpState.COMMITTED, OpState.SETTLED):
+                if op.state not in IS_DONE:
+                    raise ProtocolError(f"commit of an op that is not done: {ref}")
+                self._decide(op, Result.SUCCESS, "")
+            else:
+                self._decide(op, *aborts.get(ref, (Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")))
+
+    def installed(self, view: View, is_new_epoch: bool) -> None:
+        """Go on in this view. A new epoch begins with no op; those that waited for it return or start."""
+        self._view = view
+        if not is_new_epoch:
+            return
+        assert not self._undecided
+        self.uses = Uses()
+        self.heard = HeardVerdicts()
+        self._settled = set()
+        self.has_committed = self._is_full = self.is_frozen = False
+        self.is_running = True
+        self._outbox.report_ops_of(view.epoch)
+        for op in [op for op in self._ops.values() if op.awaits_view]:
+            self._stop_awaiting(op)
+        self.start_queued()
+
+    # Another master, and the end.
+
+    def verdicts(self) -> tuple[list[OpRef], list[m.Aborted]]:
+        """Commits and aborts that others might not have heard."""
+        commits, aborts = self.heard.told()
+        return sorted(self._settled.union(commits)), aborts
+
+    def restate(self) -> None:
+        """Say all of the running ops that the last master may not have heard."""
+        self._outbox.discard_reports()
+        view = self._view
+        if view is None or not self.is_running:
+            return
+        done = [ref for ref, op in self._undecided.items() if op.state in IS_DONE and not op.agrees]
+        if done:
+            self._outbox.say(m.OpsDone(view.epoch, done))
+        for op in self._undecided.values():
+            op.stall_reported = False
+            if op.failure is not None and (op.is_withdrawn or op.state is OpState.REFUSED or not op.agrees):
+                self._tell_failure(op)
+        for ref, failure in self.uses.promises.items():
+            self._outbox.say(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
+
+    def end(self, code: Result, reason: str) -> None:
+        """End all ops: the session is over. What the engine has comes back later."""
+        self._halt()
+        for op in self._queued:
+            self._finish(op, code, reason)
+        self._queued.clear()
+        for op in list(self._undecided.values()):
+            self._decide(op, code, reason)
+        for op in list(self._ops.values()):
+            self._stop_awaiting(op)

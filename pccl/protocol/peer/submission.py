@@ -1,0 +1,83 @@
+"""How an op starts in a view: the name that all its participants know it by, and what the engine is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.protocol.messages import OpRef
+from pccl.protocol.pairs import pair_tag
+from pccl.protocol.peer.effects import SubmitOp
+from pccl.protocol.peer.op import Failure, Op
+from pccl.protocol.peer.view import View, alone_in
+from pccl.protocol.topology import neighbours
+from pccl.types import Result
+
+LinkTo = Callable[[int], int]
+"""The number of the link to a peer; 0, which is no link, where it has just been lost: the op waits for the flush that
+must follow."""
+
+
+def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
+    """Why an op cannot start in this view. The other peer of a point-to-point op is refused for the same reason, or is
+    gone."""
+    if view.world_size < 2:
+        return Result.TOO_FEW_PEERS, alone_in(view.group)
+    if pair is None:
+        return None
+    other = pair[0]
+    if other not in view.ring:
+        return Result.RANK_CONNECTION_LOST, f"peer {other} has left; call again with a rank of the present group"
+    if not view.is_meshed and other not in neighbours(view.ring, view.peer):
+        return (
+            Result.INVALID_USAGE,
+            f"there is no link with peer {other}: in a group that is no mesh only neighbours of the ring have one",
+        )
+    return None
+
+
+def shared_tag(view: View, tag: int, pair: tuple[int, bool] | None) -> int:
+    """The tag by which all who take part know an op of a caller's tag."""
+    if pair is None:
+        return tag
+    own, other = view.ring.index(view.peer), view.ring.index(pair[0])
+    return pair_tag(own, other, tag) if pair[1] else pair_tag(other, own, tag)
+
+
+def would_have_tag(view: View, op: Op, tag: int) -> bool:
+    """Whether an op that has not started would be known by this tag if it started in this view."""
+    return (op.pair is None or op.pair[0] in view.ring) and shared_tag(view, op.tag, op.pair) == tag
+
+
+def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
+    participants = view.ring
+    if op.pair is not None:
+        other, is_sender = op.pair
+        participants = (view.peer, other) if is_sender else (other, view.peer)
+    links = tuple(map(link_to, participants))
+    return _submission(view, op.op, ref, participants, links, op.agrees)
+
+
+def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
+    """How an op of the whole group starts that its participants end by themselves. Its number, tag and use are not
+    filled in. None: a link is missing."""
+    links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
+    return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, agrees=True)
+
+
+def _submission(
+    view: View, op: int, ref: OpRef, participants: tuple[int, ...], links: tuple[int, ...], agrees: bool
+) -> SubmitOp:
+    return SubmitOp(
+        op=op,
+        epoch=view.epoch,
+        tag=ref.tag,
+        sequence=ref.sequence,
+        rank=participants.index(view.peer),
+        world_size=len(participants),
+        links=links,
+        is_meshed=view.is_meshed,
+        agrees=agrees,
+        ring=view.ring,
+        direct_limit=view.direct_limit,
+        is_local=view.is_local,
+    )
