@@ -197,7 +197,7 @@ class Links:
                 self._replace(found, thread)
         return True
 
-    def connection_lost(self, link: int, reason: str, thread: int) -> None:
+    def connection_lost(self, link: int, reason: str, thread: int = 0) -> None:
         """Note that a connection of a link broke; the link goes on with its others, unless they break, too. A peer that
         leaves or dies closes one after the other, which need not be told one by one."""
         found = self._find(link)
@@ -210,7 +210,7 @@ class Links:
         else:
             found.lost_early.append(thread)
 
-    def limited(self, link: int, thread: int) -> None:
+    def limited(self, link: int, thread: int = 0) -> None:
         """Add connections to a link whose windows hold back all those that it has in an engine thread."""
         found = self._find(link)
         if found is None or not found.is_up or not self.may_grow or found.connected >= GROWN_CONNECTIONS_MAX:

@@ -44,7 +44,6 @@ from pccl.protocol.peer.effects import (
     RunSync,
     SeekMaster,
     StartEngine,
-    SubmitOp,
     TryLinks,
 )
 from pccl.protocol.peer.joint_calls import JointCalls
@@ -110,17 +109,20 @@ class Peer:
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
         self._calls = JointCalls(self._outbox, self.ops)
+        # What concerns one part alone goes straight to it: a small op has no time for a call more.
+        self.deadline, self.tick = self.ops.deadline, self.ops.tick
+        self.launch, self.cancel, self.hasten = self.ops.launch, self.ops.cancel, self.ops.hasten
+        self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
+        self.op_started, self.op_ran = self.ops.started, self.ops.ran
+        self.op_done, self.op_agreed, self.op_ended = self.ops.done, self.ops.agreed, self.ops.ended
+        self.op_frozen, self.op_refused, self.op_mismatch = self.ops.stopped, self.ops.refused, self.ops.mismatched
+        self.peer_at, self.link_limited = self.links.peer_at, self.links.limited
+        self.connection_lost = self.links.connection_lost
+        self.cancel_joint = self._calls.cancel
 
     def drain(self) -> list[Effect]:
         """The effects of all events since the last call, in order."""
         return self._outbox.drain()
-
-    def deadline(self) -> float | None:
-        """When `tick` should be called next."""
-        return self.ops.deadline()
-
-    def tick(self, now: float) -> None:
-        self.ops.tick(now)
 
     @property
     def is_over(self) -> bool:
@@ -148,47 +150,6 @@ class Peer:
     def open_ops(self) -> int:
         return self.ops.count
 
-    def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
-        self.ops.launch(op, tag, now, pair)
-
-    def cancel(self, op: int, code: Result, reason: str) -> None:
-        self.ops.cancel(op, code, reason)
-
-    def hasten(self, op: int) -> bool:
-        return self.ops.hasten(op)
-
-    def plain_start(self) -> SubmitOp | None:
-        return self.ops.plain_start()
-
-    def uses_of(self, tag: int) -> int:
-        """How often a tag was used in this epoch. May be called from any thread."""
-        return self.ops.uses.made(tag)
-
-    def op_started(self, op: int, tag: int, sequence: int, now: float) -> None:
-        self.ops.started(op, tag, sequence, now)
-
-    def op_ran(self, tag: int, sequence: int) -> None:
-        self.ops.ran(tag, sequence)
-
-    def op_done(self, op: int, tx_bytes: int = 0, rx_bytes: int = 0) -> None:
-        self.ops.done(op, tx_bytes, rx_bytes)
-
-    def op_agreed(self, op: int) -> None:
-        self.ops.agreed(op)
-
-    def op_frozen(self, op: int) -> None:
-        self.ops.stopped(op)
-
-    def op_refused(self, op: int, code: Result, reason: str) -> None:
-        self.ops.refused(op, code, reason)
-
-    def op_mismatch(self, op: int, reason: str, is_other_call: bool = False) -> None:
-        """`is_other_call`: not the arguments differ, but what was called."""
-        self.ops.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
-
-    def op_ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
-        self.ops.ended(op, tx_bytes, rx_bytes)
-
     def frozen(self, epoch: int) -> None:
         """All ops of the epoch have stopped; everything that was done has been reported."""
         if self.ops.frozen(epoch):
@@ -202,9 +163,6 @@ class Peer:
             self._outbox.act(CallResult(call, Result.NOT_INITIALIZED, "not connected", 0))
             return
         self._calls.enter(call, kind, offer)
-
-    def cancel_joint(self, call: int) -> None:
-        self._calls.cancel(call)
 
     def _on_joint_result(self, message: m.JointResult) -> None:
         self._calls.on_result(message)
@@ -239,10 +197,6 @@ class Peer:
         """How long bytes may lie on a link without anything getting through; 0 before Welcome."""
         return self.links.timeout_s
 
-    def peer_at(self, link: int) -> int | None:
-        """Who is at the other end; None once the link is closed."""
-        return self.links.peer_at(link)
-
     def link_lost(self, link: int, reason: str) -> None:
         """An established link broke."""
         lost = self.links.lost(link, reason, self.ops.has_committed)
@@ -256,12 +210,6 @@ class Peer:
         is_wanted = self.links.connected(link)
         self._answer_prepare()
         return is_wanted
-
-    def connection_lost(self, link: int, reason: str, lane: int = 0) -> None:
-        self.links.connection_lost(link, reason, lane)
-
-    def link_limited(self, link: int, lane: int = 0) -> None:
-        self.links.limited(link, lane)
 
     def link_failed(self, link: int, reason: str) -> None:
         failed = self.links.failed(link, reason)

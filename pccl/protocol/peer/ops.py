@@ -115,6 +115,10 @@ class Ops:
             return None
         return plain_submission(view, self._link_to)
 
+    def uses_of(self, tag: int) -> int:
+        """How often a tag was used in this epoch. May be called from any thread."""
+        return self.uses.made(tag)
+
     def started(self, op: int, tag: int, sequence: int, now: float) -> None:
         """Take over an op that was started as `plain_start` has said, and runs."""
         assert self._view is not None
@@ -384,6 +388,10 @@ class Ops:
             entry.move(OpState.REFUSED)
             entry.failure = code, reason
             self._tell_failure(entry)
+
+    def mismatched(self, op: int, reason: str, is_other_call: bool = False) -> None:
+        """Give up an op that others call with other arguments, or instead of which they call something else."""
+        self.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
 
     def ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
         """Note that the engine has carried the verdict out and gives the buffers back."""
