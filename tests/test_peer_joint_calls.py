@@ -1,0 +1,120 @@
+"""Joint calls of one peer, without the rest of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer.effects import CallResult, Effect, ToMaster
+from pccl.protocol.peer.joint_calls import JointCalls
+from pccl.protocol.peer.outbox import Outbox
+from pccl.types import Result
+
+
+@dataclass
+class Ops:
+    """What is in flight."""
+
+    tags: list[int] = field(default_factory=list)
+    undecided: list[OpRef] = field(default_factory=list)
+
+
+@dataclass
+class Rig:
+    outbox: Outbox = field(default_factory=Outbox)
+    ops: Ops = field(default_factory=Ops)
+
+    def __post_init__(self) -> None:
+        self.calls = JointCalls(self.outbox, self.ops)
+
+    def enter(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> list[Effect]:
+        self.calls.enter(call, kind, offer)
+        return self.outbox.drain()
+
+    def result(self, call: int, code: Result = Result.SUCCESS, value: int = 0, meeting: int = 0) -> list[Effect]:
+        self.calls.on_result(m.JointResult(call, code, "", value, meeting))
+        return self.outbox.drain()
+
+
+OFFER = m.SyncOffer("enforce_popular", 3, b"mine", [])
+
+
+def test_one_is_made_at_a_time() -> None:
+    rig = Rig()
+    assert rig.enter(1, Kind.UPDATE_TOPOLOGY) == [ToMaster(m.JointCall(1, Kind.UPDATE_TOPOLOGY))]
+    assert rig.calls.is_exclusive
+    assert rig.enter(2, Kind.ARE_PEERS_PENDING) == []
+    rig.ops.undecided = [OpRef(7, 0)]
+    ended, entered = rig.result(1, meeting=4)
+    assert ended == CallResult(1, Result.SUCCESS, "", 0)
+    assert entered == ToMaster(m.JointCall(2, Kind.ARE_PEERS_PENDING, None, [OpRef(7, 0)]))
+    assert (rig.calls.kind, rig.calls.is_exclusive) == (Kind.ARE_PEERS_PENDING, False)
+    assert [met.kind for met in rig.calls.met] == [Kind.UPDATE_TOPOLOGY]
+
+
+def test_an_exclusive_one_fails_while_ops_are_in_flight() -> None:
+    rig = Rig(ops=Ops(tags=[7]))
+    (effect,) = rig.enter(1, Kind.SYNC, OFFER)
+    assert isinstance(effect, CallResult)
+    assert (effect.code, rig.calls.kind) == (Result.PENDING_ASYNC_OPS, "")
+
+
+def test_what_was_cancelled_is_cancelled_with_the_next_master_too() -> None:
+    rig = Rig()
+    rig.enter(1, Kind.UPDATE_TOPOLOGY)
+    rig.calls.cancel(1)
+    assert rig.outbox.drain() == [ToMaster(m.JointCancel(1))]
+    rig.calls.restate()
+    assert rig.outbox.drain() == [ToMaster(m.JointCall(1, Kind.UPDATE_TOPOLOGY)), ToMaster(m.JointCancel(1))]
+
+
+@pytest.mark.parametrize("is_fetched", [True, False])
+def test_an_offer_that_is_stated_again_says_what_is_there(is_fetched: bool) -> None:
+    rig = Rig()
+    rig.enter(1, Kind.SYNC, OFFER)
+    rig.calls.on_plan(m.SyncPlan(5, 9, b"theirs", [3], True, False))
+    rig.calls.fetched(5, is_fetched)
+    rig.calls.fetched(6, not is_fetched)
+    rig.calls.restate()
+    (effect,) = rig.outbox.drain()
+    assert isinstance(effect, ToMaster)
+    assert isinstance(effect.message, m.JointCall)
+    offer = effect.message.offer
+    assert offer is not None
+    assert (offer.revision, offer.root) == ((9, b"theirs") if is_fetched else (3, b"")), "half of it is overwritten"
+
+
+def test_an_admission_that_is_in_force_ends_without_the_master() -> None:
+    rig = Rig()
+    rig.calls.end_admission()
+    rig.enter(1, Kind.UPDATE_TOPOLOGY)
+    rig.calls.end_admission()
+    assert rig.outbox.drain() == []
+    rig.calls.admitted(6)
+    rig.calls.end_admission()
+    assert rig.outbox.drain() == [CallResult(1, Result.SUCCESS, "", 0)]
+
+
+def test_a_result_of_no_call_is_a_lie() -> None:
+    rig = Rig()
+    with pytest.raises(ProtocolError, match="not under way"):
+        rig.result(1)
+    rig.enter(1, Kind.SYNC, OFFER)
+    with pytest.raises(ProtocolError, match="with code"):
+        rig.calls.on_result(m.JointResult(1, 4711))
+    rig.result(1, value=9, meeting=8)
+    assert rig.calls.synced == (8, 9)
+
+
+def test_all_end_with_the_session() -> None:
+    rig = Rig()
+    rig.enter(1, Kind.SYNC, OFFER)
+    rig.enter(2, Kind.UPDATE_TOPOLOGY)
+    rig.calls.end(Result.MASTER_CONNECTION_FAILED, "gone")
+    ends = [CallResult(call, Result.MASTER_CONNECTION_FAILED, "gone", 0) for call in (1, 2)]
+    assert rig.outbox.drain() == ends
+    assert not rig.calls.kind
