@@ -1,4 +1,4 @@
-/* quant.h: payload in fewer bits. The wire format is in quant.c; pccl_quantized_bytes, pccl_kernel_quantize,
+/* quant.h: payload in fewer bits. The wire format is in quant_format.h; pccl_quantized_bytes, pccl_kernel_quantize,
  * pccl_kernel_quantize_stochastic and pccl_kernel_dequantize are in the public header and want a shape that
  * pccl_quant_valid accepts.
  *
