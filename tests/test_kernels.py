@@ -225,7 +225,7 @@ def round_trip(shape, values: np.ndarray) -> np.ndarray:
 
 
 def error_bound(shape, values: np.ndarray) -> np.ndarray:
-    """Per element, from what quant.c promises."""
+    """Per element, from what quant_format.h promises."""
     numbers = to_float64(shape.dtype, values)
     steps = 2.0 ** (8 * np.dtype(CODES[shape.quantized_dtype]).itemsize) - 1
     rounding, smallest = {
@@ -244,7 +244,7 @@ def error_bound(shape, values: np.ndarray) -> np.ndarray:
 
 
 def reference_block(quantization: int, code: int, values: np.ndarray) -> bytes:
-    """One block of moderate float32 values by the formulas of quant.c, step by step."""
+    """One block of moderate float32 values by the formulas of quant_format.h, step by step."""
     info = np.iinfo(CODES[code])
     steps_max = info.max - info.min
     low, high = float(values.min()), float(values.max())

@@ -220,7 +220,7 @@ def bfloat16_up(value: float) -> float:
 
 
 def four_bit_block(options: QuantizationOptions, values: np.ndarray) -> bytes:
-    """One block of moderate values by the formulas of quant.c."""
+    """One block of moderate values by the formulas of quant_format.h."""
     low, high, base, zero = float(values.min()), float(values.max()), np.float32(0), 0
     if options.algorithm is MIN_MAX:
         base = np.float32(-bfloat16_up(-low))

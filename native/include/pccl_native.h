@@ -6,15 +6,15 @@
  *
  * Life of an op
  *   submit -> (PCCL_EVENT_OP_DONE | PCCL_EVENT_OP_MISMATCH | nothing, while peers are missing)
- *          -> PCCL_EVENT_OP_AGREED, if the ranks agree by themselves
+ *          -> PCCL_EVENT_OP_COMPLETED, if it is committed by mutual completion
  *          -> end(commit or abort) -> PCCL_EVENT_OP_ENDED
- * DONE says that all result bytes are in `recv`, and, where there is a link to each rank (rank_links), that all ranks have
- * submitted the op; it is no verdict. The caller must `end` every op it has
+ * DONE says that all result bytes are in `recv`, and, where there is a link to each rank (rank_links), that all ranks
+ * have submitted the op; it is no verdict. The caller must `end` every op it has
  * submitted, in whatever state. From OP_ENDED on the engine neither reads nor writes the op's buffers.
  * Ended by abort, `send` holds what it held at submit, also where `send == recv`; a separate `recv` is
  * unspecified. An op whose every rank has reported DONE may be committed without waiting for anything: all bytes
- * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL). Ranks that agree by themselves tell each other
- * when they are done; AGREED says that all ranks are.
+ * that this rank had to send have then been received (PCCL_COMMIT_BY_ALL). With mutual completion (awaits_completion)
+ * the ranks tell each other when they are done; COMPLETED says that all ranks are.
  *
  * Memory beyond the caller's buffers. An op takes scratch of at most op_scratch_bytes_max (16 MiB), or of
  * 2W - 1 segments where that is more: in worlds of 16 ranks and more, if in any. None for RING without
@@ -97,7 +97,7 @@ enum pccl_status {
     PCCL_E_INVALID = -1, /* an argument is out of range */
     PCCL_E_MEMORY = -2,
     PCCL_E_SYSTEM = -3, /* a system call failed; the text names it */
-    PCCL_E_ENCRYPTION = -4 /* OpenSSL is not there or fails, or this is not what was sealed */
+    PCCL_E_ENCRYPTION = -4 /* OpenSSL is not there or fails, or this is not what was encrypted */
 };
 
 /* What an op does with its elements. `count` is that of the larger of its buffers, which are:
@@ -174,16 +174,16 @@ typedef struct {
     uint64_t link_next;
     const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. May be
                                  * NULL for RING */
-    uint32_t agrees; /* 1: the ranks tell each other when they are done, which takes rank_links or a world of two; the
-                      * same on all ranks */
+    uint32_t awaits_completion; /* 1: the ranks tell each other when they are done, which takes rank_links or a world of
+                                 * two; the same on all ranks */
     uint32_t reserved; /* 0 */
     const void *send;
     void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;
 
 enum pccl_event_kind {
-    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet. Where the ranks
-                             * agree by themselves, it waits for the next event that something depends on */
+    PCCL_EVENT_OP_DONE = 1, /* id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet. With mutual
+                             * completion it waits for the next event that something depends on */
     PCCL_EVENT_OP_MISMATCH = 2, /* id: op; mine, theirs: the two descriptions; link: whose */
     PCCL_EVENT_OP_ENDED = 3, /* id: op; tx_bytes, rx_bytes */
     PCCL_EVENT_GROUP_FROZEN = 4, /* id: epoch; group */
@@ -192,17 +192,18 @@ enum pccl_event_kind {
     PCCL_EVENT_LINK_LIMITED = 7, /* id: link; more connections would let it send faster: all it has were held back
                                  * for some time by their windows, not by the network. At most once for each
                                  * connection that was added */
-    PCCL_EVENT_OP_AGREED = 8, /* id: op; all ranks are done */
+    PCCL_EVENT_OP_COMPLETED = 8, /* id: op; all ranks are done */
     PCCL_EVENT_OP_FROZEN = 9, /* id: op */
     PCCL_EVENT_LINK_COUNTED = 10, /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
                                    * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
                                    * with frames' headers. It was the limit where for half a second, at every tick,
                                    * all its connections had more than TCP might send yet, and those of no other link
                                    * of this engine; 0 where the system does not tell */
-    PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: of a gate; what follows is as if it had been submitted */
-    PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of a gate; all ranks are done, and it has ended. It
+    PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: handed over by the fast path; what follows is as if it had been
+                                * submitted */
+    PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of the fast path; it has ended, all ranks done. It
                             * waits for the next event that something depends on, or for many like it */
-    PCCL_EVENT_OP_DETACHED = 13, /* id: op; system_error: ENOENT where there is no such op, ECANCELED where it has stopped */
+    PCCL_EVENT_OP_DETACHED = 13, /* id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped */
     PCCL_EVENT_ENGINE_FAILED = 14 /* detail, system_error: this machine is to blame and no peer: it has no memory, or
                                    * somebody has closed the engine's descriptors. The engine does nothing any more
                                    * but to be destroyed, which restores what ops had. Once; the descriptor to wait on
@@ -278,7 +279,8 @@ typedef struct {
 
 /* Adds a connected stream socket to a link (made by its first connection) and takes ownership of it, also on
  * failure. Link numbers are the caller's and are never used twice. With keys, all that is sent on it is encrypted
- * with AES-256-GCM, and the connection is lost if anything comes that the other end has not sealed; NULL: neither. */
+ * with AES-256-GCM, and the connection is lost if anything comes that the other end has not encrypted; NULL:
+ * neither. */
 int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys);
 
 /* From now on a link is lost, with a LINK_LOST event, when bytes lie on it for so long without any of its connections
@@ -306,9 +308,10 @@ int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_
 
 /* Takes the caller's buffers from an op that goes on. From OP_DETACHED on, which waits for nothing but the engine's
  * thread, they are neither read nor written, and `send` holds what it held at submit. The op then works on the given
- * memory, which it fills with what it needs: `send` and `recv` are as large as its own, and as far apart where these are
- * the same or overlap. An op that cannot be done any more, since it has been frozen before, stops altogether; so does any
- * op that is given NULL for both: what was still to be sent of it is not. It has to be ended like any other. */
+ * memory, which it fills with what it needs: `send` and `recv` are as large as its own, and as far apart where these
+ * are the same or overlap. An op that cannot be done any more, since it has been frozen before, stops altogether; so
+ * does any op that is given NULL for both: what was still to be sent of it is not. It has to be ended like any
+ * other. */
 int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv);
 
 /* PCCL_COMMIT_BY_ALL: every rank has reported DONE. Nothing touches the buffers any more, and there is no
@@ -319,78 +322,79 @@ int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict); /* enum pccl
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
 
-/* The engine's gate, through which any thread may run an op by itself while it is open; gate.h says what that means for
- * who polls the events. At first it is closed. Each call gives a reference, to be released; a gate outlives its engine,
- * closed for ever. Of its functions all may race with each other and with those of the engine, its destruction, too. */
-typedef struct pccl_gate pccl_gate;
+/* The engine's fast path, on which any thread may run an op by itself while it is open; fast_path.h says what that
+ * means for who polls the events. At first it is closed. Each call gives a reference, to be released; it outlives its
+ * engine, closed for ever. Of its functions all may race with each other and with those of the engine, its destruction,
+ * too. */
+typedef struct pccl_fast_path pccl_fast_path;
 
-pccl_gate *pccl_engine_gate(pccl_engine *engine);
-void pccl_gate_release(pccl_gate *gate);
+pccl_fast_path *pccl_engine_fast_path(pccl_engine *engine);
+void pccl_fast_path_release(pccl_fast_path *path);
 
 /* The number of this opening, which is new; 0 if the engine is no more. What is open is closed before. */
-uint64_t pccl_gate_open(pccl_gate *gate);
+uint64_t pccl_fast_path_open(pccl_fast_path *path);
 
-/* Nonzero if it was open. An engine closes its gate when an epoch is to be frozen. */
-int pccl_gate_close(pccl_gate *gate);
+/* Nonzero if it was open. An engine closes its fast path when an epoch is to be frozen. */
+int pccl_fast_path_close(pccl_fast_path *path);
 
 typedef struct {
     uint64_t tx_bytes;
     uint64_t rx_bytes;
-} pccl_gate_result;
+} pccl_fast_path_result;
 
-enum pccl_gate_outcome {
-    PCCL_GATE_TOLD = 0, /* all ranks are done, and the buffers are the caller's again */
-    PCCL_GATE_SHOWN = 1, /* it is under way, and from now on the owner's: see OP_STARTED */
-    PCCL_GATE_CLOSED = 2 /* it has not been submitted: the gate is closed, or has been since this opening */
+enum pccl_fast_path_outcome {
+    PCCL_FAST_PATH_COMPLETED = 0, /* all ranks are done, and the buffers are the caller's again */
+    PCCL_FAST_PATH_HANDED_OVER = 1, /* it is under way, and from now on the owner's: see OP_STARTED */
+    PCCL_FAST_PATH_CLOSED = 2 /* it has not been submitted: the fast path is closed, or was since this opening */
 };
 
-/* Submits an op whose ranks agree, with `*sequence` in its key, which it counts up, and waits for the agreement, at
- * most so long. Returns an enum pccl_gate_outcome, or an error as pccl_engine_submit does. */
-int pccl_gate_run(
-    pccl_gate *gate, uint64_t number, const pccl_op_request *request, uint64_t *sequence, uint32_t wait_ms,
-    pccl_gate_result *result);
+/* Submits an op with mutual completion, with `*sequence` in its key, which it counts up, and waits for that, at most so
+ * long. Returns an enum pccl_fast_path_outcome, or an error as pccl_engine_submit does. */
+int pccl_fast_path_run(
+    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence, uint32_t wait_ms,
+    pccl_fast_path_result *result);
 
-/* A beacon exchanges signs of life ("beats") over connected stream sockets from a thread of its own, and tells which
- * other sides have fallen silent. It has nothing to do with an engine; beacon.c says how it works. Functions may be
- * called from any thread, but create and destroy must not race with others; none waits for the network. */
-typedef struct pccl_beacon pccl_beacon;
+/* Heartbeats over connected stream sockets, from a thread of their own, which tells which other sides have fallen
+ * silent. It has nothing to do with an engine; heartbeat.c says how it works. Functions may be called from any thread,
+ * but create and destroy must not race with others; none waits for the network. */
+typedef struct pccl_heartbeat pccl_heartbeat;
 
-enum pccl_beacon_event_kind {
-    PCCL_BEACON_SILENT = 1, /* nothing was heard for the timeout */
-    PCCL_BEACON_CLOSED = 2 /* by the other side, by the system, or for breaking the rules */
+enum pccl_heartbeat_event_kind {
+    PCCL_HEARTBEAT_SILENT = 1, /* nothing was heard for the timeout */
+    PCCL_HEARTBEAT_CLOSED = 2 /* by the other side, by the system, or for breaking the rules */
 };
 
 /* The last thing said of a connection, which is closed by then. */
 typedef struct {
     uint64_t connection;
-    uint32_t kind; /* enum pccl_beacon_event_kind */
+    uint32_t kind; /* enum pccl_heartbeat_event_kind */
     uint32_t silent_ms; /* since something was heard last */
     int32_t system_error; /* errno of the failed call, or 0 */
     int32_t reserved;
-} pccl_beacon_event;
+} pccl_heartbeat_event;
 
 /* Starts the thread. timeout_ms is at least 1. NULL on failure, with the reason in `error`. */
-pccl_beacon *pccl_beacon_create(uint32_t timeout_ms, char *error, size_t error_bytes);
+pccl_heartbeat *pccl_heartbeat_create(uint32_t timeout_ms, char *error, size_t error_bytes);
 
 /* Stops the thread and closes every connection. */
-void pccl_beacon_destroy(pccl_beacon *beacon);
+void pccl_heartbeat_destroy(pccl_heartbeat *heartbeat);
 
 /* As pccl_engine_forget_after_fork. */
-void pccl_beacon_forget_after_fork(pccl_beacon *beacon);
+void pccl_heartbeat_forget_after_fork(pccl_heartbeat *heartbeat);
 
 /* Readable while events wait to be polled. */
-int pccl_beacon_event_fd(const pccl_beacon *beacon);
+int pccl_heartbeat_event_fd(const pccl_heartbeat *heartbeat);
 
 /* As pccl_engine_poll_events. */
-int pccl_beacon_poll_events(pccl_beacon *beacon, pccl_beacon_event *events, int events_max);
+int pccl_heartbeat_poll_events(pccl_heartbeat *heartbeat, pccl_heartbeat_event *events, int events_max);
 
 /* The connections, at most so many, of which nothing was heard for `quiet_ms` up to the last turn, those with an event
  * that was not polled yet included. Returns how many they are. */
-int pccl_beacon_quiet(pccl_beacon *beacon, uint32_t quiet_ms, uint64_t *connections, int connections_max);
+int pccl_heartbeat_quiet(pccl_heartbeat *heartbeat, uint32_t quiet_ms, uint64_t *connections, int connections_max);
 
 /* Adds a connected stream socket, which counts as heard from now, and takes ownership of it, also on failure.
  * Connection numbers are the caller's and are never used twice. */
-int pccl_beacon_add(pccl_beacon *beacon, uint64_t connection, int fd);
+int pccl_heartbeat_add(pccl_heartbeat *heartbeat, uint64_t connection, int fd);
 
 /* How a loop in an interpreter gets on. `turns` is its own word; `looks` that of a thread which needs nothing but the
  * interpreter, and looks every so often. Zero at first; advanced by the functions below, from any thread. */
@@ -402,39 +406,40 @@ typedef struct {
 void pccl_progress_turn(pccl_progress *progress);
 void pccl_progress_look(pccl_progress *progress);
 
-/* From now on beats vouch for a loop, and none is sent while it stands still: for hold_ms, or for still_ms in which
- * somebody has looked again and again (still_ms 0: only for hold_ms). `progress` outlives the beacon. */
-void pccl_beacon_vouch(pccl_beacon *beacon, const pccl_progress *progress, uint32_t hold_ms, uint32_t still_ms);
+/* From now on heartbeats vouch for a loop, and none is sent while it stands still: for hold_ms, or for still_ms in
+ * which somebody has looked again and again (still_ms 0: only for hold_ms). `progress` outlives the heartbeats. */
+void pccl_heartbeat_vouch(
+    pccl_heartbeat *heartbeat, const pccl_progress *progress, uint32_t hold_ms, uint32_t still_ms);
 
 /* Closes a connection and forgets what was to be told of it. Unknown ones are ignored. */
-void pccl_beacon_remove(pccl_beacon *beacon, uint64_t connection);
+void pccl_heartbeat_remove(pccl_heartbeat *heartbeat, uint64_t connection);
 
 /* Encryption and authentication of a byte stream, for connections that no engine has: what both sides make with their
- * keys, and use for the two directions of one connection. Not thread-safe per boxes; boxes.h says how they work. */
-typedef struct pccl_boxes pccl_boxes;
+ * keys, and use for the two directions of one connection. Not thread-safe per stream; records.h says how it works. */
+typedef struct pccl_records pccl_records;
 
 /* 0, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION with what was looked for, and why it is of no use, in `error`. */
 int pccl_encryption_available(char *error, size_t error_bytes);
 
 /* 0, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION. The keys are copied. */
-int pccl_boxes_create(const pccl_link_keys *keys, pccl_boxes **made);
-void pccl_boxes_free(pccl_boxes *boxes); /* may be NULL */
+int pccl_records_create(const pccl_link_keys *keys, pccl_records **made);
+void pccl_records_free(pccl_records *records); /* may be NULL */
 
-/* Seals the beginning of what is given, when nothing is left to be sent: how many bytes of it; 0 if OpenSSL fails. They
- * must not be given again. */
-size_t pccl_boxes_seal(pccl_boxes *boxes, const void *plain, size_t bytes);
+/* Encrypts the beginning of what is given, when nothing is left to be sent: how many bytes of it; 0 if OpenSSL fails.
+ * They must not be given again. */
+size_t pccl_records_encrypt(pccl_records *records, const void *plain, size_t bytes);
 
 /* What is to be sent next, to be followed by `sent` with how much of it was. */
-const uint8_t *pccl_boxes_out(const pccl_boxes *boxes, size_t *bytes);
-void pccl_boxes_sent(pccl_boxes *boxes, size_t bytes);
+const uint8_t *pccl_records_out(const pccl_records *records, size_t *bytes);
+void pccl_records_sent(pccl_records *records, size_t bytes);
 
 /* Where to receive to, never without room once all that can be opened was, to be followed by `received`. */
-uint8_t *pccl_boxes_in(pccl_boxes *boxes, size_t *room);
-void pccl_boxes_received(pccl_boxes *boxes, size_t bytes);
+uint8_t *pccl_records_in(pccl_records *records, size_t *room);
+void pccl_records_received(pccl_records *records, size_t bytes);
 
-/* 1 with what was in the next box, which stays there until the next `in`; 0: more must be received before that;
- * PCCL_E_ENCRYPTION: this was not sealed by the other side, or something is missing before it. */
-int pccl_boxes_open(pccl_boxes *boxes, const uint8_t **plain, size_t *bytes);
+/* 1 with what was in the next record, which stays there until the next `in`; 0: more must be received before that;
+ * PCCL_E_ENCRYPTION: this was not encrypted by the other side, or something is missing before it. */
+int pccl_records_decrypt(pccl_records *records, const uint8_t **plain, size_t *bytes);
 
 /* One side of a key exchange over Curve25519 (X25519, RFC 7748). Not thread-safe per exchange. */
 typedef struct pccl_exchange pccl_exchange;
@@ -463,8 +468,8 @@ uint32_t pccl_algorithm_default(uint64_t count, uint32_t dtype, uint32_t quantiz
 
 uint32_t pccl_dtype_bytes(uint32_t dtype);
 
-/* Kernels, exposed for tests and benchmarks. Scalar C is their specification. They compute in the caller's floating-point
- * environment, but for add_signs, which programs use. */
+/* Kernels, exposed for tests and benchmarks. Scalar C is their specification. They compute in the caller's
+ * floating-point environment, but for add_signs, which programs use. */
 
 /* destination[i] = a[i] op b[i]; destination may be a. AVG adds. MAX and MIN propagate NaN. float16 and bfloat16
  * compute in float and round to nearest even; integers wrap. */
@@ -503,8 +508,8 @@ void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pcc
 /* 128 signs at once, as bits. */
 void pccl_kernel_sign_words(const pccl_signs *of, uint32_t direction, uint32_t block, uint32_t words[4]);
 
-/* The floating-point environment of the calling thread: rounding mode, treatment of subnormals, traps; on this processor,
- * as one number (fpenv.h). The default is the one in which the engine computes. */
+/* The floating-point environment of the calling thread: rounding mode, treatment of subnormals, traps; on this
+ * processor, as one number (fpenv.h). The default is the one in which the engine computes. */
 uint64_t pccl_fpenv_get(void);
 void pccl_fpenv_set(uint64_t environment);
 uint64_t pccl_fpenv_default(void);

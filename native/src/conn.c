@@ -66,14 +66,14 @@ static void socket_bound_send_buffer(int fd, int bytes)
         (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }
 
-pccl_conn *pccl_conn_create(int fd, pccl_boxes *boxes)
+pccl_conn *pccl_conn_create(int fd, pccl_records *records)
 {
     pccl_conn *conn = calloc(1, sizeof *conn);
     if (conn == NULL)
         return NULL;
     conn->poll.fd = fd;
     conn->poll.owner = conn;
-    conn->boxes = boxes;
+    conn->records = records;
     conn->is_local = (uint8_t)socket_is_local(fd);
     if (conn->is_local)
         socket_bound_send_buffer(fd, LOCAL_SEND_BUFFER_BYTES);
@@ -92,7 +92,7 @@ void pccl_conn_destroy(pccl_conn *conn)
 {
     for (unsigned i = 0; i < conn->tx_count; i++)
         free(conn->tx_frames[i].spill);
-    pccl_boxes_free(conn->boxes);
+    pccl_records_free(conn->records);
     free(conn);
 }
 
@@ -256,7 +256,7 @@ static uint64_t conn_unsent_bytes(const pccl_conn *conn)
     return 0;
 }
 
-/* Added, and taken neither by the system nor by boxes. */
+/* Added, and taken neither by the system nor by records. */
 static size_t tx_left_bytes(const pccl_conn *conn)
 {
     size_t bytes = 0;
@@ -267,7 +267,7 @@ static size_t tx_left_bytes(const pccl_conn *conn)
 
 void pccl_conn_look_under_way(pccl_conn *conn)
 {
-    size_t left_bytes = tx_left_bytes(conn) + conn->tx_boxed_bytes;
+    size_t left_bytes = tx_left_bytes(conn) + conn->tx_encrypted_bytes;
     conn->under_way_bytes = conn_lying_bytes(conn) + left_bytes;
     conn->unsent_bytes = conn_unsent_bytes(conn) + left_bytes;
 }

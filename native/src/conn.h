@@ -6,7 +6,7 @@
  * system call of their own. Elements that a read has cut in two wait in `carry`.
  *
  * Every payload is checksummed piece by piece as it is read, while it is in cache, and compared with what
- * its header says before anyone is told that it is there; what comes out of boxes is authenticated instead.
+ * its header says before anyone is told that it is there; what comes out of records is authenticated instead.
  * Results may already hold it by then, and need not be cleaned: a frame that does not arrive leaves its
  * segment unfinished. Nothing made of it is sent on (only what has arrived is), so no other rank gets to see
  * it; and its op does not become done here, so that it cannot be committed. Since nothing tells what else is
@@ -24,9 +24,9 @@
  * up; the link lives as long as it has another. What was on its way is sent again:
  *
  *   - Both ends count the frames that they have sent and received on a connection, HELLO and ACK excepted. The
- *     sender keeps a record of each frame until it is known to be received, in a window of PCCL_CONN_WINDOW. It
+ *     sender keeps a note of each frame until it is known to be received, in a window of PCCL_CONN_WINDOW. It
  *     gets to know by the count in every header of the other direction, or from ACK frames where there are none.
- *     A DONE frame counts as many as it has keys, and has a record of each: it is received as a whole or not at all,
+ *     A DONE frame counts as many as it has keys, and has a note of each: it is received as a whole or not at all,
  *     and what is sent again of it in whatever frames.
  *   - Each end begins with a HELLO that says how it calls the connection, and sends nothing that counts before
  *     it has the other's. So whoever has something to send again can name the connection to the other end.
@@ -48,11 +48,11 @@
  * every rank is done and has received all, or the op is aborted and nobody wants them. A frame never arrives twice,
  * since its receiver has stopped reading before it says what it has.
  *
- * Sealed. A connection with keys sends its frames in boxes (boxes.h), several to a box or several boxes to a
- * frame, as it happens; everything above is inside. A batch is sealed piece by piece into the boxes' buffer, and
- * what was sealed counts as sent, since its payload is of no more use; the connection takes no further frames
- * before the socket has taken all of it. What comes is copied from opened boxes to where it belongs. Whatever does not
- * open loses the connection, so nothing but what the other end has sent gets any further than the boxes.
+ * Encrypted. A connection with keys sends its frames in records (records.h), several to a record or several records to
+ * a frame, as it happens; everything above is inside. A batch is encrypted piece by piece into the records' buffer, and
+ * what was encrypted counts as sent, since its payload is of no more use; the connection takes no further frames
+ * before the socket has taken all of it. What comes is copied from decrypted records to where it belongs. Whatever does
+ * not decrypt loses the connection, so nothing but what the other end has sent gets any further than the records.
  *
  * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again
  * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; meanwhile the poller is not asked for that
@@ -63,7 +63,7 @@
 #ifndef PCCL_CONN_H
 #define PCCL_CONN_H
 
-#include "boxes.h"
+#include "records.h"
 #include "frame.h"
 #include "host.h"
 #include "link.h"
@@ -72,7 +72,7 @@
 #include "poller.h"
 #include "tcp_limits.h"
 
-struct pccl_announcement;
+struct pccl_unexpected_op;
 
 enum {
     TX_FRAMES_MAX = 8,
@@ -98,7 +98,7 @@ typedef struct {
         struct pccl_conn *lost; /* LOST: what it is about, unless sent again */
         pccl_op_key key; /* DONE: its op may be no more */
     } of;
-} pccl_conn_record;
+} pccl_conn_unacked;
 
 typedef struct {
     uint8_t header[PCCL_FRAME_BYTES];
@@ -122,7 +122,7 @@ typedef struct pccl_conn {
     pccl_list in_resend; /* of the link: lost, with records to send again */
     pccl_list in_lost; /* of the host: lost, to be buried */
     pccl_list in_starved; /* of the host: the system had no memory for it */
-    pccl_boxes *boxes; /* NULL: frames travel as they are */
+    pccl_records *records; /* NULL: frames travel as they are */
     uint8_t is_local; /* the other end is on this machine */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
@@ -157,7 +157,7 @@ typedef struct pccl_conn {
 
     enum pccl_conn_rx_state rx_state;
     pccl_op *rx_op;
-    struct pccl_announcement *rx_kept; /* else */
+    struct pccl_unexpected_op *rx_buffered; /* else */
     pccl_op_inbound rx_inbound;
     uint32_t rx_left_bytes; /* of the payload */
     uint32_t rx_crc; /* of the payload so far */
@@ -181,19 +181,19 @@ typedef struct pccl_conn {
     unsigned tx_first;
     size_t tx_offset; /* sent of the first frame */
     size_t tx_batch_bytes;
-    size_t tx_boxed_bytes; /* sealed and not taken by the socket yet */
+    size_t tx_encrypted_bytes; /* encrypted and not taken by the socket yet */
     pccl_conn_tx_frame tx_frames[TX_FRAMES_MAX];
     uint32_t tx_keys_bytes; /* used by the batch */
     uint8_t tx_keys[PCCL_DONE_PAYLOAD_MAX];
     uint32_t tx_counted; /* frames added that count */
     uint32_t tx_acked; /* of them, the first so many were received */
-    pccl_conn_record records[PCCL_CONN_WINDOW]; /* at their number modulo the window */
+    pccl_conn_unacked unacked[PCCL_CONN_WINDOW]; /* at their number modulo the window */
 } pccl_conn;
 
 /* Makes a socket fit for use; 0, or -1 with errno set. */
 int pccl_conn_prepare_socket(int fd);
 
-pccl_conn *pccl_conn_create(int fd, pccl_boxes *boxes); /* takes the boxes, if any, unless NULL: no memory */
+pccl_conn *pccl_conn_create(int fd, pccl_records *records); /* takes the records, if any, unless NULL: no memory */
 void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
 
 /* The connection is one of the link's from now on, and says HELLO. */
@@ -204,8 +204,8 @@ void pccl_conn_offer(pccl_conn *conn);
 void pccl_conn_note_ack_due(pccl_conn *conn);
 
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound);
-void pccl_conn_expect_kept(
-    pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes);
+void pccl_conn_expect_buffered(
+    pccl_conn *conn, struct pccl_unexpected_op *buffered, uint8_t *store, uint32_t payload_bytes);
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes);
 
 /* Has the poller tell what the connection waits for. */
@@ -225,7 +225,7 @@ void pccl_conn_note_buried(pccl_conn *conn);
 const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame);
 
 /* The next record of a lost connection that has some to send again; it may be gone after the last. */
-pccl_conn_record pccl_conn_take_record(pccl_conn *lost);
+pccl_conn_unacked pccl_conn_take_unacked(pccl_conn *lost);
 
 /* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
@@ -258,7 +258,7 @@ int pccl_conn_flush(pccl_conn *conn);
 
 /* The op's buffers are about to be taken away: forgets it. Without memory for that, fails the link. */
 void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op);
-void pccl_conn_release_kept(pccl_conn *conn); /* what it receives into is about to be taken away */
+void pccl_conn_release_buffered(pccl_conn *conn); /* what it receives into is about to be taken away */
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 
 /* The op's buffers are elsewhere now. */

@@ -33,20 +33,20 @@ void pccl_conn_note_lost(pccl_conn *conn)
     conn_queue_notice(conn);
     /* Notices do not wait to be asked for again: two ends could wait for each other's. */
     for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
-        pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
-        if (record->type != PCCL_FRAME_LOST)
+        pccl_conn_unacked *unacked = &conn->unacked[i % PCCL_CONN_WINDOW];
+        if (unacked->type != PCCL_FRAME_LOST)
             continue;
-        if (record->of.lost != NULL)
-            conn_queue_notice(record->of.lost);
-        record->of.lost = NULL;
+        if (unacked->of.lost != NULL)
+            conn_queue_notice(unacked->of.lost);
+        unacked->of.lost = NULL;
     }
 }
 
 void pccl_conn_note_buried(pccl_conn *conn)
 {
     conn->is_buried = 1;
-    pccl_boxes_free(conn->boxes);
-    conn->boxes = NULL;
+    pccl_records_free(conn->records);
+    conn->records = NULL;
     pccl_list_append(&conn->link->lost_conns, &conn->in_conns);
     conn_forget_if_settled(conn);
 }
@@ -94,12 +94,12 @@ const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame)
     return NULL;
 }
 
-pccl_conn_record pccl_conn_take_record(pccl_conn *lost)
+pccl_conn_unacked pccl_conn_take_unacked(pccl_conn *lost)
 {
-    pccl_conn_record record = lost->records[lost->tx_acked++ % PCCL_CONN_WINDOW];
+    pccl_conn_unacked unacked = lost->unacked[lost->tx_acked++ % PCCL_CONN_WINDOW];
     if (lost->tx_acked == lost->tx_counted) {
         pccl_list_remove(&lost->in_resend);
         conn_forget_if_settled(lost);
     }
-    return record;
+    return unacked;
 }

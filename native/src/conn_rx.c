@@ -14,7 +14,7 @@ void pccl_conn_rx_expect_header(pccl_conn *conn)
 {
     conn->rx_state = RX_HEADER;
     conn->rx_op = NULL;
-    conn->rx_kept = NULL;
+    conn->rx_buffered = NULL;
     conn->rx_eager_bytes = 0;
     conn->rx_is_eager = 0;
     conn->rx_keys = 0;
@@ -41,12 +41,12 @@ void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inboun
     conn->rx_carry_bytes = 0;
 }
 
-void pccl_conn_expect_kept(
-    pccl_conn *conn, struct pccl_announcement *kept, uint8_t *store, uint32_t payload_bytes)
+void pccl_conn_expect_buffered(
+    pccl_conn *conn, struct pccl_unexpected_op *buffered, uint8_t *store, uint32_t payload_bytes)
 {
     PCCL_ASSERT(conn->rx_state == RX_HEADER && payload_bytes > 0);
     conn->rx_state = RX_STORE;
-    conn->rx_kept = kept;
+    conn->rx_buffered = buffered;
     conn->rx_inbound.store = store;
     conn->rx_inbound.payload_bytes = payload_bytes;
     conn->rx_left_bytes = payload_bytes;
@@ -94,10 +94,10 @@ static struct iovec rx_target(pccl_conn *conn)
     return target;
 }
 
-/* What comes out of boxes is authenticated already; its checksum would be one more pass over all bytes. */
+/* What comes out of records is authenticated already; its checksum would be one more pass over all bytes. */
 static void rx_check(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
-    if (conn->boxes == NULL)
+    if (conn->records == NULL)
         conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
 }
 
@@ -109,7 +109,7 @@ static void rx_reduce(pccl_conn *conn, size_t bytes)
     size_t elements = held_bytes / conn->rx_op->element_bytes;
     size_t used_bytes = elements * conn->rx_op->element_bytes;
     pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, staging, elements,
-                   conn->boxes == NULL ? &conn->rx_crc : NULL);
+                   conn->records == NULL ? &conn->rx_crc : NULL);
     conn->rx_reduced += (uint32_t)elements;
     conn->rx_carry_bytes = (uint32_t)(held_bytes - used_bytes);
     memcpy(conn->rx_carry, staging + used_bytes, conn->rx_carry_bytes);
@@ -152,15 +152,15 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
     else
         rx_check(conn, payload, bytes);
     if (conn->rx_left_bytes == 0) {
-        if (conn->boxes == NULL && conn->rx_crc != conn->rx_expected_crc) {
+        if (conn->records == NULL && conn->rx_crc != conn->rx_expected_crc) {
             pccl_conn_lose(conn, 0, "wrong payload checksum");
             return;
         }
         pccl_op *op = conn->rx_op;
-        struct pccl_announcement *kept = conn->rx_kept;
+        struct pccl_unexpected_op *buffered = conn->rx_buffered;
         uint32_t keys = conn->rx_keys;
         PCCL_ASSERT(conn->rx_state != RX_REDUCE || conn->rx_carry_bytes == 0);
-        if (conn->rx_eager_bytes > 0 && kept == NULL)
+        if (conn->rx_eager_bytes > 0 && buffered == NULL)
             pccl_link_let_go(conn->link, conn->rx_eager_bytes);
         pccl_conn_rx_expect_header(conn);
         rx_count_frame(conn, keys > 0 ? keys : 1);
@@ -168,8 +168,8 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
             rx_hear_keys(conn, keys);
         else if (op != NULL)
             host->on_arrived(host, op, &conn->rx_inbound);
-        else if (kept != NULL)
-            host->on_kept(host, kept);
+        else if (buffered != NULL)
+            host->on_buffered(host, buffered);
     }
 }
 
@@ -262,7 +262,7 @@ static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
     return (size_t)n;
 }
 
-/* What was in a box. */
+/* What was in a record. */
 static void rx_unpack(pccl_conn *conn, const uint8_t *plain, size_t bytes)
 {
     while (bytes > 0 && !pccl_conn_is_over(conn)) {
@@ -286,21 +286,21 @@ static void rx_unpack(pccl_conn *conn, const uint8_t *plain, size_t bytes)
     }
 }
 
-static void rx_receive_boxes(pccl_conn *conn)
+static void rx_receive_records(pccl_conn *conn)
 {
     size_t received_bytes = 0;
     while (!pccl_conn_is_over(conn) && received_bytes < RECEIVE_BYTES_MAX) {
         struct iovec target;
-        target.iov_base = pccl_boxes_in(conn->boxes, &target.iov_len);
+        target.iov_base = pccl_records_in(conn->records, &target.iov_len);
         size_t n = rx_read(conn, &target, 1);
         received_bytes += n;
-        pccl_boxes_received(conn->boxes, n);
+        pccl_records_received(conn->records, n);
         const uint8_t *plain;
         size_t plain_bytes;
-        int has_box = 0;
-        while (!pccl_conn_is_over(conn) && (has_box = pccl_boxes_open(conn->boxes, &plain, &plain_bytes)) > 0)
+        int has_record = 0;
+        while (!pccl_conn_is_over(conn) && (has_record = pccl_records_decrypt(conn->records, &plain, &plain_bytes)) > 0)
             rx_unpack(conn, plain, plain_bytes);
-        if (has_box < 0)
+        if (has_record < 0)
             pccl_conn_lose(conn, 0, "cannot be decrypted: changed on the way, or not from this peer");
         if (n < target.iov_len)
             return;
@@ -309,8 +309,8 @@ static void rx_receive_boxes(pccl_conn *conn)
 
 void pccl_conn_receive(pccl_conn *conn)
 {
-    if (conn->boxes != NULL) {
-        rx_receive_boxes(conn);
+    if (conn->records != NULL) {
+        rx_receive_records(conn);
         return;
     }
     size_t received_bytes = 0;
@@ -354,10 +354,10 @@ void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op)
     conn->rx_state = RX_DISCARD;
 }
 
-void pccl_conn_release_kept(pccl_conn *conn)
+void pccl_conn_release_buffered(pccl_conn *conn)
 {
-    PCCL_ASSERT(conn->rx_kept != NULL && conn->rx_eager_bytes > 0);
-    conn->rx_kept = NULL;
+    PCCL_ASSERT(conn->rx_buffered != NULL && conn->rx_eager_bytes > 0);
+    conn->rx_buffered = NULL;
     conn->rx_state = RX_DISCARD;
 }
 

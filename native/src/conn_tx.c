@@ -18,7 +18,7 @@ static uint32_t tx_window(const pccl_conn *conn) { return PCCL_CONN_WINDOW - (co
 
 static int tx_window_is_full(const pccl_conn *conn) { return tx_window(conn) == 0; }
 
-int pccl_conn_is_drained(const pccl_conn *conn) { return conn->tx_count == 0 && conn->tx_boxed_bytes == 0; }
+int pccl_conn_is_drained(const pccl_conn *conn) { return conn->tx_count == 0 && conn->tx_encrypted_bytes == 0; }
 
 int pccl_conn_is_open(const pccl_conn *conn)
 {
@@ -37,9 +37,9 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
     if (more > conn->tx_counted - conn->tx_acked)
         return -1;
     for (; conn->tx_acked != frames; conn->tx_acked++) {
-        const pccl_conn_record *record = &conn->records[conn->tx_acked % PCCL_CONN_WINDOW];
-        if (record->type == PCCL_FRAME_LOST && record->of.lost != NULL)
-            pccl_conn_note_notice_received(record->of.lost);
+        const pccl_conn_unacked *unacked = &conn->unacked[conn->tx_acked % PCCL_CONN_WINDOW];
+        if (unacked->type == PCCL_FRAME_LOST && unacked->of.lost != NULL)
+            pccl_conn_note_notice_received(unacked->of.lost);
     }
     if (more > 0) {
         conn->has_moved = 1;
@@ -48,24 +48,24 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
     return 0;
 }
 
-static pccl_conn_record *tx_record(pccl_conn *conn, const pccl_frame *frame)
+static pccl_conn_unacked *tx_note_unacked(pccl_conn *conn, const pccl_frame *frame)
 {
     PCCL_ASSERT(!tx_window_is_full(conn) && conn->peer_number != 0);
     if (conn->tx_counted == conn->tx_acked)
         conn->progress_ms = -1;
-    pccl_conn_record *record = &conn->records[conn->tx_counted++ % PCCL_CONN_WINDOW];
-    memset(record, 0, sizeof *record);
-    record->type = (uint8_t)frame->type;
+    pccl_conn_unacked *unacked = &conn->unacked[conn->tx_counted++ % PCCL_CONN_WINDOW];
+    memset(unacked, 0, sizeof *unacked);
+    unacked->type = (uint8_t)frame->type;
     if (frame->type == PCCL_FRAME_DONE) {
-        record->of.key = frame->key;
+        unacked->of.key = frame->key;
     } else if (frame->type != PCCL_FRAME_LOST) {
-        record->payload_bytes = frame->payload_bytes;
-        record->of.segment.chunk = frame->chunk;
-        record->of.segment.segment = frame->segment;
-        record->of.segment.hop = frame->hop;
+        unacked->payload_bytes = frame->payload_bytes;
+        unacked->of.segment.chunk = frame->chunk;
+        unacked->of.segment.segment = frame->segment;
+        unacked->of.segment.hop = frame->hop;
     }
     conn->link->host->wants_tick = 1;
-    return record;
+    return unacked;
 }
 
 /* What was recorded, if it counts. */
@@ -93,11 +93,11 @@ void pccl_conn_add(
 {
     PCCL_ASSERT(frame->type != PCCL_FRAME_DONE);
     if (frame->type != PCCL_FRAME_HELLO && frame->type != PCCL_FRAME_ACK) {
-        pccl_conn_record *record = tx_record(conn, frame);
-        record->op = op;
+        pccl_conn_unacked *unacked = tx_note_unacked(conn, frame);
+        unacked->op = op;
         if (op != NULL) {
-            record->of.segment.payload = payload;
-            record->of.segment.index = index;
+            unacked->of.segment.payload = payload;
+            unacked->of.segment.index = index;
         }
     }
     tx_add(conn, frame, payload, op, index);
@@ -118,7 +118,7 @@ void pccl_conn_add_done(pccl_conn *conn, const pccl_op_key *keys, uint32_t count
     frame.type = PCCL_FRAME_DONE;
     for (uint32_t i = 0; i < count; i++) {
         frame.key = keys[i];
-        tx_record(conn, &frame);
+        tx_note_unacked(conn, &frame);
         if (i > 0)
             pccl_op_key_encode(&keys[i], payload + (i - 1) * PCCL_KEY_BYTES);
     }
@@ -137,7 +137,7 @@ void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost)
     frame.peer_connection = lost->peer_number;
     frame.frames = lost->rx_frames;
     pccl_conn_add(conn, &frame, NULL, NULL, 0);
-    conn->records[(conn->tx_counted - 1) % PCCL_CONN_WINDOW].of.lost = lost;
+    conn->unacked[(conn->tx_counted - 1) % PCCL_CONN_WINDOW].of.lost = lost;
 }
 
 static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
@@ -201,26 +201,26 @@ void pccl_conn_tx_drop(pccl_conn *conn)
         conn->tx_frames[i].spill = NULL;
     }
     conn->tx_count = conn->tx_first = 0;
-    conn->tx_offset = conn->tx_batch_bytes = conn->tx_boxed_bytes = 0;
+    conn->tx_offset = conn->tx_batch_bytes = conn->tx_encrypted_bytes = 0;
     conn->tx_keys_bytes = 0;
 }
 
-PCCL_STATIC_ASSERT((int)PCCL_CIPHER_PIECES_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_box);
+PCCL_STATIC_ASSERT((int)PCCL_CIPHER_PIECES_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_record);
 
-/* As tx_gather, of boxes: those that are left, or else new ones of as much of the batch as they hold. 0: it cannot be
- * sealed. */
-static int tx_gather_boxes(pccl_conn *conn, struct iovec *iov, size_t *bytes)
+/* As tx_gather, of records: those that are left, or else new ones of as much of the batch as they hold. 0: it cannot be
+ * encrypted. */
+static int tx_gather_records(pccl_conn *conn, struct iovec *iov, size_t *bytes)
 {
-    if (conn->tx_boxed_bytes == 0) {
+    if (conn->tx_encrypted_bytes == 0) {
         size_t plain_bytes;
         int iov_count = tx_gather(conn, iov, &plain_bytes);
-        size_t sealed_bytes = pccl_boxes_seal_pieces(conn->boxes, iov, iov_count);
-        if (sealed_bytes == 0)
+        size_t encrypted_bytes = pccl_records_encrypt_pieces(conn->records, iov, iov_count);
+        if (encrypted_bytes == 0)
             return 0;
-        tx_advance(conn, sealed_bytes);
+        tx_advance(conn, encrypted_bytes);
     }
-    iov[0].iov_base = (void *)(uintptr_t)pccl_boxes_out(conn->boxes, bytes);
-    iov[0].iov_len = conn->tx_boxed_bytes = *bytes;
+    iov[0].iov_base = (void *)(uintptr_t)pccl_records_out(conn->records, bytes);
+    iov[0].iov_len = conn->tx_encrypted_bytes = *bytes;
     return 1;
 }
 
@@ -232,7 +232,7 @@ int pccl_conn_flush(pccl_conn *conn)
         struct iovec iov[2 * TX_FRAMES_MAX];
         struct msghdr message;
         size_t bytes;
-        int iov_count = conn->boxes == NULL ? tx_gather(conn, iov, &bytes) : tx_gather_boxes(conn, iov, &bytes);
+        int iov_count = conn->records == NULL ? tx_gather(conn, iov, &bytes) : tx_gather_records(conn, iov, &bytes);
         if (iov_count == 0) {
             pccl_conn_lose(conn, 0, "OpenSSL cannot encrypt");
             return 0;
@@ -252,11 +252,11 @@ int pccl_conn_flush(pccl_conn *conn)
             conn->retry_delay_ms = 0;
         pccl_count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
         conn->sent_bytes += (uint64_t)n;
-        if (conn->boxes == NULL) {
+        if (conn->records == NULL) {
             tx_advance(conn, (size_t)n);
         } else {
-            pccl_boxes_sent(conn->boxes, (size_t)n);
-            conn->tx_boxed_bytes -= (size_t)n;
+            pccl_records_sent(conn->records, (size_t)n);
+            conn->tx_encrypted_bytes -= (size_t)n;
         }
         if ((size_t)n < bytes)
             return 0;
@@ -267,9 +267,9 @@ int pccl_conn_flush(pccl_conn *conn)
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
 {
     for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
-        pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
-        if (record->op == op)
-            record->op = NULL;
+        pccl_conn_unacked *unacked = &conn->unacked[i % PCCL_CONN_WINDOW];
+        if (unacked->op == op)
+            unacked->op = NULL;
     }
     for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
         pccl_conn_tx_frame *tx = &conn->tx_frames[i];
@@ -288,9 +288,9 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
 void pccl_conn_follow_tx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move)
 {
     for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
-        pccl_conn_record *record = &conn->records[i % PCCL_CONN_WINDOW];
-        if (record->op == op)
-            record->of.segment.payload = pccl_op_moved(move, record->of.segment.payload);
+        pccl_conn_unacked *unacked = &conn->unacked[i % PCCL_CONN_WINDOW];
+        if (unacked->op == op)
+            unacked->of.segment.payload = pccl_op_moved(move, unacked->of.segment.payload);
     }
     for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
         pccl_conn_tx_frame *tx = &conn->tx_frames[i];

@@ -1,6 +1,6 @@
 #include "core.h"
 
-#include "announcements.h"
+#include "unexpected.h"
 #include "egress_scheduler.h"
 #include "link.h"
 #include "link_send.h"
@@ -75,8 +75,8 @@ void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats)
 static void group_forget_announcements(pccl_core *core, const pccl_group *group, uint64_t epoch)
 {
     for (pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next)
-        pccl_announcements_forget_epochs(
-            &core->ops.announcements, PCCL_CONTAINER_OF(node, pccl_link, in_links), group->number, epoch);
+        pccl_unexpected_forget_epochs(
+            &core->ops.unexpected, PCCL_CONTAINER_OF(node, pccl_link, in_links), group->number, epoch);
 }
 
 /* Commands */
@@ -188,8 +188,8 @@ void pccl_core_forget_ops(pccl_core *core, pccl_op_key last, uint64_t count)
 {
     for (uint64_t left = count; left > 0; left--, last.sequence--) {
         for (pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next)
-            pccl_announcements_forget_op(
-                &core->ops.announcements, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
+            pccl_unexpected_forget_op(
+                &core->ops.unexpected, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
         if (last.sequence == 0)
             break;
     }

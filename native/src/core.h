@@ -21,7 +21,7 @@
 #include "poller.h"
 
 /* Promised to the event queue by whoever hands these over; an op says how many. */
-enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_GATED_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1,
+enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_FAST_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1,
        PCCL_EVENTS_PER_DETACH = 1 };
 
 typedef struct pccl_core pccl_core;

@@ -8,15 +8,15 @@
  * What the thread cannot go on without, its descriptors or memory for what a peer has sent, ends it: it says so in an
  * event, and leaves the commands to come, and all ops, to whoever destroys the engine.
  *
- * Ops come from whoever polls the events, or from any thread through the gate: see gate.h. */
+ * Ops come from whoever polls the events, or from any thread on the fast path: see fast_path.h. */
 #include "pccl_native.h"
 
-#include "agreement.h"
+#include "completion.h"
 #include "core.h"
 #include "event_queue.h"
 #include "fd_registry.h"
 #include "fpenv.h"
-#include "gate.h"
+#include "fast_path.h"
 #include "pool.h"
 #include "thread.h"
 #include "wake.h"
@@ -71,7 +71,7 @@ struct pccl_engine {
     pccl_pool *pool;
     uint64_t op_scratch_bytes_max;
     pccl_core *core;
-    pccl_gate *gate;
+    pccl_fast_path *fast_path;
 
     pthread_mutex_t mutex; /* for what follows */
     command *first_command;
@@ -173,7 +173,7 @@ static int engine_is_over(pccl_engine *engine)
     memcpy(event.detail, fault.detail, sizeof event.detail);
     __atomic_store_n(&engine->has_failed, 1, __ATOMIC_RELEASE);
     pccl_event_queue_post(engine->events, &event);
-    pccl_gate_close(engine->gate);
+    pccl_fast_path_close(engine->fast_path);
     return 1;
 }
 
@@ -258,8 +258,8 @@ static void engine_command(pccl_engine *engine, command *todo)
     pthread_mutex_unlock(&engine->mutex);
 }
 
-/* `call`: of the gate that it came through, or NULL. */
-static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pccl_gate_call *call)
+/* `call`: of the fast path, if it came on that, or NULL. */
+static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pccl_fast_path_call *call)
 {
     pccl_op *op;
     int status = pccl_op_create(request, engine->pool, engine->op_scratch_bytes_max, &op);
@@ -268,20 +268,20 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
     command *todo = command_create(COMMAND_SUBMIT);
     pccl_group *spare = calloc(1, sizeof *spare);
     status = PCCL_E_MEMORY;
-    if (request->agrees)
-        op->agreement = pccl_agreement_create(request);
-    op->events_promised = call != NULL ? PCCL_EVENTS_PER_GATED_OP : PCCL_EVENTS_PER_OP;
-    if (todo != NULL && spare != NULL && (!request->agrees || op->agreement != NULL))
+    if (request->awaits_completion)
+        op->completion = pccl_completion_create(request);
+    op->events_promised = call != NULL ? PCCL_EVENTS_PER_FAST_OP : PCCL_EVENTS_PER_OP;
+    if (todo != NULL && spare != NULL && (!request->awaits_completion || op->completion != NULL))
         status = pccl_event_queue_promise(engine->events, op->events_promised);
     if (status != 0) {
         free(todo);
         free(spare);
-        free(op->agreement);
+        free(op->completion);
         pccl_op_destroy(op);
         return status;
     }
     if (call != NULL) {
-        op->gate = engine->gate;
+        op->fast_path = engine->fast_path;
         op->call = call;
         call->op = op;
     }
@@ -291,7 +291,7 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
     return 0;
 }
 
-static int engine_submit_gated(void *engine, const pccl_op_request *request, pccl_gate_call *call)
+static int engine_submit_fast(void *engine, const pccl_op_request *request, pccl_fast_path_call *call)
 {
     return engine_submit(engine, request, call);
 }
@@ -300,7 +300,7 @@ static void engine_free(pccl_engine *engine)
 {
     if (engine->core != NULL)
         pccl_core_destroy(engine->core);
-    pccl_gate_release(engine->gate);
+    pccl_fast_path_release(engine->fast_path);
     pccl_pool_destroy(engine->pool);
     pccl_poller_close(engine->poller);
     pccl_wake_close(&engine->wake);
@@ -357,9 +357,9 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
-    engine->gate = pccl_gate_create(engine, engine_submit_gated, engine->events);
-    if (engine->gate == NULL)
-        return engine_create_failed(engine, "gate", errno, error, error_bytes);
+    engine->fast_path = pccl_fast_path_create(engine, engine_submit_fast, engine->events);
+    if (engine->fast_path == NULL)
+        return engine_create_failed(engine, "fast path", errno, error, error_bytes);
     rc = pccl_thread_start(&engine->thread, "pccl-engine", engine_main, engine);
     if (rc != 0)
         return engine_create_failed(engine, "pthread_create", rc, error, error_bytes);
@@ -370,7 +370,7 @@ void pccl_engine_destroy(pccl_engine *engine)
 {
     if (engine == NULL)
         return;
-    pccl_gate_shut(engine->gate);
+    pccl_fast_path_shut(engine->fast_path);
     engine->stop.kind = COMMAND_STOP;
     engine_command(engine, &engine->stop);
     pthread_join(engine->thread, NULL);
@@ -419,17 +419,17 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
     }
     int status = pccl_conn_prepare_socket(fd) == 0 ? 0 : PCCL_E_SYSTEM;
     command *todo = NULL;
-    pccl_boxes *boxes = NULL;
+    pccl_records *records = NULL;
     if (status == 0 && keys != NULL)
-        status = pccl_boxes_create(keys, &boxes);
+        status = pccl_records_create(keys, &records);
     if (status == 0) {
         status = PCCL_E_MEMORY;
         todo = command_create(COMMAND_LINK_ADD);
     }
     if (todo != NULL) {
-        todo->conn = pccl_conn_create(fd, boxes);
+        todo->conn = pccl_conn_create(fd, records);
         if (todo->conn != NULL)
-            boxes = NULL;
+            records = NULL;
         todo->spare_link = pccl_link_create(link);
         if (todo->conn != NULL && todo->spare_link != NULL)
             status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_CONN);
@@ -438,7 +438,7 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
         engine_command(engine, todo);
         return 0;
     }
-    pccl_boxes_free(boxes);
+    pccl_records_free(records);
     if (todo != NULL) {
         if (todo->conn != NULL)
             pccl_conn_destroy(todo->conn);
@@ -498,15 +498,15 @@ int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
     return engine_submit(engine, request, NULL);
 }
 
-pccl_gate *pccl_engine_gate(pccl_engine *engine)
+pccl_fast_path *pccl_engine_fast_path(pccl_engine *engine)
 {
-    pccl_gate_retain(engine->gate);
-    return engine->gate;
+    pccl_fast_path_retain(engine->fast_path);
+    return engine->fast_path;
 }
 
 int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch)
 {
-    pccl_gate_close(engine->gate);
+    pccl_fast_path_close(engine->fast_path);
     command *todo = command_create(COMMAND_FREEZE);
     pccl_group *spare = calloc(1, sizeof *spare);
     int status = PCCL_E_MEMORY;

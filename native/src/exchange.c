@@ -1,5 +1,6 @@
-/* Key exchange over Curve25519 (X25519, RFC 7748), as pccl_native.h declares it; OpenSSL does the work. The system draws
- * private keys: OpenSSL would first set up three generators of random numbers, which takes longer than all else here. */
+/* Key exchange over Curve25519 (X25519, RFC 7748), as pccl_native.h declares it; OpenSSL does the work. The system
+ * draws private keys: OpenSSL would first set up three generators of random numbers, which takes longer than all else
+ * here. */
 #include "base.h"
 #include "libcrypto.h"
 #include "pccl_native.h"

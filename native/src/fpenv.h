@@ -1,6 +1,6 @@
-/* fpenv.h: the floating-point environment of a thread: which way it rounds, whether it flushes subnormals, which exceptions
- * trap. Ranks get the same bits only where all compute in the same environment, which is the default: to nearest and even,
- * subnormals as they are, no traps.
+/* fpenv.h: the floating-point environment of a thread: which way it rounds, whether it flushes subnormals, which
+ * exceptions trap. Ranks get the same bits only where all compute in the same environment, which is the default: to
+ * nearest and even, subnormals as they are, no traps.
  *
  * A thread begins with a copy of that of the thread that makes it, and a program may have changed that:
  * torch.set_flush_denormal does, fesetround, and the mere loading of a library that was built with -ffast-math. So the
@@ -11,8 +11,8 @@
 
 #include "pccl_native.h"
 
-/* Takes the default; returns what was there, for `leave`. Around a call that no compiler sees into, with its operands in
- * memory: arithmetic in the same function may be moved out from between the two. */
+/* Takes the default; returns what was there, for `leave`. Around a call that no compiler sees into, with its operands
+ * in memory: arithmetic in the same function may be moved out from between the two. */
 uint64_t pccl_fpenv_enter(void);
 void pccl_fpenv_leave(uint64_t before);
 

@@ -23,9 +23,9 @@
  * the segment is final where it ends. EAGER carries a sender's only segment
  * for this receiver on its first hop, or the first of several one after the other, with the shape, because the receiver
  * may not have submitted the op yet.
- * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer kept, counted
+ * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer buffered, counted
  * from the link's beginning (link.h).
- * DONE says that the sender is done with the op of this key (agreement.h), and with those of the keys that its payload
+ * DONE says that the sender is done with the op of this key (completion.h), and with those of the keys that its payload
  * is, each as it would be in bytes 16 to 44. What counts frames counts it as one for each key.
  *
  * HELLO, ACK and LOST are about connections (conn.h) and belong to no op either. The sender calls this one, or a

@@ -8,7 +8,7 @@
 #include "op.h"
 #include "poller.h"
 
-struct pccl_announcement;
+struct pccl_unexpected_op;
 struct pccl_conn;
 
 enum { PCCL_STAGING_BYTES = 256 << 10 };
@@ -57,14 +57,14 @@ typedef struct pccl_conn_host {
     /* A segment is out, and all of the op seems to be there. */
     void (*on_sent)(struct pccl_conn_host *host, pccl_op *op);
 
-    /* Payload that came before its op is complete. */
-    void (*on_kept)(struct pccl_conn_host *host, struct pccl_announcement *kept);
+    /* All of the payload is there that came before its op. */
+    void (*on_buffered)(struct pccl_conn_host *host, struct pccl_unexpected_op *buffered);
 } pccl_conn_host;
 
 /* Only the first fault counts. */
 void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail);
 
-/* As a broken rule: none is broken, but what a frame says cannot be kept. */
+/* As a broken rule: none is broken, but what a frame says cannot be buffered. */
 extern const char pccl_out_of_memory[];
 
 #endif

@@ -1,6 +1,6 @@
 /* libcrypto.h: what is used of OpenSSL's libcrypto, version 3, which is looked for when it is first needed: neither
- * building nor running needs it. Without it whatever is encrypted fails with a text that says so, and the engine runs as
- * well as ever. Thread-safe. */
+ * building nor running needs it. Without it whatever is encrypted fails with a text that says so, and the engine runs
+ * as well as ever. Thread-safe. */
 #ifndef PCCL_LIBCRYPTO_H
 #define PCCL_LIBCRYPTO_H
 

@@ -12,8 +12,8 @@
 #include "pccl_native.h"
 #include "table.h"
 
-/* Eager payload may come before its op is submitted, and is then kept (announcements.h). What one peer can
- * make another keep is bounded by a window as in flow control: counted from the link's beginning, a sender
+/* Eager payload may come before its op is submitted, and is then buffered (unexpected.h). What one peer
+ * can make another buffer is bounded by a window as in flow control: counted from the link's beginning, a sender
  * has sent at most PCCL_EAGER_WINDOW_BYTES more than its receiver has let go of and said so in a CREDIT
  * frame. Whatever becomes of a frame there counts as let go in the end: used at once or later, dropped with
  * its epoch, or of no use from the start. So neither side has to know why the other's op ended, nothing is
@@ -45,11 +45,11 @@ typedef struct pccl_link {
     pccl_list talk_conns;
     pccl_list notices;
     pccl_list resends;
-    pccl_list dones; /* pccl_party.in_dones */
+    pccl_list dones; /* pccl_participant.in_dones */
     pccl_list ready_ops; /* pccl_op_peer.in_ready */
     pccl_list active_ops; /* pccl_op_peer.in_active */
     pccl_link_eager eager;
-    pccl_list announced; /* announcements.h */
+    pccl_list announced; /* unexpected.h */
     size_t announced_count;
     unsigned conns_count; /* in `conns`: not buried */
     unsigned live_count; /* of them, not lost */

@@ -1,6 +1,6 @@
 #include "link_send.h"
 
-#include "agreement.h"
+#include "completion.h"
 
 #include <string.h>
 
@@ -20,7 +20,7 @@ static void link_add_dones(pccl_link *link, pccl_conn *conn)
     uint32_t room = pccl_conn_done_room(conn);
     uint32_t count = 0;
     while (count < room && !pccl_list_is_empty(&link->dones))
-        keys[count++] = pccl_agreement_take(link);
+        keys[count++] = pccl_completion_take_done(link);
     pccl_conn_add_done(conn, keys, count);
 }
 
@@ -48,36 +48,36 @@ static void link_add_announcement(pccl_link *link, pccl_conn *conn)
     pccl_conn_add(conn, &frame, NULL, peer->op, 0);
 }
 
-/* The next record of a lost connection; nothing if it is not of use any more. */
+/* The next unacknowledged frame of a lost connection; nothing if it is not of use any more. */
 static void link_add_again(pccl_link *link, pccl_conn *conn)
 {
     pccl_conn *lost = PCCL_CONTAINER_OF(link->resends.next, pccl_conn, in_resend);
-    pccl_conn_record record = pccl_conn_take_record(lost);
+    pccl_conn_unacked unacked = pccl_conn_take_unacked(lost);
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);
-    frame.type = (enum pccl_frame_type)record.type;
-    frame.payload_bytes = record.payload_bytes;
-    if (record.op != NULL) {
-        frame.chunk = record.of.segment.chunk;
-        frame.segment = record.of.segment.segment;
-        frame.hop = record.of.segment.hop;
-        frame.key = record.op->request.key;
-        frame.shape = record.op->request.shape;
+    frame.type = (enum pccl_frame_type)unacked.type;
+    frame.payload_bytes = unacked.payload_bytes;
+    if (unacked.op != NULL) {
+        frame.chunk = unacked.of.segment.chunk;
+        frame.segment = unacked.of.segment.segment;
+        frame.hop = unacked.of.segment.hop;
+        frame.key = unacked.op->request.key;
+        frame.shape = unacked.op->request.shape;
     }
     switch (frame.type) {
     case PCCL_FRAME_EAGER:
-        if (record.op == NULL) {
-            pccl_link_note_eager_lost(link, record.payload_bytes);
+        if (unacked.op == NULL) {
+            pccl_link_note_eager_lost(link, unacked.payload_bytes);
             break;
         }
         /* fall through */
     case PCCL_FRAME_READY:
     case PCCL_FRAME_SEGMENT:
-        if (record.op != NULL)
-            pccl_conn_add(conn, &frame, record.of.segment.payload, record.op, record.of.segment.index);
+        if (unacked.op != NULL)
+            pccl_conn_add(conn, &frame, unacked.of.segment.payload, unacked.op, unacked.of.segment.index);
         break;
     case PCCL_FRAME_DONE:
-        pccl_conn_add_done(conn, &record.of.key, 1);
+        pccl_conn_add_done(conn, &unacked.of.key, 1);
         break;
     case PCCL_FRAME_CREDIT:
         link->eager.is_credit_due = 1;

@@ -1,8 +1,8 @@
 #include "matching.h"
 
-#include "agreement.h"
-#include "announcements.h"
-#include "gate.h"
+#include "completion.h"
+#include "unexpected.h"
+#include "fast_path.h"
 
 #include <string.h>
 
@@ -47,8 +47,8 @@ void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *
     event.link = link->id;
     event.mine = op->request.shape;
     event.theirs = *theirs;
-    if (op->gate != NULL)
-        pccl_gate_show(op->gate, op);
+    if (op->fast_path != NULL)
+        pccl_fast_path_hand_over(op->fast_path, op);
     pccl_open_ops_halt(ops, op);
     op->is_mismatched = 1;
     pccl_match_contradict(op, link, theirs);
@@ -94,21 +94,21 @@ static const char *op_take_first(
     return NULL;
 }
 
-/* Eager payload that was kept for the op goes where it would have gone at once, segment by segment. */
-void pccl_match_take_kept(pccl_open_ops *ops, pccl_op_peer *source, pccl_announcement *kept)
+/* Eager payload that was buffered for the op goes where it would have gone at once, segment by segment. */
+void pccl_match_take_buffered(pccl_open_ops *ops, pccl_op_peer *source, pccl_unexpected_op *buffered)
 {
-    source->is_payload_kept = 0;
-    const char *broken_rule = pccl_op_check_eager(source, kept->payload_bytes);
+    source->is_payload_buffered = 0;
+    const char *broken_rule = pccl_op_check_eager(source, buffered->payload_bytes);
     uint32_t taken_bytes = 0;
-    for (uint32_t i = 0; broken_rule == NULL && taken_bytes < kept->payload_bytes && !source->op->is_stopped; i++) {
+    for (uint32_t i = 0; broken_rule == NULL && taken_bytes < buffered->payload_bytes && !source->op->is_stopped; i++) {
         uint32_t bytes = pccl_op_first_bytes(source, i);
-        broken_rule = op_take_first(ops, source, i, kept->payload + taken_bytes, bytes);
+        broken_rule = op_take_first(ops, source, i, buffered->payload + taken_bytes, bytes);
         taken_bytes += bytes;
     }
     if (broken_rule != NULL)
-        pccl_link_fail(kept->link, 0, "protocol error: %s", broken_rule);
+        pccl_link_fail(buffered->link, 0, "protocol error: %s", broken_rule);
     else
-        pccl_announcements_drop_payload(&ops->announcements, kept);
+        pccl_unexpected_drop_payload(&ops->unexpected, buffered);
 }
 
 /* Puts an announcement of the op on its way where it is due. */
@@ -131,12 +131,12 @@ static void peer_announce(pccl_open_ops *ops, pccl_op_peer *peer)
     pccl_link_note_pending(peer->link);
 }
 
-static void op_note_mismatch_kept(pccl_open_ops *ops, pccl_op *op, pccl_announcement *kept)
+static void op_note_mismatch_buffered(pccl_open_ops *ops, pccl_op *op, pccl_unexpected_op *buffered)
 {
-    pccl_op_shape theirs = kept->shape;
-    const pccl_link *link = kept->link;
-    kept->is_ready = 0;
-    pccl_announcements_drop_payload(&ops->announcements, kept);
+    pccl_op_shape theirs = buffered->shape;
+    const pccl_link *link = buffered->link;
+    buffered->is_ready = 0;
+    pccl_unexpected_drop_payload(&ops->unexpected, buffered);
     pccl_match_note_mismatch(ops, op, link, &theirs);
 }
 
@@ -146,41 +146,41 @@ static void peer_meet(pccl_open_ops *ops, pccl_op_peer *peer)
     pccl_op *op = peer->op;
     if (peer->link == NULL || peer->link->is_failed)
         return;
-    pccl_announcement *kept =
-        pccl_announcements_find(&ops->announcements, peer->link, &op->request.key);
-    if (kept == NULL)
+    pccl_unexpected_op *buffered =
+        pccl_unexpected_find(&ops->unexpected, peer->link, &op->request.key);
+    if (buffered == NULL)
         return;
     if (op->is_stopped) {
-        pccl_match_contradict(op, peer->link, &kept->shape);
-        kept->is_ready = 0;
-        pccl_announcements_drop_payload(&ops->announcements, kept);
+        pccl_match_contradict(op, peer->link, &buffered->shape);
+        buffered->is_ready = 0;
+        pccl_unexpected_drop_payload(&ops->unexpected, buffered);
         return;
     }
-    if (!pccl_op_shape_equal(&kept->shape, &op->request.shape)) {
-        op_note_mismatch_kept(ops, op, kept);
+    if (!pccl_op_shape_equal(&buffered->shape, &op->request.shape)) {
+        op_note_mismatch_buffered(ops, op, buffered);
         return;
     }
-    int is_payload_here = peer->is_source && kept->payload != NULL && kept->conn == NULL;
-    peer->is_payload_kept = peer->is_source && kept->payload != NULL;
-    if (peer->is_target && kept->is_ready) {
-        pccl_announcements_drop_ready(&ops->announcements, kept); /* which may be the end of it */
+    int is_payload_here = peer->is_source && buffered->payload != NULL && buffered->conn == NULL;
+    peer->is_payload_buffered = peer->is_source && buffered->payload != NULL;
+    if (peer->is_target && buffered->is_ready) {
+        pccl_unexpected_drop_ready(&ops->unexpected, buffered); /* which may be the end of it */
         pccl_match_note_heard(ops, peer);
     }
     if (is_payload_here)
-        pccl_match_take_kept(ops, peer, kept);
+        pccl_match_take_buffered(ops, peer, buffered);
 }
 
 /* Ranks that it exchanges no frames with may have announced another op by its name. Later they are heard anyway. */
 static void op_meet_others(pccl_open_ops *ops, pccl_op *op)
 {
-    for (uint32_t i = 0; op->agreement != NULL && i < op->agreement->count && !op->is_stopped; i++) {
-        pccl_link *link = op->agreement->parties[i].link;
+    for (uint32_t i = 0; op->completion != NULL && i < op->completion->count && !op->is_stopped; i++) {
+        pccl_link *link = op->completion->participants[i].link;
         if (link == NULL || link->is_failed || link->announced_count == 0)
             continue;
-        pccl_announcement *kept = pccl_announcements_find(&ops->announcements, link, &op->request.key);
-        if (kept == NULL || pccl_op_shape_equal(&kept->shape, &op->request.shape))
+        pccl_unexpected_op *buffered = pccl_unexpected_find(&ops->unexpected, link, &op->request.key);
+        if (buffered == NULL || pccl_op_shape_equal(&buffered->shape, &op->request.shape))
             continue;
-        op_note_mismatch_kept(ops, op, kept);
+        op_note_mismatch_buffered(ops, op, buffered);
     }
 }
 
@@ -193,8 +193,8 @@ void pccl_match_attach(pccl_open_ops *ops, pccl_op *op, pccl_link *link)
             op->peers[i].link = link;
             peer_announce(ops, &op->peers[i]);
         }
-    if (op->agreement != NULL)
-        pccl_agreement_attach(op->agreement, link);
+    if (op->completion != NULL)
+        pccl_completion_attach(op->completion, link);
     for (uint32_t i = 0; i < op->peers_count; i++)
         if (op->peers[i].link == link)
             peer_meet(ops, &op->peers[i]);
@@ -209,10 +209,10 @@ void pccl_match_attach_all(pccl_open_ops *ops, const pccl_links *links, pccl_op 
         op->peers[i].link = link;
         peer_announce(ops, &op->peers[i]);
     }
-    for (uint32_t i = 0; op->agreement != NULL && i < op->agreement->count; i++) {
-        pccl_link *link = pccl_links_find(links, op->agreement->parties[i].link_id);
+    for (uint32_t i = 0; op->completion != NULL && i < op->completion->count; i++) {
+        pccl_link *link = pccl_links_find(links, op->completion->participants[i].link_id);
         if (link != NULL)
-            pccl_agreement_attach(op->agreement, link);
+            pccl_completion_attach(op->completion, link);
     }
     for (uint32_t i = 0; i < op->peers_count; i++)
         peer_meet(ops, &op->peers[i]);

@@ -2,7 +2,7 @@
  *
  * An op is announced to its sources (READY: send to me), and becomes active on the link to a target once that one has
  * announced the same op. A small op sends first and asks later (EAGER, MPI's eager protocol): its announcement to a
- * target carries payload. What comes before its op is submitted here waits in the unexpected queue (announcements.h).
+ * target carries payload. What comes before its op is submitted here waits in the unexpected queue (unexpected.h).
  *
  * Two descriptions of an op have to be the same; otherwise it becomes a mismatch. A mismatch with one peer must not
  * keep the others from hearing of the op, and a rank whose description differs has to hear of it even where nobody
@@ -10,7 +10,7 @@
 #ifndef PCCL_MATCHING_H
 #define PCCL_MATCHING_H
 
-#include "announcements.h"
+#include "unexpected.h"
 #include "links.h"
 #include "open_ops.h"
 
@@ -26,8 +26,8 @@ void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target);
 /* All of a segment's payload is there. */
 void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbound *inbound);
 
-/* All of an EAGER frame's payload that was kept for the op is there. */
-void pccl_match_take_kept(pccl_open_ops *ops, pccl_op_peer *source, pccl_announcement *kept);
+/* All of an EAGER frame's payload that was buffered for the op is there. */
+void pccl_match_take_buffered(pccl_open_ops *ops, pccl_op_peer *source, pccl_unexpected_op *buffered);
 
 /* The peer behind the link describes the op in another way. */
 void pccl_match_note_mismatch(

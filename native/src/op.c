@@ -98,7 +98,8 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (shape->algorithm == PCCL_DIRECT && shape->world_size > 1 && request->rank_links == NULL)
         return PCCL_E_INVALID;
-    if (request->agrees > 1 || (request->agrees && shape->world_size > 2 && request->rank_links == NULL))
+    if (request->awaits_completion > 1 ||
+        (request->awaits_completion && shape->world_size > 2 && request->rank_links == NULL))
         return PCCL_E_INVALID;
     if (shape->segment_bytes < element_bytes || shape->count > SIZE_MAX / 4 / element_bytes)
         return PCCL_E_INVALID;

@@ -1,17 +1,18 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (tiling.h has the vocabulary). What goes to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, op_spread.c, which only moves. The first two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is
- * reduced, piece by piece as it comes off the socket, while it is in cache. A final one is received straight
- * into recv. Each chunk has one rank that finishes it, and averages if so asked.
+ * op_direct.c, which reduce, op_spread.c, which only moves. The first two know a segment in two forms. A partial one
+ * does not hold all ranks' elements yet: it is reduced, piece by piece as it comes off the socket, while it is in
+ * cache. A final one is received straight into recv. Each chunk has one rank that finishes it, and averages if so
+ * asked.
  *
  * Nothing is allocated once the op exists.
  *
  * A rank's own elements that belong into a separate recv are copied there when they are first sent, while they are
  * in cache.
  *
- * In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with honest peers nothing
- * else can happen, and so no range is overwritten while it waits to be sent.
+ * In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with honest peers
+ * nothing else can happen, and so no range is overwritten while it waits to be sent.
  *
  * In place (send == recv) the original of a segment is copied to `backup` before it is overwritten; an abort
  * copies what was saved back. A segment that is sent is saved then, and one that is reduced into is saved
@@ -45,7 +46,7 @@
 #include "table.h"
 #include "tiling.h"
 
-struct pccl_agreement;
+struct pccl_completion;
 struct pccl_link;
 struct pccl_op;
 struct pccl_op_algorithm;
@@ -88,7 +89,7 @@ typedef struct {
     uint8_t announcement; /* enum pccl_op_announcement: what waits in in_ready */
     uint32_t eager_bytes; /* PCCL_ANNOUNCE_EAGER: of its payload */
     uint8_t is_contradicted; /* of a target that is no source: has heard of us all the same */
-    uint8_t is_payload_kept; /* announcements.h has payload of it that is not all here yet */
+    uint8_t is_payload_buffered; /* unexpected.h has payload of it that is not all here yet */
     pccl_list in_ready; /* of the link: something is to be announced to it */
     pccl_list in_active; /* of the link: has segments for it */
     uint32_t shares_taken; /* direct: of its chunk; spread: of ours */
@@ -124,9 +125,9 @@ typedef struct pccl_op {
     uint8_t is_mismatched; /* and not frozen: the others are to hear of it */
 
     /* The core's: */
-    struct pccl_agreement *agreement; /* NULL: ranks do not tell each other when they are done */
-    struct pccl_gate *gate; /* through which it came; NULL: none */
-    struct pccl_gate_call *call; /* the gate's */
+    struct pccl_completion *completion; /* NULL: ranks do not tell each other when they are done */
+    struct pccl_fast_path *fast_path; /* through which it came; NULL: none */
+    struct pccl_fast_path_call *call; /* the fast path's */
     pccl_list in_ran;
     uint8_t is_let_go; /* no connection knows of it any more */
     unsigned events_promised;
@@ -177,12 +178,13 @@ typedef struct {
     uint8_t *new_recv;
 } pccl_op_move;
 
-/* Goes on in other buffers, and leaves its own as they were, but for a separate recv. Who holds pointers into them has to
- * follow. */
+/* Goes on in other buffers, and leaves its own as they were, but for a separate recv. Who holds pointers into them has
+ * to follow. */
 pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv);
 const uint8_t *pccl_op_moved(const pccl_op_move *move, const uint8_t *at);
 
-/* Puts back what was overwritten in place, and has no buffers any more. The op has been stopped, and no connection knows of it. */
+/* Puts back what was overwritten in place, and has no buffers any more. The op has been stopped, and no connection
+ * knows of it. */
 void pccl_op_drop_buffers(pccl_op *op);
 
 /* The op's source or target behind a link, or NULL. */

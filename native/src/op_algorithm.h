@@ -30,8 +30,8 @@ typedef struct pccl_op_algorithm {
     int (*has_sendable)(const pccl_op_peer *target);
     const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-    /* The chunk that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is the first to be
-     * taken. */
+    /* The chunk that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is the first
+     * to be taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
     /* Where it has several, how many may go together: so many are taken first, and lie one after the other. */

@@ -7,8 +7,8 @@
  * checksummed while it was in cache.
  *
  * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the chunk
- * that starts here are ready from the beginning; another one is when it has arrived and has a further hop to make. A partial
- * that is ready is sendable once the window (ring_plan.h) has room for it.
+ * that starts here are ready from the beginning; another one is when it has arrived and has a further hop to make. A
+ * partial that is ready is sendable once the window (ring_plan.h) has room for it.
  *
  * A reduce-scatter keeps what it owns: partials of other chunks that pass through are accumulated in slots instead, and
  * finals, where there are any, tell no more than that they are.
@@ -157,7 +157,8 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
 {
     pccl_op *op = source->op;
     pccl_ring_hops hops = ring_hops(op, frame->chunk);
-    if (!pccl_op_is_previous(source) || frame->hop == PCCL_NO_HOP || (frame->hop != hops.receive_partial && frame->hop != hops.receive_final))
+    if (!pccl_op_is_previous(source) || frame->hop == PCCL_NO_HOP ||
+        (frame->hop != hops.receive_partial && frame->hop != hops.receive_final))
         return "a hop that does not end here";
     inbound->is_final = frame->hop == hops.receive_final;
     uint8_t *state = &op->segments[inbound->index].state;

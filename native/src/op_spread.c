@@ -4,8 +4,9 @@
  *     in     straight into recv
  *     out    the rank's own segments out of send, others out of recv as they came
  *
- * Peers are those of the same algorithm's all-reduce, source and target alike, though segments may go one way only or not
- * at all: so each is announced to, and what ranks disagree on is found, whatever they think where elements come from.
+ * Peers are those of the same algorithm's all-reduce, source and target alike, though segments may go one way only or
+ * not at all: so each is announced to, and what ranks disagree on is found, whatever they think where elements come
+ * from.
  *
  * The rank's own segments are sendable from the start. The first time one goes out it is also copied to where it
  * belongs in recv, and checksummed while it is in cache; only then it is final here. So the op may be done by

@@ -1,7 +1,7 @@
 #include "open_ops.h"
 
-#include "agreement.h"
-#include "gate.h"
+#include "completion.h"
+#include "fast_path.h"
 
 #include <errno.h>
 #include <string.h>
@@ -12,14 +12,14 @@ void pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t e
     pccl_table_init(&ops->by_key);
     pccl_list_init(&ops->open);
     pccl_list_init(&ops->ran);
-    pccl_announcements_init(&ops->announcements);
+    pccl_unexpected_init(&ops->unexpected);
     ops->events = events;
     ops->eager_bytes_max = eager_bytes_max;
 }
 
 void pccl_open_ops_free(pccl_open_ops *ops)
 {
-    pccl_announcements_free(&ops->announcements);
+    pccl_unexpected_free(&ops->unexpected);
     pccl_table_free(&ops->by_id);
     pccl_table_free(&ops->by_key);
 }
@@ -94,7 +94,7 @@ static void peer_lose_link(pccl_op_peer *peer)
 {
     peer->link = NULL;
     peer->announcement = PCCL_ANNOUNCE_NOTHING;
-    peer->is_payload_kept = 0;
+    peer->is_payload_buffered = 0;
     pccl_list_remove(&peer->in_ready);
     pccl_list_remove(&peer->in_active);
 }
@@ -102,16 +102,16 @@ static void peer_lose_link(pccl_op_peer *peer)
 void pccl_open_ops_lose_link(pccl_open_ops *ops, pccl_link *link)
 {
     while (!pccl_list_is_empty(&link->dones))
-        pccl_agreement_take(link);
+        pccl_completion_take_done(link);
     for (pccl_list *node = ops->open.next; node != &ops->open; node = node->next) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, in_ops);
         for (uint32_t i = 0; i < op->peers_count; i++)
             if (op->peers[i].link == link)
                 peer_lose_link(&op->peers[i]);
-        if (op->agreement != NULL)
-            pccl_agreement_detach(op->agreement, link);
+        if (op->completion != NULL)
+            pccl_completion_detach(op->completion, link);
     }
-    pccl_announcements_forget_link(&ops->announcements, link);
+    pccl_unexpected_forget_link(&ops->unexpected, link);
 }
 
 /* An announcement that will not have payload: the op has stopped. */
@@ -125,15 +125,15 @@ static void peer_announce_without_payload(pccl_op_peer *peer)
         pccl_list_remove(&peer->in_ready);
 }
 
-static void peer_drop_kept_payload(pccl_open_ops *ops, pccl_op_peer *peer)
+static void peer_drop_buffered_payload(pccl_open_ops *ops, pccl_op_peer *peer)
 {
-    if (!peer->is_payload_kept)
+    if (!peer->is_payload_buffered)
         return;
-    peer->is_payload_kept = 0;
-    pccl_announcement *kept =
-        pccl_announcements_find(&ops->announcements, peer->link, &peer->op->request.key);
-    if (kept != NULL) /* its epoch may have been forgotten */
-        pccl_announcements_drop_payload(&ops->announcements, kept);
+    peer->is_payload_buffered = 0;
+    pccl_unexpected_op *buffered =
+        pccl_unexpected_find(&ops->unexpected, peer->link, &peer->op->request.key);
+    if (buffered != NULL) /* its epoch may have been forgotten */
+        pccl_unexpected_drop_payload(&ops->unexpected, buffered);
 }
 
 void pccl_open_ops_halt(pccl_open_ops *ops, pccl_op *op)
@@ -141,7 +141,7 @@ void pccl_open_ops_halt(pccl_open_ops *ops, pccl_op *op)
     for (uint32_t i = 0; i < op->peers_count; i++) {
         pccl_op_peer *peer = &op->peers[i];
         peer_announce_without_payload(peer);
-        peer_drop_kept_payload(ops, peer);
+        peer_drop_buffered_payload(ops, peer);
         pccl_list_remove(&peer->in_active);
         if (peer->link == NULL || !peer->is_source)
             continue;
@@ -193,13 +193,13 @@ static void op_let_go(pccl_open_ops *ops, pccl_op *op)
     op_visit_conns(op, NULL);
 }
 
-void pccl_open_ops_look_if_agreed(pccl_open_ops *ops, pccl_op *op)
+void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
 {
-    if (!pccl_agreement_is_reached(op->agreement))
+    if (!pccl_completion_is_reached(op->completion))
         return;
-    pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_AGREED);
+    pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_COMPLETED);
     op_let_go(ops, op);
-    if (op->gate != NULL && pccl_gate_tell(op->gate, op))
+    if (op->fast_path != NULL && pccl_fast_path_complete(op->fast_path, op))
         pccl_list_append(&ops->ran, &op->in_ran); /* who calls may still look at it */
     else
         pccl_open_ops_post(ops, op, &event);
@@ -210,14 +210,14 @@ void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op)
     op->is_done = 1;
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_DONE);
     event.tx_bytes = pccl_op_tx_bytes_planned(op);
-    if (op->agreement == NULL) {
+    if (op->completion == NULL) {
         pccl_open_ops_post(ops, op, &event);
         return;
     }
-    if (op->gate == NULL || !pccl_gate_note_done(op->gate, op, &event))
+    if (op->fast_path == NULL || !pccl_fast_path_note_done(op->fast_path, op, &event))
         op_post_quietly(ops, op, &event);
-    pccl_agreement_say(op->agreement);
-    pccl_open_ops_look_if_agreed(ops, op);
+    pccl_completion_announce(op->completion);
+    pccl_open_ops_look_if_complete(ops, op);
 }
 
 /* A link between two ranks of an op of two is visited twice, for its source and its target: what has been moved lies in
@@ -238,8 +238,8 @@ void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *rec
 void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict)
 {
     op_let_go(ops, op);
-    if (op->agreement != NULL)
-        pccl_agreement_end(op->agreement);
+    if (op->completion != NULL)
+        pccl_completion_end(op->completion);
     if (verdict == PCCL_ABORT || !op->is_done)
         pccl_op_restore(op);
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_ENDED);

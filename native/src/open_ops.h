@@ -6,12 +6,12 @@
  *   silent    nothing is said about it either: frozen
  *   let go    no connection knows of it: nothing reads or writes its buffers
  *
- * An op whose ranks tell each other when they are done (agreement.h) is let go when all are, and stays open until the
- * caller ends it. One that came on the fast path (gate.h) and was not shown ends by itself then. */
+ * An op whose ranks tell each other when they are done (completion.h) is let go when all are, and stays open until the
+ * caller ends it. One that came on the fast path (fast_path.h) and was not handed over ends by itself then. */
 #ifndef PCCL_OPEN_OPS_H
 #define PCCL_OPEN_OPS_H
 
-#include "announcements.h"
+#include "unexpected.h"
 #include "event_queue.h"
 #include "conn.h"
 #include "link.h"
@@ -22,9 +22,9 @@ typedef struct {
     pccl_table by_id;
     pccl_table by_key;
     pccl_list open; /* pccl_op.in_ops */
-    pccl_list ran; /* pccl_op.in_ran: told by their gate, to be ended */
+    pccl_list ran; /* pccl_op.in_ran: completed on the fast path, to be ended */
     uint64_t count; /* read by any thread */
-    pccl_announcements announcements;
+    pccl_unexpected_queue unexpected;
     pccl_event_queue *events;
     uint32_t eager_bytes_max;
 } pccl_open_ops;
@@ -58,7 +58,7 @@ void pccl_open_ops_silence(pccl_open_ops *ops, pccl_op *op);
 void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op);
 
 /* If all ranks have said DONE: all that any rank had to send has been received. */
-void pccl_open_ops_look_if_agreed(pccl_open_ops *ops, pccl_op *op);
+void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op);
 
 /* Takes the caller's buffers from the op; what it then works on, if it can go on at all. */
 void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv);

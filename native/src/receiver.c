@@ -1,7 +1,7 @@
 #include "receiver.h"
 
-#include "agreement.h"
-#include "announcements.h"
+#include "completion.h"
+#include "unexpected.h"
 #include "matching.h"
 
 #include <string.h>
@@ -21,10 +21,11 @@ static const char *receiver_on_early_announcement(pccl_receiver *receiver, pccl_
         receiver_discard(conn, frame);
         return NULL;
     }
-    return pccl_announcements_keep(&receiver->ops->announcements, conn, frame);
+    return pccl_unexpected_add(&receiver->ops->unexpected, conn, frame);
 }
 
-/* Of an op that is open here. One segment goes where it belongs as it comes; several are kept until all are here. */
+/* Of an op that is open here. One segment goes where it belongs as it comes; several are buffered until all are
+ * here. */
 static const char *receiver_on_eager(
     pccl_receiver *receiver, pccl_conn *conn, pccl_op_peer *source, const pccl_frame *frame)
 {
@@ -38,12 +39,12 @@ static const char *receiver_on_eager(
     }
     const char *broken_rule = pccl_op_check_eager(source, frame->payload_bytes);
     if (broken_rule == NULL)
-        broken_rule = pccl_announcements_keep(&receiver->ops->announcements, conn, frame);
+        broken_rule = pccl_unexpected_add(&receiver->ops->unexpected, conn, frame);
     if (broken_rule != NULL)
         return broken_rule;
-    source->is_payload_kept = 1;
-    pccl_announcement *kept = pccl_announcements_find(&receiver->ops->announcements, conn->link, &frame->key);
-    pccl_announcements_drop_ready(&receiver->ops->announcements, kept);
+    source->is_payload_buffered = 1;
+    pccl_unexpected_op *buffered = pccl_unexpected_find(&receiver->ops->unexpected, conn->link, &frame->key);
+    pccl_unexpected_drop_ready(&receiver->ops->unexpected, buffered);
     return NULL;
 }
 
@@ -112,17 +113,17 @@ static const char *receiver_on_done(pccl_conn_host *host, pccl_conn *conn, const
     pccl_table_node *node = pccl_table_first(&receiver->ops->by_key, pccl_op_key_hash(key));
     for (; node != NULL; node = pccl_table_next(node)) {
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_key);
-        if (op->agreement == NULL || !pccl_op_key_equal(&op->request.key, key))
+        if (op->completion == NULL || !pccl_op_key_equal(&op->request.key, key))
             continue;
-        pccl_party *party = pccl_agreement_find(op->agreement, conn->link);
-        if (party == NULL)
+        pccl_participant *participant = pccl_completion_find(op->completion, conn->link);
+        if (participant == NULL)
             continue;
         if (op->is_stopped)
             return NULL;
-        if (party->is_heard)
+        if (participant->is_heard)
             return "the same op done twice";
-        pccl_agreement_hear(party);
-        pccl_open_ops_look_if_agreed(receiver->ops, op);
+        pccl_completion_note_done(participant);
+        pccl_open_ops_look_if_complete(receiver->ops, op);
         return NULL;
     }
     return NULL; /* it has ended here */
@@ -160,14 +161,14 @@ static void receiver_on_sent(pccl_conn_host *host, pccl_op *op)
         pccl_open_ops_note_done(PCCL_CONTAINER_OF(host, pccl_receiver, host)->ops, op);
 }
 
-static void receiver_on_kept(pccl_conn_host *host, pccl_announcement *kept)
+static void receiver_on_buffered(pccl_conn_host *host, pccl_unexpected_op *buffered)
 {
     pccl_receiver *receiver = PCCL_CONTAINER_OF(host, pccl_receiver, host);
     pccl_op *elsewhere;
-    pccl_op_peer *source = pccl_open_ops_find_peer(receiver->ops, &kept->key, kept->link, 1, &elsewhere);
-    kept->conn = NULL;
-    if (source != NULL && source->is_payload_kept)
-        pccl_match_take_kept(receiver->ops, source, kept);
+    pccl_op_peer *source = pccl_open_ops_find_peer(receiver->ops, &buffered->key, buffered->link, 1, &elsewhere);
+    buffered->conn = NULL;
+    if (source != NULL && source->is_payload_buffered)
+        pccl_match_take_buffered(receiver->ops, source, buffered);
 }
 
 static void peer_retract_eager(pccl_op_peer *source)
@@ -184,14 +185,15 @@ static void receiver_on_retract(pccl_conn_host *host, pccl_conn *conn)
         pccl_op_retract(source, &conn->rx_inbound);
         if (conn->rx_is_eager)
             peer_retract_eager(source);
-    } else if (conn->rx_kept != NULL) {
+    } else if (conn->rx_buffered != NULL) {
         pccl_op *elsewhere;
-        pccl_op_peer *source = pccl_open_ops_find_peer(receiver->ops, &conn->rx_kept->key, conn->link, 1, &elsewhere);
-        if (source != NULL && source->is_payload_kept) {
-            source->is_payload_kept = 0;
+        pccl_op_peer *source =
+            pccl_open_ops_find_peer(receiver->ops, &conn->rx_buffered->key, conn->link, 1, &elsewhere);
+        if (source != NULL && source->is_payload_buffered) {
+            source->is_payload_buffered = 0;
             peer_retract_eager(source);
         }
-        pccl_announcements_retract(&receiver->ops->announcements, conn->rx_kept);
+        pccl_unexpected_retract(&receiver->ops->unexpected, conn->rx_buffered);
     }
     if (conn->rx_eager_bytes > 0)
         pccl_link_retract_eager(conn->link, conn->rx_eager_bytes);
@@ -205,6 +207,6 @@ void pccl_receiver_init(pccl_receiver *receiver, pccl_open_ops *ops, const pccl_
     receiver->host.on_done = receiver_on_done;
     receiver->host.on_arrived = receiver_on_arrived;
     receiver->host.on_sent = receiver_on_sent;
-    receiver->host.on_kept = receiver_on_kept;
+    receiver->host.on_buffered = receiver_on_buffered;
     receiver->host.on_retract = receiver_on_retract;
 }

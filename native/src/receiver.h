@@ -3,7 +3,7 @@
  * A frame names its op by its key, and comes from the peer behind its link.
  *
  *   1. A frame for a key that is not open here is dropped, but for an announcement of an epoch that is not over, which
- *      is kept. Nobody here wants the rest: the op with that key has ended.
+ *      is buffered. Nobody here wants the rest: the op with that key has ended.
  *   2. An announcement whose description differs from ours makes the op a mismatch on both sides, payload or not.
  *   3. A segment that contradicts its op or comes from the wrong peer, and anything said twice, is the peer's fault:
  *      the link fails.

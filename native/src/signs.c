@@ -15,8 +15,8 @@
 
 enum { LANES = 32, BATCH = LANES * PCCL_SIGNS_BLOCK, ROUNDS = 10 };
 
-/* Blocks `first` to `first + LANES - 1`, their words one after the other. With fewer lanes GCC unrolls the loops before it
- * looks for vectors, and finds none. */
+/* Blocks `first` to `first + LANES - 1`, their words one after the other. With fewer lanes GCC unrolls the loops before
+ * it looks for vectors, and finds none. */
 PCCL_INLINE void philox_lanes(const pccl_signs *of, uint32_t direction, uint32_t first, uint32_t *words)
 {
     uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];

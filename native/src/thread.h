@@ -1,4 +1,4 @@
-/* thread.h: what the threads of the library have in common, the engine's and the beacon's. */
+/* thread.h: what the threads of the library have in common, the engine's and the heartbeats'. */
 #ifndef PCCL_THREAD_H
 #define PCCL_THREAD_H
 

@@ -101,8 +101,9 @@ uint32_t pccl_tiling_longest_segment(const pccl_tiling *tiling)
  * of 256 KiB, these a tenth more than those of 512 KiB, and larger ones gain nothing. Against large ones
  * speaks that a chunk needs several segments for each connection that is to carry some, or the ring's links
  * wait for each other in turn; the longer the links, the more: with 25 ms and 1 Gbit/s half as many segments cost
- * 8 MiB a twentieth, while on one machine 64 MiB as eight tensors gain that and more. Chunks of up to PCCL_WHOLE_CHUNK_BYTES are one segment: such ops go direct, and
- * their shares eagerly, without waiting to be asked for. */
+ * 8 MiB a twentieth, while on one machine 64 MiB as eight tensors gain that and more. Chunks of up to
+ * PCCL_WHOLE_CHUNK_BYTES are one segment: such ops go direct, and their shares eagerly, without waiting to be asked
+ * for. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size, uint32_t is_local)
 {
     enum { SEGMENT_BYTES_MIN = 128 << 10, SEGMENT_BYTES_MAX = 512 << 10 };

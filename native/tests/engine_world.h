@@ -266,7 +266,7 @@ static inline int ranks_agree(uint64_t op) { return op % 2 == 1; }
 /* All of them are: so it is where none waits for more. */
 static inline void node_wait_done(node *n, uint64_t op)
 {
-    node_wait(n, ranks_agree(op) ? PCCL_EVENT_OP_AGREED : PCCL_EVENT_OP_DONE, op);
+    node_wait(n, ranks_agree(op) ? PCCL_EVENT_OP_COMPLETED : PCCL_EVENT_OP_DONE, op);
     if (ranks_agree(op))
         node_wait(n, PCCL_EVENT_OP_DONE, op);
 }
@@ -284,7 +284,7 @@ static inline pccl_op_request request_for(
     request.link_prev = link_to_prev(w, rank);
     request.link_next = link_to_next(w, rank);
     request.rank_links = w->rank_links[rank];
-    request.agrees = ranks_agree(op);
+    request.awaits_completion = ranks_agree(op);
     return request;
 }
 

@@ -120,8 +120,8 @@ static pccl_op_request fuzzed_request(uint64_t op, const uint64_t *links, uint32
     }
     request.link_prev = links[(request.rank + world - 1) % world];
     request.link_next = links[(request.rank + 1) % world];
-    request.agrees = below(2);
-    if (shape->algorithm == PCCL_DIRECT || request.agrees || below(4) != 0)
+    request.awaits_completion = below(2);
+    if (shape->algorithm == PCCL_DIRECT || request.awaits_completion || below(4) != 0)
         request.rank_links = links;
     request.send = values;
     int is_put_back = shape->collective == PCCL_ALL_REDUCE || pccl_op_shape_has_root(shape);
@@ -448,7 +448,7 @@ static void play_close(play *p)
         pccl_op_request request = honest_request(1, p->honest_op, p->honest_values[1]);
         require(pccl_engine_submit(honest.nodes[1].engine, &request) == 0, "submit");
         for (uint32_t rank = 0; rank < 2; rank++)
-            wait_for(rank, ranks_agree(p->honest_op) ? PCCL_EVENT_OP_AGREED : PCCL_EVENT_OP_DONE, p->honest_op);
+            wait_for(rank, ranks_agree(p->honest_op) ? PCCL_EVENT_OP_COMPLETED : PCCL_EVENT_OP_DONE, p->honest_op);
         for (uint32_t rank = 0; rank < 2; rank++) {
             pccl_engine_end(honest.nodes[rank].engine, p->honest_op, 1);
             wait_for(rank, PCCL_EVENT_OP_ENDED, p->honest_op);

@@ -355,7 +355,7 @@ static void a_ring_needs_no_other_links(void)
             request.send = j.send[rank];
             request.recv = j.recv[rank];
             request.rank_links = NULL;
-            request.agrees = 0;
+            request.awaits_completion = 0;
             CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
         }
         for (uint32_t rank = 0; rank < 4; rank++)

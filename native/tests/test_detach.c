@@ -247,7 +247,7 @@ static void end_all(work *o, world *w, int is_committed)
 {
     for (uint32_t rank = 0; rank < w->size; rank++) {
         if (is_committed && ranks_agree(o->number))
-            node_wait(&w->nodes[rank], PCCL_EVENT_OP_AGREED, o->number);
+            node_wait(&w->nodes[rank], PCCL_EVENT_OP_COMPLETED, o->number);
         CHECK(pccl_engine_end(w->nodes[rank].engine, o->number, is_committed ? PCCL_COMMIT : PCCL_ABORT) == 0);
         node_wait(&w->nodes[rank], PCCL_EVENT_OP_ENDED, o->number);
         if (!is_committed && !o->is_detached[rank])

@@ -519,7 +519,7 @@ static void a_tail_after_the_last_segment_loses_the_link(void)
         float chunk[CHUNK];
         wire_open_bare(&w, SEGMENT_BYTES);
         w.request.shape.collective = PCCL_REDUCE_SCATTER;
-        w.request.agrees = 1;
+        w.request.awaits_completion = 1;
         w.request.recv = chunk;
         wire_submit(&w);
         wire_await_announcements(&w);

@@ -606,7 +606,7 @@ static void wire_submit_agreed(wire *w)
 {
     w->values = ramp(COUNT);
     w->request = wire_request(1, w->values, COUNT, SEGMENT_BYTES);
-    w->request.agrees = 1;
+    w->request.awaits_completion = 1;
     if (pccl_engine_submit(w->n.engine, &w->request) != 0)
         stop_test("submit");
     read_header(w->peer);
@@ -647,7 +647,7 @@ static void done_is_said_and_heard(void)
         CHECK(frame.type == PCCL_FRAME_DONE && pccl_op_key_equal(&frame.key, &w.request.key));
         if (!is_first)
             write_frame(w.peer, &done, NULL);
-        node_wait(&w.n, PCCL_EVENT_OP_AGREED, 1);
+        node_wait(&w.n, PCCL_EVENT_OP_COMPLETED, 1);
         wire_close(&w);
     }
 }
@@ -666,7 +666,7 @@ static void wire_submit_barriers(wire *w, uint64_t count)
     w->request = wire_request(0, NULL, 0, SEGMENT_BYTES);
     w->request.shape.collective = PCCL_BARRIER;
     w->request.shape.reduce_op = 0;
-    w->request.agrees = 1;
+    w->request.awaits_completion = 1;
     for (uint64_t op = 1; op <= count; op++) {
         w->request.op = w->request.key.sequence = op;
         CHECK(pccl_engine_submit(w->n.engine, &w->request) == 0);
@@ -722,7 +722,7 @@ static void write_done(const wire *w, int fd, uint64_t first, uint64_t last, siz
 static void expect_agreed(wire *w, uint64_t first, uint64_t last)
 {
     for (uint64_t op = first; op <= last; op++) {
-        node_wait(&w->n, PCCL_EVENT_OP_AGREED, op);
+        node_wait(&w->n, PCCL_EVENT_OP_COMPLETED, op);
         CHECK(pccl_engine_end(w->n.engine, op, PCCL_COMMIT_BY_ALL) == 0);
     }
 }
@@ -787,7 +787,7 @@ static void damaged_keys_lose_the_link(void)
     write_frame(w.peer, &done, NULL);
     write_all(w.peer, key, sizeof key);
     expect_lost(&w, "wrong payload checksum");
-    CHECK(!node_take_collected(&w.n, PCCL_EVENT_OP_AGREED, 1, &event));
+    CHECK(!node_take_collected(&w.n, PCCL_EVENT_OP_COMPLETED, 1, &event));
     wire_close(&w);
 }
 
@@ -806,7 +806,7 @@ static void frames_of_being_done_come_again(void)
     shutdown(w.peer, SHUT_WR);
     pccl_frame frame = read_header(kept);
     CHECK(frame.type == PCCL_FRAME_LOST && frame.peer_connection == 1 && frame.frames == OPS);
-    CHECK(!node_take_collected(&w.n, PCCL_EVENT_OP_AGREED, 1, &event));
+    CHECK(!node_take_collected(&w.n, PCCL_EVENT_OP_COMPLETED, 1, &event));
     write_lost(kept, 1, 1, OPS);
     for (uint64_t op = 1; op <= OPS; op++)
         read_done(kept, op, 1);

@@ -1,5 +1,5 @@
-/* The floating-point environment: threads of the library compute in the default one, whatever the thread that made them had,
- * and a thread of the caller's gets its own back. */
+/* The floating-point environment: threads of the library compute in the default one, whatever the thread that made them
+ * had, and a thread of the caller's gets its own back. */
 #include <fenv.h>
 #include <stdint.h>
 #include <string.h>

@@ -367,7 +367,7 @@ class OpRequest:
         request.link_next = links[(rank + 1) % world_size]
         self._rank_links = ffi.new("uint64_t[]", links) if launch.is_meshed else ffi.NULL
         request.rank_links = self._rank_links
-        request.agrees = launch.agrees
+        request.awaits_completion = launch.agrees
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
 
@@ -439,8 +439,8 @@ class Engine:
             self._handle = ffi.NULL
 
     def new_gate(self) -> Any:
-        """A `pccl_gate *` that may be used as long as anybody has it. See native/src/gate.h."""
-        return ffi.gc(lib.pccl_engine_gate(self._handle), lib.pccl_gate_release)
+        """A `pccl_fast_path *` that may be used as long as anybody has it. See native/src/fast_path.h."""
+        return ffi.gc(lib.pccl_engine_fast_path(self._handle), lib.pccl_fast_path_release)
 
     def submit(self, request: OpRequest) -> None:
         """ValueError for what the engine does not take."""
@@ -523,7 +523,7 @@ def _event(event: Any) -> EngineEvent:
         return OpStarted(event.id, event.sequence)
     if kind == lib.PCCL_EVENT_OP_DONE:
         return OpDone(event.id, event.tx_bytes, event.rx_bytes)
-    if kind == lib.PCCL_EVENT_OP_AGREED:
+    if kind == lib.PCCL_EVENT_OP_COMPLETED:
         return OpAgreed(event.id)
     if kind == lib.PCCL_EVENT_OP_FROZEN:
         return OpFrozen(event.id)

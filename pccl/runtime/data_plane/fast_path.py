@@ -2,8 +2,8 @@
 
 Theory of operation. An op that the session launches takes the way caller, trio thread, engine, trio thread, caller; of
 64 KiB between two processes of one machine that is three quarters of its time. Where nothing is to be decided, a caller
-that would do nothing but wait goes through the engine's gate instead (native/src/gate.h): it submits the op, waits for
-the peers' agreement, and has its result; the session hears of it later.
+that would do nothing but wait goes on the engine's fast path instead (native/src/fast_path.h): it submits the op, waits
+for the peers' agreement, and has its result; the session hears of it later.
 
 The session opens the gate while its machine has a `plain_start`, and *takes over* before it tells the machine anything
 that bears on ops, such as a message of the master: it closes the gate, which is a cut, and tells the machine what has
@@ -79,7 +79,7 @@ class Gate:
 
     def open(self, start: SubmitOp) -> None:
         assert self._opening is None, "what came through it is to be heard first"
-        self._opening = _Opening([lib.pccl_gate_open(native) for native in self._natives], start)
+        self._opening = _Opening([lib.pccl_fast_path_open(native) for native in self._natives], start)
 
     def close(self) -> bool:
         """Whether it was open: then the engine's events tell of all that has come through it."""
@@ -87,7 +87,7 @@ class Gate:
             return False
         self._opening = None
         for native in self._natives:
-            lib.pccl_gate_close(native)
+            lib.pccl_fast_path_close(native)
         return True
 
     def forget_uses(self, tag: int) -> None:
@@ -157,12 +157,14 @@ class Gate:
         start = opening.start
         lane = first_lane(op.tag, uses[0], len(self._natives))
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
-        result = ffi.new("pccl_gate_result *")
+        result = ffi.new("pccl_fast_path_result *")
         self._running[op.op] = op
-        outcome = lib.pccl_gate_run(self._natives[lane], opening.numbers[lane], request.native, uses, WAIT_MS, result)
-        if outcome == lib.PCCL_GATE_TOLD:
+        outcome = lib.pccl_fast_path_run(
+            self._natives[lane], opening.numbers[lane], request.native, uses, WAIT_MS, result
+        )
+        if outcome == lib.PCCL_FAST_PATH_COMPLETED:
             op.finish(_result(op, result.tx_bytes, result.rx_bytes))
-        elif outcome != lib.PCCL_GATE_SHOWN:
+        elif outcome != lib.PCCL_FAST_PATH_HANDED_OVER:
             op.epoch = None
             self.drop(op)
             return False

@@ -1,5 +1,5 @@
 """Encryption of connections between peers: whether there is any, and a socket that nobody but its other end can read
-or write. The work is done by `pccl_boxes` of the extension (`native/src/boxes.h`), as on the engine's connections.
+or write. The work is done by `pccl_records` of the extension (`native/src/records.h`), as on the engine's connections.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class SealedStream:
 
     def __init__(self, sock: trio.socket.SocketType, keys: Keys) -> None:
         self._sock = sock
-        made = ffi.new("pccl_boxes **")
-        if lib.pccl_boxes_create(link_keys(keys), made) != lib.PCCL_OK:
+        made = ffi.new("pccl_records **")
+        if lib.pccl_records_create(link_keys(keys), made) != lib.PCCL_OK:
             raise ConnectionLost(f"cannot be encrypted: {why_unavailable() or 'out of memory, or OpenSSL fails'}")
-        self._boxes = ffi.gc(made[0], lib.pccl_boxes_free)
+        self._boxes = ffi.gc(made[0], lib.pccl_records_free)
         self._at = ffi.new("uint8_t const **")
         self._size = ffi.new("size_t *")
         self._opened = memoryview(b"")
@@ -46,32 +46,32 @@ class SealedStream:
         """At least one byte of it, unless it is empty. OSError or ConnectionLost."""
         if self._is_cut:
             raise ConnectionLost("a message was cut off")
-        sealed: int = lib.pccl_boxes_seal(self._boxes, ffi.from_buffer(data), len(data))
+        sealed: int = lib.pccl_records_encrypt(self._boxes, ffi.from_buffer(data), len(data))
         if data and not sealed:
             raise ConnectionLost("OpenSSL cannot encrypt")
         self._is_cut = True
         while True:
-            at = lib.pccl_boxes_out(self._boxes, self._size)
+            at = lib.pccl_records_out(self._boxes, self._size)
             if not self._size[0]:
                 break
-            lib.pccl_boxes_sent(self._boxes, await self._sock.send(ffi.buffer(at, self._size[0])))
+            lib.pccl_records_sent(self._boxes, await self._sock.send(ffi.buffer(at, self._size[0])))
         self._is_cut = False
         return sealed
 
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
         """At least one byte; 0 at the end. OSError, or ConnectionLost if this was not sealed by the other side."""
         while not self._opened:
-            status = lib.pccl_boxes_open(self._boxes, self._at, self._size)
+            status = lib.pccl_records_decrypt(self._boxes, self._at, self._size)
             if status < 0:
                 raise ConnectionLost(UNREADABLE)
             if status > 0:
                 self._opened = memoryview(ffi.buffer(self._at[0], self._size[0]))
                 break
-            at = lib.pccl_boxes_in(self._boxes, self._size)
+            at = lib.pccl_records_in(self._boxes, self._size)
             received = await self._sock.recv_into(memoryview(ffi.buffer(at, self._size[0])))
             if not received:
                 return 0
-            lib.pccl_boxes_received(self._boxes, received)
+            lib.pccl_records_received(self._boxes, received)
         count = min(len(self._opened), len(buffer))
         memoryview(buffer)[:count] = self._opened[:count]
         self._opened = self._opened[count:]

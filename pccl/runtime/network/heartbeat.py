@@ -1,6 +1,6 @@
 """Signs of life over connections of their own, from a thread that needs no Python.
 
-`Beacon` is the C thread (`native/src/beacon.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it dials
+`Beacon` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it dials
 the master, hands the connection to the beacon, and dials again whenever it is closed. What signs of life vouch for is
 told in `progress`.
 """
@@ -56,10 +56,10 @@ class Beacon:
 
     def __init__(self, timeout_s: float) -> None:
         error = ffi.new("char[256]")
-        self._handle = lib.pccl_beacon_create(max(1, round(timeout_s * 1000)), error, len(error))
+        self._handle = lib.pccl_heartbeat_create(max(1, round(timeout_s * 1000)), error, len(error))
         if self._handle == ffi.NULL:
             raise OSError(f"no thread for signs of life: {text(error)}")
-        self._events = ffi.new("pccl_beacon_event[]", EVENTS_MAX)
+        self._events = ffi.new("pccl_heartbeat_event[]", EVENTS_MAX)
         self._quiet: Any = None
         self._timeout_s = timeout_s
         self._pulse: Pulse | None = None
@@ -68,35 +68,35 @@ class Beacon:
         """Has signs of life vouch for this trio run from now on. Until it is cancelled, and the beacon is closed."""
         pulse = self._pulse = Pulse(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
-        lib.pccl_beacon_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
+        lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
         await pulse.keep()
 
     def add(self, connection: int, fd: int) -> None:
         """Takes ownership of a connected socket. OSError if the system refuses, and then it is closed."""
-        status = lib.pccl_beacon_add(self._handle, connection, fd)
+        status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
             raise OSError(f"a connection for signs of life was not taken (status {status})")
 
     def remove(self, connection: int) -> None:
         """Closes it, without an event."""
         if self._handle != ffi.NULL:
-            lib.pccl_beacon_remove(self._handle, connection)
+            lib.pccl_heartbeat_remove(self._handle, connection)
 
     def quiet(self, seconds: float) -> list[int]:
         """The connections that have carried no sign of life for so long, at most QUIET_MAX."""
         if self._quiet is None:
             self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
-        count = lib.pccl_beacon_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
+        count = lib.pccl_heartbeat_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
         return list(self._quiet[0:count])
 
     async def events(self) -> list[Silent | Closed]:
         """Waits for the next ones. Each connection has one, its last."""
-        await trio.lowlevel.wait_readable(lib.pccl_beacon_event_fd(self._handle))
-        count = lib.pccl_beacon_poll_events(self._handle, self._events, EVENTS_MAX)
+        await trio.lowlevel.wait_readable(lib.pccl_heartbeat_event_fd(self._handle))
+        count = lib.pccl_heartbeat_poll_events(self._handle, self._events, EVENTS_MAX)
         found: list[Silent | Closed] = []
         for event in self._events[0:count]:
             silent_s = event.silent_ms / 1000
-            if event.kind == lib.PCCL_BEACON_SILENT:
+            if event.kind == lib.PCCL_HEARTBEAT_SILENT:
                 found.append(Silent(event.connection, silent_s))
             else:
                 reason = os.strerror(event.system_error) if event.system_error else "closed by the other side"
@@ -107,11 +107,11 @@ class Beacon:
         """Stops the thread. No task may be in `events` any more."""
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
-            lib.pccl_beacon_destroy(handle)
+            lib.pccl_heartbeat_destroy(handle)
 
     def forget_after_fork(self) -> None:
         if self._handle != ffi.NULL:
-            lib.pccl_beacon_forget_after_fork(self._handle)
+            lib.pccl_heartbeat_forget_after_fork(self._handle)
             self._handle = ffi.NULL
 
 

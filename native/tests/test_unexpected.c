@@ -1,5 +1,5 @@
 /* What a member announces goes into a table: names that it chooses must not all fall into one chain. */
-#include "announcements.h"
+#include "unexpected.h"
 #include "check.h"
 #include "keyed_hash.h"
 
@@ -50,48 +50,48 @@ static pccl_op_key colliding_key(uint64_t link)
 static void chosen_names_of_announcements_do_not_collide(void)
 {
     enum { LINK = 7 };
-    pccl_announcements announcements;
+    pccl_unexpected_queue announcements;
     pccl_conn conn;
     pccl_link *link = pccl_link_create(LINK);
     REQUIRE(link != NULL);
     memset(&conn, 0, sizeof conn);
     conn.link = link;
-    pccl_announcements_init(&announcements);
+    pccl_unexpected_init(&announcements);
     for (int i = 0; i < KEYS; i++) {
         pccl_frame frame;
         memset(&frame, 0, sizeof frame);
         frame.type = PCCL_FRAME_READY;
         frame.key = colliding_key(LINK);
-        REQUIRE(pccl_announcements_keep(&announcements, &conn, &frame) == NULL);
-        CHECK(pccl_announcements_find(&announcements, link, &frame.key) != NULL);
+        REQUIRE(pccl_unexpected_add(&announcements, &conn, &frame) == NULL);
+        CHECK(pccl_unexpected_find(&announcements, link, &frame.key) != NULL);
     }
     CHECK(announcements.by_key.count == KEYS);
     CHECK_MSG(longest_chain(&announcements.by_key) <= CHAIN_MAX, "%zu", longest_chain(&announcements.by_key));
-    pccl_announcements_forget_link(&announcements, link);
-    pccl_announcements_free(&announcements);
+    pccl_unexpected_forget_link(&announcements, link);
+    pccl_unexpected_free(&announcements);
     pccl_link_destroy(link);
 }
 
 static void what_is_known_of_an_op_that_will_not_be_submitted_is_let_go(void)
 {
-    pccl_announcements announcements;
+    pccl_unexpected_queue announcements;
     pccl_conn conn;
     pccl_link *link = pccl_link_create(7);
     REQUIRE(link != NULL);
     memset(&conn, 0, sizeof conn);
     conn.link = link;
-    pccl_announcements_init(&announcements);
+    pccl_unexpected_init(&announcements);
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);
     frame.type = PCCL_FRAME_READY;
-    for (uint64_t use = 0; use < 2 * (uint64_t)PCCL_ANNOUNCEMENTS_PER_LINK_MAX; use++) {
+    for (uint64_t use = 0; use < 2 * (uint64_t)PCCL_UNEXPECTED_PER_LINK_MAX; use++) {
         frame.key.sequence = use;
-        REQUIRE(pccl_announcements_keep(&announcements, &conn, &frame) == NULL);
-        pccl_announcements_forget_op(&announcements, link, &frame.key);
+        REQUIRE(pccl_unexpected_add(&announcements, &conn, &frame) == NULL);
+        pccl_unexpected_forget_op(&announcements, link, &frame.key);
     }
     CHECK_MSG(announcements.by_key.count == 0, "%zu", (size_t)announcements.by_key.count);
     CHECK(link->announced_count == 0);
-    pccl_announcements_free(&announcements);
+    pccl_unexpected_free(&announcements);
     pccl_link_destroy(link);
 }
 

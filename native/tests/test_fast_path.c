@@ -5,14 +5,14 @@
 
 enum { NO_WAIT_MS = 0, LONG_WAIT_MS = WAIT_MS };
 
-/* One call of pccl_gate_run, in a thread of its own. */
+/* One call of pccl_fast_path_run, in a thread of its own. */
 typedef struct {
-    pccl_gate *gate;
+    pccl_fast_path *gate;
     uint64_t opening;
     pccl_op_request request;
     uint64_t sequence;
     uint32_t wait_ms;
-    pccl_gate_result result;
+    pccl_fast_path_result result;
     int outcome;
     pthread_t thread;
 } caller;
@@ -20,7 +20,7 @@ typedef struct {
 static void *caller_main(void *argument)
 {
     caller *c = argument;
-    c->outcome = pccl_gate_run(c->gate, c->opening, &c->request, &c->sequence, c->wait_ms, &c->result);
+    c->outcome = pccl_fast_path_run(c->gate, c->opening, &c->request, &c->sequence, c->wait_ms, &c->result);
     return NULL;
 }
 
@@ -45,7 +45,7 @@ static int caller_run(caller *c)
 /* A world whose ranks all have their gates open. */
 typedef struct {
     world w;
-    pccl_gate *gates[WORLD_RANKS_MAX];
+    pccl_fast_path *gates[WORLD_RANKS_MAX];
     uint64_t openings[WORLD_RANKS_MAX];
     uint64_t sequences[WORLD_RANKS_MAX];
 } gated;
@@ -55,8 +55,8 @@ static void gated_open(gated *g, uint32_t size)
     memset(g, 0, sizeof *g);
     world_open(&g->w, size, 1, 1, 0);
     for (uint32_t rank = 0; rank < size; rank++) {
-        g->gates[rank] = pccl_engine_gate(g->w.nodes[rank].engine);
-        g->openings[rank] = pccl_gate_open(g->gates[rank]);
+        g->gates[rank] = pccl_engine_fast_path(g->w.nodes[rank].engine);
+        g->openings[rank] = pccl_fast_path_open(g->gates[rank]);
         CHECK(g->openings[rank] > 0);
     }
 }
@@ -64,7 +64,7 @@ static void gated_open(gated *g, uint32_t size)
 static void gated_close(gated *g)
 {
     for (uint32_t rank = 0; rank < g->w.size; rank++)
-        pccl_gate_release(g->gates[rank]);
+        pccl_fast_path_release(g->gates[rank]);
     world_close(&g->w);
 }
 
@@ -75,7 +75,7 @@ static caller caller_of(gated *g, const trial *t, uint32_t rank, uint32_t wait_m
     c.gate = g->gates[rank];
     c.opening = g->openings[rank];
     c.request = trial_request(t, &g->w, rank);
-    c.request.agrees = 1;
+    c.request.awaits_completion = 1;
     c.sequence = g->sequences[rank];
     c.wait_ms = wait_ms;
     return c;
@@ -105,14 +105,14 @@ static void gated_close_trial(gated *g, trial *t)
 static void trial_submit_agreed(const trial *t, gated *g, uint32_t rank)
 {
     pccl_op_request request = trial_request(t, &g->w, rank);
-    request.agrees = 1;
+    request.awaits_completion = 1;
     request.key.sequence = g->sequences[rank];
     CHECK(pccl_engine_submit(g->w.nodes[rank].engine, &request) == 0);
 }
 
 static void trial_leave(const trial *t, gated *g, uint32_t rank)
 {
-    node_wait(&g->w.nodes[rank], PCCL_EVENT_OP_AGREED, t->number);
+    node_wait(&g->w.nodes[rank], PCCL_EVENT_OP_COMPLETED, t->number);
     CHECK(node_has_event(&g->w.nodes[rank], PCCL_EVENT_OP_DONE, t->number));
     CHECK(pccl_engine_end(g->w.nodes[rank].engine, t->number, PCCL_COMMIT_BY_ALL) == 0);
 }
@@ -139,7 +139,7 @@ static void callers_are_told(void)
                 caller_start(&callers[rank]);
             }
             for (uint32_t rank = 0; rank < size; rank++) {
-                CHECK(caller_join(&callers[rank]) == PCCL_GATE_TOLD);
+                CHECK(caller_join(&callers[rank]) == PCCL_FAST_PATH_COMPLETED);
                 CHECK(callers[rank].sequence == ++g.sequences[rank]);
             }
             trial_check_results(&trials[i]);
@@ -173,7 +173,7 @@ static void gates_and_owners_meet(void)
         caller_start(&c);
         trial_submit_agreed(&t, &g, 1);
         trial_leave(&t, &g, 1);
-        CHECK(caller_join(&c) == PCCL_GATE_TOLD);
+        CHECK(caller_join(&c) == PCCL_FAST_PATH_COMPLETED);
         g.sequences[0]++;
         g.sequences[1]++;
         trial_check_results(&t);
@@ -194,7 +194,7 @@ static void a_long_op_is_shown(void)
     gated_open_trial(&g, &t, 3, 1000);
     for (uint32_t rank = 0; rank < 2; rank++) {
         caller c = caller_of(&g, &t, rank, NO_WAIT_MS);
-        CHECK(caller_run(&c) == PCCL_GATE_SHOWN);
+        CHECK(caller_run(&c) == PCCL_FAST_PATH_HANDED_OVER);
         CHECK(c.sequence == 1);
         CHECK(node_wait(&g.w.nodes[rank], PCCL_EVENT_OP_STARTED, t.number).sequence == 0);
         CHECK(!node_has_event(&g.w.nodes[rank], PCCL_EVENT_OP_DONE, t.number));
@@ -218,9 +218,9 @@ static void closing_shows_what_is_under_way(void)
     do /* until it is submitted */
         pccl_engine_get_stats(g.w.nodes[0].engine, &stats);
     while (stats.ops_open == 0);
-    CHECK(pccl_gate_close(g.gates[0]));
-    CHECK(!pccl_gate_close(g.gates[0]));
-    CHECK(caller_join(&c) == PCCL_GATE_SHOWN);
+    CHECK(pccl_fast_path_close(g.gates[0]));
+    CHECK(!pccl_fast_path_close(g.gates[0]));
+    CHECK(caller_join(&c) == PCCL_FAST_PATH_HANDED_OVER);
     CHECK(node_has_event(&g.w.nodes[0], PCCL_EVENT_OP_STARTED, t.number));
     CHECK(pccl_engine_freeze_op(g.w.nodes[0].engine, t.number) == 0);
     node_wait(&g.w.nodes[0], PCCL_EVENT_OP_FROZEN, t.number);
@@ -235,14 +235,14 @@ static void closed_gates_take_nothing(void)
     trial t;
     gated_open_trial(&g, &t, 2, 10);
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
-    uint64_t next = pccl_gate_open(g.gates[0]);
+    uint64_t next = pccl_fast_path_open(g.gates[0]);
     CHECK(next > c.opening);
-    CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
+    CHECK(caller_run(&c) == PCCL_FAST_PATH_CLOSED);
     CHECK(c.sequence == 0);
     c.opening = 0;
-    pccl_gate_close(g.gates[0]);
-    CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
-    c.request.agrees = 0;
+    pccl_fast_path_close(g.gates[0]);
+    CHECK(caller_run(&c) == PCCL_FAST_PATH_CLOSED);
+    c.request.awaits_completion = 0;
     CHECK(caller_run(&c) == PCCL_E_INVALID);
     trial_check_inputs_kept(&t, 0);
     CHECK(g.w.nodes[0].events_count == 0);
@@ -258,7 +258,7 @@ static void freezing_closes_the_gate(void)
     CHECK(pccl_engine_freeze(g.w.nodes[0].engine, 0, 1) == 0);
     node_wait(&g.w.nodes[0], PCCL_EVENT_GROUP_FROZEN, 1);
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
-    CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
+    CHECK(caller_run(&c) == PCCL_FAST_PATH_CLOSED);
     gated_close_trial(&g, &t);
 }
 
@@ -271,7 +271,7 @@ static void a_mismatch_shows_its_op(void)
     caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
     caller_start(&c);
     trial_submit_agreed(&other, &g, 1);
-    CHECK(caller_join(&c) == PCCL_GATE_SHOWN);
+    CHECK(caller_join(&c) == PCCL_FAST_PATH_HANDED_OVER);
     CHECK(node_has_event(&g.w.nodes[0], PCCL_EVENT_OP_STARTED, t.number));
     node_wait(&g.w.nodes[0], PCCL_EVENT_OP_MISMATCH, t.number);
     node_wait(&g.w.nodes[1], PCCL_EVENT_OP_MISMATCH, other.number);
@@ -296,22 +296,22 @@ static void cuts_are_clean(void)
         }
         for (volatile uint32_t left = random_below(3000); left > 0; left--)
             ;
-        pccl_gate_close(g.gates[0]);
+        pccl_fast_path_close(g.gates[0]);
         node_collect(&g.w.nodes[0]);
         int is_ran = node_has_event(&g.w.nodes[0], PCCL_EVENT_OP_RAN, t.number);
         int is_shown = node_has_event(&g.w.nodes[0], PCCL_EVENT_OP_STARTED, t.number);
         int outcome = caller_join(&callers[0]);
-        CHECK((outcome == PCCL_GATE_TOLD) == is_ran);
-        CHECK((outcome == PCCL_GATE_SHOWN) == is_shown);
-        if (outcome == PCCL_GATE_CLOSED)
+        CHECK((outcome == PCCL_FAST_PATH_COMPLETED) == is_ran);
+        CHECK((outcome == PCCL_FAST_PATH_HANDED_OVER) == is_shown);
+        if (outcome == PCCL_FAST_PATH_CLOSED)
             trial_submit_agreed(&t, &g, 0);
         if (!is_ran)
             trial_leave(&t, &g, 0);
-        if (caller_join(&callers[1]) == PCCL_GATE_SHOWN) {
+        if (caller_join(&callers[1]) == PCCL_FAST_PATH_HANDED_OVER) {
             node_wait(&g.w.nodes[1], PCCL_EVENT_OP_STARTED, t.number);
             trial_leave(&t, &g, 1);
         } else {
-            CHECK(callers[1].outcome == PCCL_GATE_TOLD);
+            CHECK(callers[1].outcome == PCCL_FAST_PATH_COMPLETED);
         }
         trial_check_results(&t);
         gated_close_trial(&g, &t);
@@ -330,12 +330,12 @@ static void gates_outlive_their_engines(void)
         if (random_below(2))
             trial_submit_agreed(&t, &g, 1);
         world_close(&g.w);
-        if (caller_join(&c) != PCCL_GATE_TOLD)
+        if (caller_join(&c) != PCCL_FAST_PATH_COMPLETED)
             trial_check_inputs_kept(&t, 0);
-        CHECK(caller_run(&c) == PCCL_GATE_CLOSED);
-        CHECK(pccl_gate_open(c.gate) == 0);
+        CHECK(caller_run(&c) == PCCL_FAST_PATH_CLOSED);
+        CHECK(pccl_fast_path_open(c.gate) == 0);
         for (uint32_t rank = 0; rank < 2; rank++)
-            pccl_gate_release(g.gates[rank]);
+            pccl_fast_path_release(g.gates[rank]);
         trial_close(&t);
     }
 }

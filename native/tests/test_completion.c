@@ -15,7 +15,7 @@ static void trial_open_agreed(trial *t, const pccl_op_shape *shape, int in_place
 /* Without a word before the agreement; whoever hears of it ends the op, whatever the others have heard. */
 static void trial_leave(const trial *t, world *w, uint32_t rank)
 {
-    node_wait(&w->nodes[rank], PCCL_EVENT_OP_AGREED, t->number);
+    node_wait(&w->nodes[rank], PCCL_EVENT_OP_COMPLETED, t->number);
     CHECK(node_has_event(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number));
     CHECK(pccl_engine_end(w->nodes[rank].engine, t->number, PCCL_COMMIT_BY_ALL) == 0);
 }
@@ -29,7 +29,7 @@ static void trial_leave_all(const trial *t, world *w)
 static void trial_abort_unagreed(const trial *t, world *w)
 {
     for (uint32_t rank = 0; rank < w->size; rank++) {
-        CHECK(!node_has_event(&w->nodes[rank], PCCL_EVENT_OP_AGREED, t->number));
+        CHECK(!node_has_event(&w->nodes[rank], PCCL_EVENT_OP_COMPLETED, t->number));
         trial_abort(t, w, rank);
     }
 }
@@ -69,7 +69,7 @@ static void all_are_told_once_all_are_done(void)
             trial_submit(&a.t, &a.w, rank);
         trial_leave_all(&a.t, &a.w);
         for (uint32_t rank = 0; rank < size; rank++)
-            CHECK(!node_has_event(&a.w.nodes[rank], PCCL_EVENT_OP_AGREED, a.t.number));
+            CHECK(!node_has_event(&a.w.nodes[rank], PCCL_EVENT_OP_COMPLETED, a.t.number));
         trial_check_results(&a.t);
         agreed_close(&a);
     }
@@ -124,7 +124,7 @@ static void an_agreed_op_can_be_aborted(void)
     agreed_open(&a, 3, 1, 1000);
     trial_submit_all(&a.t, &a.w);
     for (uint32_t rank = 0; rank < 3; rank++)
-        node_wait(&a.w.nodes[rank], PCCL_EVENT_OP_AGREED, a.t.number);
+        node_wait(&a.w.nodes[rank], PCCL_EVENT_OP_COMPLETED, a.t.number);
     for (uint32_t rank = 0; rank < 3; rank++)
         trial_abort(&a.t, &a.w, rank);
     agreed_close(&a);
@@ -203,7 +203,7 @@ static void agreement_needs_links_to_all(void)
     request.rank_links = NULL;
     CHECK(pccl_engine_submit(a.w.nodes[0].engine, &request) == PCCL_E_INVALID);
     request = trial_request(&a.t, &a.w, 0);
-    request.agrees = 2;
+    request.awaits_completion = 2;
     CHECK(pccl_engine_submit(a.w.nodes[0].engine, &request) == PCCL_E_INVALID);
     agreed_close(&a);
 }

@@ -1,32 +1,32 @@
-/* What goes through boxes comes out the same, however the stream is cut up; and a stream with any change in it gives
+/* What goes through records comes out the same, however the stream is cut up; and a stream with any change in it gives
  * out nothing from there on. */
 #include "base.h"
-#include "boxes.h"
+#include "records.h"
 #include "trial.h"
 
 enum { STREAM_BYTES_MAX = 400 * 1000 };
 
 typedef struct {
-    pccl_boxes *ours;
-    pccl_boxes *theirs;
+    pccl_records *ours;
+    pccl_records *theirs;
 } ends;
 
 static void ends_make(ends *e)
 {
     key_pair keys;
     key_pair_make(&keys);
-    if (pccl_boxes_create(&keys.ends[0], &e->ours) != 0 || pccl_boxes_create(&keys.ends[1], &e->theirs) != 0)
-        stop_test("boxes");
+    if (pccl_records_create(&keys.ends[0], &e->ours) != 0 || pccl_records_create(&keys.ends[1], &e->theirs) != 0)
+        stop_test("records");
 }
 
 static void ends_free(ends *e)
 {
-    pccl_boxes_free(e->ours);
-    pccl_boxes_free(e->theirs);
+    pccl_records_free(e->ours);
+    pccl_records_free(e->theirs);
 }
 
-/* All of `plain` sealed, in portions of random size; how many bytes that makes. */
-static size_t seal_all(pccl_boxes *boxes, const uint8_t *plain, size_t bytes, uint32_t portion_max, uint8_t *stream)
+/* All of `plain` encrypted, in portions of random size; how many bytes that makes. */
+static size_t seal_all(pccl_records *records, const uint8_t *plain, size_t bytes, uint32_t portion_max, uint8_t *stream)
 {
     size_t sealed_bytes = 0;
     while (bytes > 0) {
@@ -38,18 +38,18 @@ static size_t seal_all(pccl_boxes *boxes, const uint8_t *plain, size_t bytes, ui
             pieces[count].iov_len = pccl_min_size(1 + random_below(portion_max), bytes - offered_bytes);
             offered_bytes += pieces[count++].iov_len;
         }
-        size_t taken_bytes = pccl_boxes_seal_pieces(boxes, pieces, count);
+        size_t taken_bytes = pccl_records_encrypt_pieces(records, pieces, count);
         CHECK(taken_bytes > 0 && taken_bytes <= offered_bytes);
         plain += taken_bytes;
         bytes -= taken_bytes;
         size_t left_bytes;
-        const uint8_t *out = pccl_boxes_out(boxes, &left_bytes);
+        const uint8_t *out = pccl_records_out(records, &left_bytes);
         while (left_bytes > 0) {
             size_t n = 1 + random_below((uint32_t)left_bytes);
             memcpy(stream + sealed_bytes, out, n);
             sealed_bytes += n;
-            pccl_boxes_sent(boxes, n);
-            out = pccl_boxes_out(boxes, &left_bytes);
+            pccl_records_sent(records, n);
+            out = pccl_records_out(records, &left_bytes);
         }
     }
     return sealed_bytes;
@@ -57,23 +57,23 @@ static size_t seal_all(pccl_boxes *boxes, const uint8_t *plain, size_t bytes, ui
 
 /* What a stream opens to, received in portions of random size; *is_refused if there is something else in it. */
 static size_t open_all(
-    pccl_boxes *boxes, const uint8_t *stream, size_t bytes, uint32_t portion_max, uint8_t *plain, int *is_refused)
+    pccl_records *records, const uint8_t *stream, size_t bytes, uint32_t portion_max, uint8_t *plain, int *is_refused)
 {
     size_t opened_bytes = 0;
     *is_refused = 0;
     while (bytes > 0 && !*is_refused) {
         size_t room, box_bytes;
-        const uint8_t *box;
-        uint8_t *in = pccl_boxes_in(boxes, &room);
+        const uint8_t *record;
+        uint8_t *in = pccl_records_in(records, &room);
         size_t n = pccl_min_size(pccl_min_size(1 + random_below(portion_max), room), bytes);
         CHECK(room > 0);
         memcpy(in, stream, n);
-        pccl_boxes_received(boxes, n);
+        pccl_records_received(records, n);
         stream += n;
         bytes -= n;
         int status;
-        while ((status = pccl_boxes_open(boxes, &box, &box_bytes)) > 0) {
-            memcpy(plain + opened_bytes, box, box_bytes);
+        while ((status = pccl_records_decrypt(records, &record, &box_bytes)) > 0) {
+            memcpy(plain + opened_bytes, record, box_bytes);
             opened_bytes += box_bytes;
         }
         *is_refused = status < 0;
@@ -105,18 +105,18 @@ static void a_stream_comes_out_as_it_went_in(void)
 
 enum { BOXES = 6, SMALL_BYTES = 40 };
 
-/* A stream of small boxes, all alike but for their place; how many bytes that makes. */
-static size_t small_stream(pccl_boxes *boxes, uint8_t *stream)
+/* A stream of small records, all alike but for their place; how many bytes that makes. */
+static size_t small_stream(pccl_records *records, uint8_t *stream)
 {
     uint8_t plain[SMALL_BYTES];
     size_t bytes = 0, n;
     for (int i = 0; i < BOXES; i++) {
         memset(plain, 'a' + i, sizeof plain);
-        CHECK(pccl_boxes_seal(boxes, plain, sizeof plain) == sizeof plain);
-        const uint8_t *out = pccl_boxes_out(boxes, &n);
+        CHECK(pccl_records_encrypt(records, plain, sizeof plain) == sizeof plain);
+        const uint8_t *out = pccl_records_out(records, &n);
         memcpy(stream + bytes, out, n);
         bytes += n;
-        pccl_boxes_sent(boxes, n);
+        pccl_records_sent(records, n);
     }
     return bytes;
 }
@@ -128,7 +128,7 @@ static void check_beginning(const uint8_t *opened, size_t bytes)
         CHECK(opened[i] == 'a' + (int)(i / SMALL_BYTES));
 }
 
-enum { SMALL_BOX_BYTES = SMALL_BYTES + PCCL_BOX_OVERHEAD_BYTES, STREAM_BYTES = BOXES * SMALL_BOX_BYTES };
+enum { SMALL_BOX_BYTES = SMALL_BYTES + PCCL_RECORD_OVERHEAD_BYTES, STREAM_BYTES = BOXES * SMALL_BOX_BYTES };
 
 static void any_changed_bit_is_refused(void)
 {
@@ -179,7 +179,7 @@ static void boxes_out_of_place_are_refused(void)
         /* Nor does the right one open after that. */
         size_t bytes;
         const uint8_t *plain;
-        CHECK(pccl_boxes_open(e.theirs, &plain, &bytes) < 0);
+        CHECK(pccl_records_decrypt(e.theirs, &plain, &bytes) < 0);
         ends_free(&e);
     }
 }
