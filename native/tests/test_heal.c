@@ -249,16 +249,17 @@ static void a_link_that_stands_still_is_lost(void)
 /* Nor is one that only waits for its other end to launch an op, nor one that passes little at a time. */
 static void a_link_with_nothing_to_carry_is_not_lost(void)
 {
+    enum { LIVE_MS = 2000 }; /* within which a proxy's thread that hardly gets a processor passes bytes on */
     proxied p;
     trial t;
     pccl_op_shape shape = plain_shape(1 << 18, PCCL_FLOAT32, PCCL_SUM, 65536, 2);
     trial_open(&t, &shape, 0);
     proxied_open(&p, 2, 2, 0, STALL_MS);
-    set_link_timeout(&p.w, 300);
+    set_link_timeout(&p.w, LIVE_MS);
     proxied_start(&p);
-    poll(NULL, 0, 900);
+    poll(NULL, 0, LIVE_MS + 500);
     trial_submit(&t, &p.w, 0);
-    poll(NULL, 0, 900);
+    poll(NULL, 0, LIVE_MS + 500);
     trial_submit(&t, &p.w, 1);
     trial_await_done(&t, &p.w);
     trial_end_all(&t, &p.w, 1);
