@@ -230,4 +230,14 @@ static inline void wait_for_payload(node *n, uint64_t bytes)
     } while (stats.rx_payload_bytes < bytes);
 }
 
+static inline pccl_op_shape quantized_shape(
+    uint64_t count, uint32_t op, uint32_t quantization, uint32_t quantized_dtype, uint32_t world_size)
+{
+    pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, op, 1000, world_size);
+    shape.quantization = (uint8_t)quantization;
+    shape.quantized_dtype = (uint8_t)quantized_dtype;
+    shape.quantization_block = quantization == PCCL_QUANT_CAST ? 0 : 64;
+    return shape;
+}
+
 #endif
