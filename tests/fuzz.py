@@ -31,7 +31,10 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
-from pccl.protocol.master import Close, Effect, Master, MasterOptions, Send
+from pccl.protocol.master.effects import Close, Effect, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import RunState
 from pccl.protocol.messages import Kind, OpRef
 from pccl.runtime.network.key_exchange import Exchange
 
@@ -154,7 +157,7 @@ class AgainstMaster:
 
     def __init__(self, mutator: Mutator) -> None:
         self._mutator = mutator
-        self._master = Master("run", MasterOptions())
+        self._master = Master(RunState("run", MasterOptions()))
         self._next_connection = 100
         for connection in HONEST:
             self._master.connected(connection, "10.0.0.1", 0.0)

@@ -8,23 +8,16 @@ import msgspec
 import pytest
 
 from pccl.protocol import agreement
-from pccl.protocol import master as protocol_master
 from pccl.protocol import messages as m
 from pccl.protocol.figures import FAILURE_FRESH_S
-from pccl.protocol.master import (
-    HOSTS_MAX,
-    LONG_WAIT_S,
-    NAME_CHARACTERS_MAX,
-    RELINKS_MAX,
-    Close,
-    Effect,
-    FindRings,
-    Log,
-    Master,
-    MasterOptions,
-    Send,
-    TakeBeats,
-)
+from pccl.protocol.master import op_verdicts
+from pccl.protocol.master.admission import HOSTS_MAX, NAME_CHARACTERS_MAX
+from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Send, TakeBeats
+from pccl.protocol.master.link_failures import RELINKS_MAX
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.waits import LONG_WAIT_S
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.optimization import ROUND_S_MAX
 from pccl.runtime.master.ring_search import best_ring
@@ -40,7 +33,7 @@ class Rig:
     """A master whose peers are spoken for. Peer n is on connection n."""
 
     def __init__(self, *groups: int, options: MasterOptions | None = None) -> None:
-        self.master = Master("run", options)
+        self.master = Master(RunState("run", options))
         self.now = 0.0
         self.effects: list[Effect] = []
         """Of the last event."""
@@ -54,7 +47,7 @@ class Rig:
         return [*self.master.accepted, *self.master.pending]
 
     def hello(self, group: int = 0) -> int:
-        connection = self.master._next_peer
+        connection = self.master.state.next_peer
         self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
         self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, f"n{connection}"))
         self.beat(connection)
@@ -189,7 +182,7 @@ def test_names_are_short_and_fit_for_a_log(hello: m.Hello) -> None:
 
 
 def test_so_many_may_wait_and_no_more() -> None:
-    master = Master("run", MasterOptions(pending_max=2))
+    master = Master(RunState("run", MasterOptions(pending_max=2)))
     for connection in range(1, 5):
         master.connected(connection, "10.0.0.1", 0.0)
         effects = master.received(connection, HELLO, 0.0)
@@ -198,9 +191,9 @@ def test_so_many_may_wait_and_no_more() -> None:
 
 
 def test_who_makes_up_ops_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol_master, "OPEN_OPS_MAX", 10)
+    monkeypatch.setattr(op_verdicts, "OPEN_OPS_MAX", 10)
     rig = Rig(0, 0, 0)
-    epoch = rig.master._groups[0].epoch
+    epoch = rig.master.state.groups[0].epoch
     rig.hear(2, m.OpsDone(epoch, [OpRef(tag, 0) for tag in range(5)]))
     rig.hear(2, m.OpsStalled(epoch, [OpRef(tag, 0) for tag in range(10, 15)]))
     assert rig.master.accepted == [1, 2, 3]
@@ -252,7 +245,7 @@ def test_done_that_decides_during_the_flush_of_another_loss() -> None:
 
 
 def _flush_of(rig: Rig) -> int:
-    return rig.master._groups[0].flush
+    return rig.master.state.groups[0].flush
 
 
 def test_one_verdict_an_op() -> None:
@@ -433,7 +426,7 @@ def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
 def test_peers_hear_whether_all_of_their_ring_are_on_one_host() -> None:
     rig = Rig()
     for hosts in (["10.1.0.1"], ["10.1.0.1"], ["10.1.0.2"]):
-        connection = rig.master._next_peer
+        connection = rig.master.state.next_peer
         rig.effects = rig.master.connected(connection, hosts[0], rig.now)
         rig.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", 0, hosts, 5000, 2, ""))
         rig.beat(connection)
@@ -496,8 +489,8 @@ def _sent_away_for_its_links(rig: Rig) -> m.Hello:
     for peer in (1, 2):
         rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
     for peer in (1, 2):
-        rig.hear(peer, m.LinksReady(rig.master.view))
-    rig.hear(connection, m.LinksReady(rig.master.view, [(1, "no answer")]))
+        rig.hear(peer, m.LinksReady(rig.master.state.view))
+    rig.hear(connection, m.LinksReady(rig.master.state.view, [(1, "no answer")]))
     rig.answer()
     assert rig.peers == [1, 2]
     return m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2, f"n{connection}")
@@ -553,7 +546,7 @@ def test_with_nobody_left_who_was_evicted_for_its_links_is_let_in() -> None:
     peer = _come_back(rig, _sent_away_for_its_links(rig))
     for other in (1, 2):
         rig.hear(other, m.Leave(""))
-    rig.hear(10, m.LinksReady(rig.master.view))
+    rig.hear(10, m.LinksReady(rig.master.state.view))
     assert rig.master.accepted == [peer]
 
 
@@ -580,7 +573,7 @@ def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
     for peer in (1, 2, 3):
         rig.hear(peer, m.LinksReady(3))
     assert rig.master.accepted == [1, 2, 3, 4]
-    assert rig.master.installed_view == 3
+    assert rig.master.state.installed_view == 3
 
 
 def test_update_topology_during_a_change_returns_in_the_new_view() -> None:
@@ -635,13 +628,13 @@ def test_relinks_are_counted_by_pair() -> None:
     rig = Rig(0, 0, 0)
     for _ in range(RELINKS_MAX):
         for a, b in ((1, 2), (2, 3)):
-            rig.hear(a, m.LinkLost(rig.master.view, b, "reset"))
+            rig.hear(a, m.LinkLost(rig.master.state.view, b, "reset"))
             rig.answer()
     assert rig.master.accepted == [1, 2, 3]
-    rig.hear(3, m.LinkLost(rig.master.view, 1, "reset"))
+    rig.hear(3, m.LinkLost(rig.master.state.view, 1, "reset"))
     rig.answer()
     assert rig.master.accepted == [1, 2, 3]
-    rig.hear(3, m.LinkLost(rig.master.view, 2, "reset"))
+    rig.hear(3, m.LinkLost(rig.master.state.view, 2, "reset"))
     rig.answer()
     assert rig.master.accepted == [1, 2]
 
@@ -722,19 +715,25 @@ def test_nothing_is_kept_of_those_who_are_gone() -> None:
     rig.hear(1, m.LinkLost(2, 2, "reset"))
     rig.answer()
     for peer in (1, 2, 5):
-        rig.hear(peer, m.OpsDone(rig.master._groups[0].epoch, [OpRef(TAG, 0)]))
+        rig.hear(peer, m.OpsDone(rig.master.state.groups[0].epoch, [OpRef(TAG, 0)]))
     rig.hear(1, m.JointCall(2, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
     for peer in (1, 2, 3, 4, 5):
         rig.lose(peer)
         rig.answer()
-    left = {name: value for name, value in vars(rig.master).items() if isinstance(value, dict | set | list) and value}
+    parts = [part for name, part in vars(rig.master).items() if name != "_handlers"]
+    left = {
+        f"{type(part).__name__}.{name}": value
+        for part in [*parts, rig.master.state.change]
+        for name, value in vars(part).items()
+        if isinstance(value, dict | set | list) and value
+    }
     assert left == {}
     rig.hello()
     assert rig.master.accepted == [6]
 
 
 def test_a_master_of_a_higher_term_says_so() -> None:
-    master = Master("run", term=4)
+    master = Master(RunState("run", term=4))
     master.connected(1, "10.0.0.1", 0.0)
     welcome = master.received(1, HELLO, 0.0)[0]
     assert isinstance(welcome, Send)
@@ -937,7 +936,7 @@ def test_who_does_not_answer_is_evicted() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     rig.hear(2, m.Withdrawn(2, TAG, 0, False))
-    rig.now += rig.master.options.answer_timeout_s
+    rig.now += rig.master.state.options.answer_timeout_s
     rig.effects = rig.master.tick(rig.now)
     (goodbye,) = rig.told(3)
     assert isinstance(goodbye, m.Goodbye)
@@ -961,7 +960,7 @@ def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
 
 def test_links_that_ops_go_through_may_break_any_number_of_times() -> None:
     rig = Rig(0, 0)
-    for view in range(2, 2 + 3 * protocol_master.RELINKS_MAX):
+    for view in range(2, 2 + 3 * RELINKS_MAX):
         rig.hear(1, m.LinkLost(view, 2, "reset", has_committed=True))
         rig.answer()
     assert rig.master.accepted == [1, 2]
@@ -982,17 +981,17 @@ def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
 def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
     """Two say that they cannot be linked, and one of them loses its control connection before more is known."""
     rig = Rig(0, 0, 0, 0)
-    rig.hear(1, m.LinkLost(rig.master.view, 2, "reset"))
+    rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
     for peer in rig.master.accepted:
         flushes = [message for message in rig.told(peer) if isinstance(message, m.Flush)]
         for flush in flushes:
             effects = rig.effects
             rig.hear(peer, m.FlushReply(flush.flush, []))
             rig.effects = effects + rig.effects
-    rig.hear(2, m.LinkFailed(rig.master.view, 1, "no answer"))
+    rig.hear(2, m.LinkFailed(rig.master.state.view, 1, "no answer"))
     assert rig.master.evidence_due_at is not None
     rig.effects = rig.master.detached(2, "reset", rig.now)
-    until = rig.now + rig.master.options.peer_timeout_s
+    until = rig.now + rig.master.state.options.peer_timeout_s
     while (due := rig.master.deadline()) is not None and due < until:
         assert due > rig.now
         rig.tick(due)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.master import Close, Effect, FindRings, Master, Send
+from pccl.protocol.master.effects import Close, Effect, FindRings, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.run_state import RunState
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 
@@ -43,7 +45,7 @@ class Liars:
     """Connections to a master, each with a peer that says what it is made to say."""
 
     def __init__(self) -> None:
-        self.master = Master("run")
+        self.master = Master(RunState("run"))
         self.now = 0.0
         self.open: set[int] = set()
         self.beats: set[int] = set()
@@ -79,7 +81,7 @@ class Liars:
         self.next_connection += 1
         self.beats.add(beats)
         self.carry_out(self.master.connected(beats, "10.0.0.1", self.now))
-        self.say(beats, m.BeatHello(m.PROTOCOL_VERSION, "run", self.master._next_peer - 1))
+        self.say(beats, m.BeatHello(m.PROTOCOL_VERSION, "run", self.master.state.next_peer - 1))
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         self.carry_out(self.master.received(connection, message, self.now))
@@ -106,7 +108,7 @@ class Liars:
         return getattr(asked, name) if isinstance(asked, kind) else 0
 
     def epoch(self, connection: int) -> int:
-        groups = self.master._groups
+        groups = self.master.state.groups
         group = self.group[connection]
         return groups[group].epoch if group in groups else 0
 
@@ -132,7 +134,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
         (4, call),
         (2, failure),
         (4, lambda: m.LinksReady(about(m.Prepare, "view"), draw(failed), draw(failed))),
-        (2, lambda: m.LinkLost(liars.master.view + draw(off), draw(peers), "?")),
+        (2, lambda: m.LinkLost(liars.master.state.view + draw(off), draw(peers), "?")),
         (4, lambda: m.OpsDone(liars.epoch(connection) + draw(off), draw(ops))),
         (2, lambda: m.OpsStalled(liars.epoch(connection) + draw(off), draw(ops))),
         (4, lambda: m.FlushReply(about(m.Flush, "flush"), draw(ops))),

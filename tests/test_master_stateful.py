@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import Effect, FindRings, Master, Send
+from pccl.protocol.master.effects import Effect, FindRings, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.run_state import RunState
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.topology import linked_pairs
 from pccl.runtime.master.ring_search import best_ring
@@ -199,7 +201,7 @@ class Model:
 class MasterBesideModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.master = Master("run")
+        self.master = Master(RunState("run"))
         self.peers: dict[int, Peer] = {}
         self.model = Model()
         self.broken: set[frozenset[int]] = set()
@@ -292,7 +294,7 @@ class MasterBesideModel(RuleBasedStateMachine):
         if (min(peer, other), max(peer, other)) in linked_pairs(ring):
             self.broken.add(frozenset((peer, other)))
             self.model.end_epoch(self.model.members[peer].group)
-        self.say(peer, m.LinkLost(self.master.view, other, "reset"))
+        self.say(peer, m.LinkLost(self.master.state.view, other, "reset"))
 
     @precondition(lambda self: self.model.accepted)
     @rule(data=st.data(), kind=st.sampled_from(Kind.ALL))

@@ -48,14 +48,14 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         crew.close(crew[1])
         assert node._service is not None
         server = node._service._server
-        server._machine.master._next_peer = 953_010_001
+        server._machine.master.state.next_peer = 953_010_001
         newcomer = crew.new()
         joining = Background(newcomer.connect)
         until(lambda: waits_at_master(newcomer), "the newcomer is known")
         waiting = Background(crew[0].update_topology)
 
         # A name that an attacker chose must stay text.
-        member = next(iter(server._machine.master._members.values()))
+        member = next(iter(server._machine.master.state.members.values()))
         member.hello = msgspec.structs.replace(member.hello, name="<img src=x onerror=document.title='owned'>")
 
         dom = browse(node, tmp_path / "profile", "--window-size=1200,1200", "--dump-dom")

@@ -14,7 +14,7 @@ from tests.test_master import Rig
 
 class SiteRig(Rig):
     def rank(self, site: str, group: int, size: int = 2) -> int:
-        connection = self.master._next_peer
+        connection = self.master.state.next_peer
         self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
         self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, site=site, site_size=size))
         self.beat(connection)
@@ -59,14 +59,14 @@ def test_a_site_is_lost_as_a_whole_in_one_view() -> None:
         for group in (0, 1):
             rig.rank(site, group)
         rig.update()
-    view = rig.master.view
+    view = rig.master.state.view
     rig.lose(3)
     assert [message.reason for message in rig.told(4) if isinstance(message, m.Goodbye)] == [
         "evicted: peer 3 of its site was lost: reset"
     ]
     rig.answer()
     assert rig.rings == {0: [1, 5], 1: [2, 6]}
-    assert rig.master.view == view + 1
+    assert rig.master.state.view == view + 1
 
 
 def test_a_site_that_is_not_admitted_yet_is_lost_as_a_whole_too() -> None:
@@ -112,7 +112,7 @@ def test_silence_of_several_sites_at_once_deposes_the_master() -> None:
 def test_sites_that_are_refused(site: str, size: int, says: str) -> None:
     rig = SiteRig()
     rig.rank("a", 0)
-    connection = rig.master._next_peer
+    connection = rig.master.state.next_peer
     rig.effects = rig.master.connected(connection, "10.0.0.9", rig.now)
     rig.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2, site=site, site_size=size))
     goodbye = rig.told(connection)[0]
@@ -124,7 +124,7 @@ def test_a_name_cannot_be_used_twice() -> None:
     rig = SiteRig()
     rig.rank("a", 0)
     rig.rank("a", 1)
-    connection = rig.master._next_peer
+    connection = rig.master.state.next_peer
     rig.effects = rig.master.connected(connection, "10.0.0.9", rig.now)
     rig.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2, site="a", site_size=2))
     goodbye = rig.told(connection)[0]

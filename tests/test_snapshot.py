@@ -46,7 +46,7 @@ def test_groups_members_and_their_states() -> None:
     ]
     assert member(status, 1).name == "n1"
     assert member(status, 1).address == "10.0.0.1:5000"
-    assert status.view == rig.master.installed_view
+    assert status.view == rig.master.state.installed_view
 
 
 def test_what_a_peer_waits_in_since_when_and_for_whom() -> None:
@@ -63,7 +63,7 @@ def test_what_a_peer_waits_in_since_when_and_for_whom() -> None:
 
 def test_ops_that_stall() -> None:
     rig = Rig(0, 0, 0)
-    epoch = rig.master._groups[0].epoch
+    epoch = rig.master.state.groups[0].epoch
     rig.hear(1, m.OpsDone(epoch, [OpRef(7, 0)]))
     rig.hear(2, m.OpsStalled(epoch, [OpRef(7, 0)]))
     status = look(rig)
@@ -74,7 +74,7 @@ def test_ops_that_stall() -> None:
 
 def test_ops_are_counted_once_each_however_many_report_them() -> None:
     rig = Rig(0, 0)
-    epoch = rig.master._groups[0].epoch
+    epoch = rig.master.state.groups[0].epoch
     for peer in (1, 2):
         rig.hear(peer, m.Report([], 0, 0))
     for committed in (1, 2):
@@ -106,7 +106,7 @@ def test_a_group_that_nobody_is_left_of_is_forgotten() -> None:
         rig.hear(peer, m.Report([(1, 1, 0)], 0, 0))
     rig.hear(2, m.Leave())
     rig.answer()
-    assert set(rig.master.traffic._ops) == {0}
+    assert set(rig.master.state.traffic._ops) == {0}
 
 
 def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
@@ -133,7 +133,7 @@ def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
 
 def test_a_loss_is_told_with_its_reason() -> None:
     rig = Rig(0, 0, 0)
-    epoch = rig.master._groups[0].epoch
+    epoch = rig.master.state.groups[0].epoch
     for peer in (1, 2):
         rig.hear(peer, m.OpsDone(epoch, [OpRef(1, 0)]))  # all survivors
     rig.hear(1, m.OpsDone(epoch, [OpRef(2, 0)]))  # one of them
@@ -226,5 +226,7 @@ def test_a_large_run_fits_into_a_message() -> None:
     one = look(Rig(0)).members[0]
     waiting = Waiting(Kind.UPDATE_TOPOLOGY, 1.0, list(range(20)))
     large = msgspec.structs.replace(one, name="n" * 255, address="h" * 255, waiting=waiting)
-    frame = encode(m.Status(msgspec.structs.replace(look(rig), members=[large] * rig.master.options.connections_max)))
+    frame = encode(
+        m.Status(msgspec.structs.replace(look(rig), members=[large] * rig.master.state.options.connections_max))
+    )
     assert len(frame) < MESSAGE_BYTES_MAX

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence
 from pccl.protocol.figures import Figure
-from pccl.protocol.master import Close, Effect, Log, MasterOptions, Persist, Send
+from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
+from pccl.protocol.recovery import SALTS, TERMS, block
 from pccl.protocol.succession import DEPOSED_TIMEOUTS, HOLD_S, Succession
-from pccl.protocol.successor import SALTS, TERMS, block
 from pccl.types import Result
 from tests.test_testimony import prepared, view, witness
 
@@ -262,7 +263,7 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
     rig.say(1, m.FlushReply(flush.flush, []))
     assert rig.kinds(2) == [m.Prepare]
     for peer in (1, 2):
-        rig.say(peer, m.LinksReady(rig.machine.master.view))
+        rig.say(peer, m.LinksReady(rig.machine.master.state.view))
     assert rig.kinds(1) == [m.Install]
     rig.say(2, m.JointCall(1, kind, offer))
     for peer in (1, 2):
@@ -282,11 +283,11 @@ def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
     rig.say(2, m.JointCall(3, Kind.ARE_PEERS_PENDING))
     rig.say(2, m.JointCancel(3))
     assert rig.told(2) == []
-    (flush,) = {group.flush for group in rig.machine.master._groups.values()}
+    (flush,) = {group.flush for group in rig.machine.master.state.groups.values()}
     for peer in (1, 2):
         rig.say(peer, m.FlushReply(flush, []))
     for peer in (1, 2):
-        rig.say(peer, m.LinksReady(rig.machine.master.view))
+        rig.say(peer, m.LinksReady(rig.machine.master.state.view))
     assert rig.told(2)[1:] == [m.JointResult(3, Result.SUCCESS, value=1, meeting=5)]
 
 
@@ -598,7 +599,7 @@ def test_what_was_measured_is_known_with_its_age() -> None:
     rig.testify(witness(3, view(7, 1, 2, 3), figures=[(late, 20), (of_one_gone, 10)]))
     rig.testify(witness(1, view(7, 1, 2, 3), figures=[(old, 30)]))
     rig.testify(witness(2, view(7, 1, 2, 3)))
-    figures = rig.machine.master.figures
+    figures = rig.machine.master.state.link_metrics
     assert figures.get((1, 2)) == Figure(1e6, 0.0005, at=70.0)
     assert figures.get((3, 2)) == figures.get((3, 1)) == Figure(4e6, 0.0005, at=80.0)
     assert figures.get((9, 3)) is None

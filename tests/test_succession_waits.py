@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import Close, Effect, MasterOptions, Send
+from pccl.protocol.master.effects import Close, Effect, Send
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.succession import GATHER_TIMEOUTS, Succession
 
 TIMEOUT_S = 5.0
@@ -49,7 +50,7 @@ def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up(
 
 def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it() -> None:
     machine = _founded()
-    machine.master.term = 2
+    machine.master.state.term = 2
     machine.received(CONTROL, m.JointCall(1, "none that there is"), TIMEOUT_S)
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7, term=1), 6.0)
     assert isinstance(answer, m.Goodbye)

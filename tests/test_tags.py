@@ -7,7 +7,9 @@ import pytest
 from pccl.protocol import agreement
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.master import Close, Effect, Master, Send
+from pccl.protocol.master.effects import Close, Effect, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.run_state import RunState
 from pccl.protocol.peer import Peer
 from pccl.types import Result
 
@@ -18,7 +20,7 @@ class Pair:
     """A master and two peers whose messages arrive at once, and whose engines are done at once."""
 
     def __init__(self) -> None:
-        self.master = Master("run")
+        self.master = Master(RunState("run"))
         self.peers = {1: Peer(0, 1), 2: Peer(0, 1)}
         self.submitted: dict[int, tuple[int, int, int]] = {1: (0, 0, 0), 2: (0, 0, -1)}
         """By peer, the name of its last op."""
@@ -86,5 +88,5 @@ def test_a_new_tag_for_every_op(monkeypatch: pytest.MonkeyPatch, tags: int, tags
         pair.results.clear()
         epochs.add(pair.submitted[1][0])
         assert all(peer.ops.uses.tags <= tags_max for peer in pair.peers.values())
-        assert pair.master._groups[0].ledger.tags <= tags_max
+        assert pair.master.state.groups[0].ledger.tags <= tags_max
     assert len(epochs) >= tags // tags_max

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import majority
+from pccl.protocol.quorum import majority
 from pccl.protocol.tally import VIEWS_MAX, Stance, Tally, Views
 from pccl.protocol.testimony import is_sound, stand
 from tests.test_testimony import prepared, view, witness

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import majority
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.quorum import majority
 from pccl.protocol.testimony import rebuild, stand, unheard
 from pccl.types import Result
 

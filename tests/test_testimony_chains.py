@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import majority
+from pccl.protocol.quorum import majority
 from pccl.protocol.testimony import rebuild, stand
 from tests.test_testimony import prepared, view, witness
 

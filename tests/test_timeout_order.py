@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.protocol import master, peer, succession
-from pccl.protocol.master import MasterOptions
+from pccl.protocol import succession
+from pccl.protocol.master import options as master
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
+from pccl.protocol.peer import links as peer
 from pccl.runtime.network import heartbeat, master_addresses
 from pccl.runtime.session import peer_session
 from tests.crew import WAIT_S, Crew, outcomes, reduce_once, results, until

@@ -1,7 +1,4 @@
-"""Looks at a master and writes down what there is to see, as `status.RunStatus`. Changes nothing.
-
-It reads the machine's own fields, so that the machine need not know how it is shown.
-"""
+"""Looks at a master and writes down what there is to see, as `status.RunStatus`. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +6,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from pccl.protocol.ledger import Ledger
-from pccl.protocol.master import NAMED_MAX, Master, _Group, _Member
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import NAMED_MAX
+from pccl.protocol.master.run_state import Group, Member, RunState
 from pccl.protocol.messages import Kind
 from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Waiting
 from pccl.protocol.topology import ring_links
@@ -20,26 +19,28 @@ STALLED_OPS_MAX = 8
 
 def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunStatus:
     """How it stands at `now`, the time of the last event or later."""
-    absent = {kind: _named(master, master.accepted, kind) for kind in Kind.GLOBAL if master._waiting[kind]}
+    state = master.state
+    waiting = {kind for group in state.groups.values() for kind in group.waiting}
+    absent = {kind: state.missing(state.accepted, kind) for kind in waiting.intersection(Kind.GLOBAL)}
     members: list[MemberStatus] = []
-    for group in master._groups.values():
-        absent[Kind.SYNC] = _named(master, group.ring, Kind.SYNC) if group.waiting[Kind.SYNC] else []
+    for group in state.groups.values():
+        absent[Kind.SYNC] = state.missing(group.ring, Kind.SYNC) if group.waiting[Kind.SYNC] else []
         stalled = _stalled(group)
         members += [
-            _member(master, master._members[peer], absent, stalled.get(peer, []), now) for peer in sorted(group.ring)
+            _member(state, state.members[peer], absent, stalled.get(peer, []), now) for peer in sorted(group.ring)
         ]
     shown = {member.peer for member in members}
-    members += [_member(master, member, {}, [], now) for peer, member in master._members.items() if peer not in shown]
-    history = master.history
+    members += [_member(state, member, {}, [], now) for peer, member in state.members.items() if peer not in shown]
+    history = state.history
     return RunStatus(
-        run=master.run,
-        term=master.term,
+        run=state.run,
+        term=state.term,
         version=version,
         uptime_s=uptime_s,
-        peer_timeout_s=master.options.peer_timeout_s,
-        view=master.installed_view,
-        is_changing=master.is_changing,
-        groups=[_group(master, group, now) for group in master._groups.values()],
+        peer_timeout_s=state.options.peer_timeout_s,
+        view=state.installed_view,
+        is_changing=state.is_changing,
+        groups=[_group(state, group, now) for group in state.groups.values()],
         members=members,
         totals=history.totals,
         course=history.course(now),
@@ -48,7 +49,7 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
     )
 
 
-def _group(master: Master, group: _Group, now: float) -> GroupStatus:
+def _group(state: RunState, group: Group, now: float) -> GroupStatus:
     return GroupStatus(
         group=group.number,
         ring=list(group.ring),
@@ -61,41 +62,41 @@ def _group(master: Master, group: _Group, now: float) -> GroupStatus:
         links=[
             LinkFigures(*link, figure.bytes_per_s, figure.round_trip_s, now - figure.at, figure.source)
             for link in ring_links(group.ring)
-            if (figure := master.figures.get(link)) is not None and not figure.is_assumed
+            if (figure := state.link_metrics.get(link)) is not None and not figure.is_assumed
         ],
         decision=group.decision,
     )
 
 
 def _member(
-    master: Master, member: _Member, absent: dict[str, list[int]], stalled: list[StalledOp], now: float
+    state: RunState, member: Member, absent: dict[str, list[int]], stalled: list[StalledOp], now: float
 ) -> MemberStatus:
     wait = member.wait
-    group = master._groups.get(member.hello.group)
-    asked_at = master._asked_at.get(member.peer)
+    group = state.groups.get(member.hello.group)
+    asked_at = state.asked_at.get(member.peer)
     if member.accepted:
-        state = "accepted"
-    elif member.peer in master._admitting or (group is not None and member.peer in group.ring):
-        state = "joining"
+        standing = "accepted"
+    elif member.peer in state.change.admitting or (group is not None and member.peer in group.ring):
+        standing = "joining"
     else:
-        state = "pending" if member.has_beaten else "connecting"
+        standing = "pending" if member.has_beaten else "connecting"
     host = member.hosts[0]
     return MemberStatus(
         peer=member.peer,
         name=member.hello.name,
         group=member.hello.group,
         address=f"[{host}]:{member.hello.port}" if ":" in host else f"{host}:{member.hello.port}",
-        state=state,
+        state=standing,
         known_s=now - member.since,
         waiting=None if wait is None else Waiting(wait.kind, now - wait.since, absent[wait.kind]),
         stalled_ops=stalled,
         answer_due_s=None if asked_at is None else now - asked_at,
-        is_heard=member.beats is not None,
-        traffic=master.traffic.of(member.peer),
+        is_heard=member.heartbeat is not None,
+        traffic=state.traffic.of(member.peer),
     )
 
 
-def _stalled(group: _Group) -> dict[int, list[StalledOp]]:
+def _stalled(group: Group) -> dict[int, list[StalledOp]]:
     """By the peer that waits."""
     found: dict[int, list[StalledOp]] = {}
     ledger: Ledger = group.ledger
@@ -107,11 +108,6 @@ def _stalled(group: _Group) -> dict[int, list[StalledOp]]:
             if len(ops) < STALLED_OPS_MAX:
                 ops.append(stalled)
     return found
-
-
-def _named(master: Master, circle: Iterable[int], kind: str) -> list[int]:
-    """Those of the circle that have not made the call, the first of them."""
-    return _first(peer for peer in circle if not master._waits_in(peer, kind))
 
 
 def _first(peers: Iterable[int]) -> list[int]:

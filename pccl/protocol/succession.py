@@ -10,7 +10,7 @@ Gathering. A peer that has lost its master says Resume, and where it stands when
 a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
 higher than any that has been heard of (Lead), and answer with their testimony (Follow); from then on they follow no
 lower term. When a majority does, and all of the view or enough time has passed since it was complete and since somebody
-came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`testimony`, `successor`) and led:
+came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`testimony`, `recovery`) and led:
 one who has waited here for longer, because it alone was cut off from the last master, hurries nobody, and nobody is
 late because this master is busy with thousands of others. Until then nobody is evicted: there is nobody to do it. What
 one says costs the same however many are here (`tally`).
@@ -57,7 +57,7 @@ the last view that they know of. A successor without a fence waits for others as
 it led to the end come by then, or those are dead, the lost go on from where they were, perhaps in the term in which
 another has led the others, who are told that they are evicted. No peer goes on with both, and what is said by one that
 was stopped meanwhile must mean nothing to those that the other leads: so two leaders number peers and views apart, even
-in one term (`successor.block`).
+in one term (`recovery.block`).
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence, FencedView, bounded_s
-from pccl.protocol.master import Close, Effect, Log, Master, MasterOptions, Persist, Send
-from pccl.protocol.successor import Witness, successor
+from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import NAMED_MAX, MasterOptions
+from pccl.protocol.master.run_state import RunState
+from pccl.protocol.recovery import Survivor, take_over
 from pccl.protocol.tally import Stance, Tally, Views
 from pccl.protocol.testimony import Standing, is_sound, rebuild, stand
 from pccl.types import Result
@@ -81,8 +84,6 @@ RUNS_HEARD_OF_MAX = 16
 """Whose last views are remembered."""
 TELL_S = 1.0
 """So long after somebody has come, the log says who is still waited for."""
-NAMED_MAX = 20
-"""Peers that a line of the log names at most."""
 BIRTH_MARGIN_S = 2.0
 """By so much later than a silence is noticed, the peers of a run have dialled this master."""
 STANDSTILL_SHARE = 0.5
@@ -257,7 +258,7 @@ class Succession:
         self._heard_of: dict[str, FencedView] = {}
         """By run, the newest view in force that somebody has told of here."""
         self._secret = secret
-        self.master = Master(run, self.options, secret=secret)
+        self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
         """What is known of other masters, for those who are sent away."""
@@ -435,7 +436,7 @@ class Succession:
             return
         if message.run == self.run and (
             message.term < self.master.term
-            or (message.term == self.master.term and message.peer in self.master.evicted)
+            or (message.term == self.master.term and message.peer in self.master.leadership.evicted)
         ):
             # This master has led the run, up to the end of it, and not lost it: without this peer, if that follows
             # a lower term.
@@ -659,14 +660,14 @@ class Succession:
     def _lead(self, run: str) -> None:
         gathering = self._gatherings[run]
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, self._needs_majority(gathering))
-        witnesses = {
-            peer: Witness(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
+        survivors = {
+            peer: Survivor(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
             for peer, claim in gathering.claims.items()
             if peer in recovered.members
         }
-        strangers = self.master.strangers
+        unidentified = self.master.unidentified
         name = f"{self._names}-{self._depositions}"
-        self.master = successor(run, gathering.term, self.options, recovered, witnesses, self._now, name)
+        self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._heard_of.pop(run, None)
         self.birth_at = min(self.birth_at, self._now)
@@ -681,7 +682,7 @@ class Succession:
             else:
                 text = f"evicted: lost before view {recovered.view_heard}, or too late to testify after the loss of "
                 self._put_out(claim.connection, f"{text}the master; connect again")
-        for connection, host in strangers.items():
+        for connection, host in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
         self._release_held()
@@ -697,7 +698,7 @@ class Succession:
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self._fence = old.fence()
-        if old.has_rivals or self._fence.installed is None:  # it may be led elsewhere
+        if old.leadership.has_rivals or self._fence.installed is None:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
@@ -705,8 +706,9 @@ class Succession:
             hold_s = self._outlives_s(self._fence)
         self.birth_at = self._now + hold_s
         self._missed_since = self._now
-        self.master = Master(f"{self._names}-{self._depositions}", self.options, secret=self._secret)
-        for connection, host in old.strangers.items():
+        name = f"{self._names}-{self._depositions}"
+        self.master = Master(RunState(name, self.options, secret=self._secret))
+        for connection, host in old.unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
 
     def _outlives_s(self, fence: Fence) -> float:
@@ -835,7 +837,7 @@ class Succession:
 
     def _log(self, level: str, text: str) -> None:
         self._effects.append(Log(level, text))
-        self.master.history.logged(self._now, level, text)
+        self.master.state.history.logged(self._now, level, text)
 
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []

@@ -54,8 +54,8 @@ from typing import Any
 
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.master import majority
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.quorum import majority
 from pccl.protocol.tally import Stance, Tally, Views
 from pccl.types import Result
 

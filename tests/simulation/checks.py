@@ -27,7 +27,7 @@ from itertools import permutations
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.master import Master
+from pccl.protocol.master.machine import Master
 from pccl.protocol.pairs import parties
 from pccl.protocol.ring_problem import RingProblem
 from pccl.runtime.master.ring_search import matrices, price
@@ -88,7 +88,7 @@ class Checks:
         assert all((each.run, each.term) != (master.run, master.term) for each in rivals), f"two masters lead {what}"
         # Where all who were left with the first are gone with it, one whom it had lost may go on with another.
         led = self._led.setdefault((master.run, master.term), set())
-        members = {(node, node.number) for node in nodes if node.is_alive and node.number in master._members}
+        members = {(node, node.number) for node in nodes if node.is_alive and node.number in master.state.members}
         assert led.isdisjoint(members), f"two masters have led {led & members} of {what}"
         led |= members
         for node, number in members if is_fenced else ():
@@ -107,9 +107,9 @@ class Checks:
                 if prepared is not None and prepared.ring.epoch != node.view.epoch:
                     self._inherited.add((node.group, node.view.epoch))
         for node in nodes:
-            node.is_known = node.number in master._members
+            node.is_known = node.number in master.state.members
         self._note_survivors()
-        unheard = [key for key in self._meetings if key[0] == master.run and key[1] > master._meeting]
+        unheard = [key for key in self._meetings if key[0] == master.run and key[1] > master.state.joint_calls_ended]
         for key in unheard:
             del self._meetings[key]
 
@@ -118,7 +118,7 @@ class Checks:
         for (run, _), syncs in self._synced.items():
             while run == master.run and syncs:
                 _, calls = syncs[-1]
-                if any(call in node.calls and node.number in master._members for node, call in calls.items()):
+                if any(call in node.calls and node.number in master.state.members for node, call in calls.items()):
                     break
                 syncs.pop()
 
@@ -244,7 +244,9 @@ class Checks:
     def sites(self, master: Master, nodes: list[Node]) -> None:
         """None is in the run in part, but for peers that have left it on purpose. `nodes`: those of the run."""
         accepted = set(master.accepted)
-        rings = {peer for group in master._groups.values() for peer in group.ring} if self.has_succession else accepted
+        rings = (
+            {peer for group in master.state.groups.values() for peer in group.ring} if self.has_succession else accepted
+        )
         sites: dict[str, list[Node]] = {}
         for node in nodes:
             if node.machine.site:
@@ -351,7 +353,7 @@ class Checks:
                 assert not node.open_ops + node.open_calls, f"{node} is over and still waits"
                 assert node.machine.open_ops == 0
         for node in accepted:
-            assert node.view.view == master.installed_view
+            assert node.view.view == master.state.installed_view
             assert list(node.view.ring) == master.ring(node.group)
             assert node.view.global_world_size == len(accepted)
             ring = [next(other for other in accepted if other.number == number) for number in node.view.ring]

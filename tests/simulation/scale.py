@@ -15,16 +15,19 @@ import time
 from dataclasses import dataclass, field
 from itertools import count
 
-from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol.codec import FrameCache, decode_body, encode
+from pccl.protocol.master.effects import Effect, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import RunState
 from pccl.protocol.succession import Succession
 
 PEERS = (10, 100, 1000)
 OPS = 20
 """Of these the mean is taken."""
 BEATS_FROM = 1_000_000
-OPTIONS = ms.MasterOptions(connections_max=2**15, pending_max=2**14)
+OPTIONS = MasterOptions(connections_max=2**15, pending_max=2**14)
 """Room for more peers than a master takes unasked."""
 
 
@@ -44,7 +47,7 @@ class Cost:
 class Group:
     """A run of one group whose peers do at once what the master asks of them."""
 
-    master: ms.Master = field(default_factory=lambda: ms.Master("run-1", OPTIONS))
+    master: Master = field(default_factory=lambda: Master(RunState("run-1", OPTIONS)))
     cost: Cost = field(default_factory=Cost)
     calls: count[int] = field(default_factory=lambda: count(1))
     peers: dict[int, int] = field(default_factory=dict)
@@ -94,8 +97,8 @@ class Group:
         self.cost.received_bytes += len(frame)
         self.answer(effects)
 
-    def answer(self, effects: list[ms.Effect]) -> None:
-        sends = [effect for effect in effects if isinstance(effect, ms.Send)]
+    def answer(self, effects: list[Effect]) -> None:
+        sends = [effect for effect in effects if isinstance(effect, Send)]
         began = time.process_time()
         cache = FrameCache()
         self.cost.sent_bytes += sum(len(cache.frame(send.message)) for send in sends)
@@ -127,7 +130,7 @@ class Failover:
     led_s: float = 0.0
     """What the last report took, with all that came of it."""
     now: float = 0.0
-    _sends: list[ms.Send] = field(default_factory=list)
+    _sends: list[Send] = field(default_factory=list)
     _cache: FrameCache = field(default_factory=FrameCache)
 
     def testimony(self, peer: int) -> m.Testimony:
@@ -146,7 +149,7 @@ class Failover:
             for send in sends:
                 self.answer(send)
 
-    def answer(self, send: ms.Send) -> None:
+    def answer(self, send: Send) -> None:
         peer = send.connection
         if isinstance(send.message, m.Gather):
             testimony = self.testimony(peer)
@@ -173,8 +176,8 @@ class Failover:
         self.cost.received_bytes += len(frame)
         self._count(effects)
 
-    def _count(self, effects: list[ms.Effect]) -> None:
-        sends = [effect for effect in effects if isinstance(effect, ms.Send)]
+    def _count(self, effects: list[Effect]) -> None:
+        sends = [effect for effect in effects if isinstance(effect, Send)]
         began = time.process_time()
         self.cost.sent_bytes += sum(len(self._cache.frame(send.message)) for send in sends)
         self.cost.seconds += time.process_time() - began
@@ -188,7 +191,7 @@ def fail_over(peers: int, step_s: float = 0.0001) -> Failover:
     failover.run()
     master = failover.machine.master
     assert master.accepted == list(range(1, peers + 1))
-    assert master.installed_view == 7
+    assert master.state.installed_view == 7
     return failover
 
 

@@ -11,7 +11,8 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, Decoder
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.fence import Fence
-from pccl.protocol.master import Master, MasterOptions
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.succession import Succession
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class Seat:
         """A new run may be founded."""
         self.seen = self.machine.master
         assert self.seen.is_vacant
-        self.seen._next_peer += (run - 1) * NUMBERS_PER_RUN
-        self.seen.view += (run - 1) * NUMBERS_PER_RUN
+        self.seen.state.next_peer += (run - 1) * NUMBERS_PER_RUN
+        self.seen.state.view += (run - 1) * NUMBERS_PER_RUN
 
 
 @dataclass(eq=False)

@@ -211,7 +211,7 @@ def test_what_took_long_is_over_for_the_master_too(world: World, nodes: list[Nod
     world.run()
     world.wait(STALL_AFTER_S)
     world.run()
-    group = world.master._groups[0]
+    group = world.master.state.groups[0]
     assert group.ledger.stalled
     world.engines.release()
     world.run()

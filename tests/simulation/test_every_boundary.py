@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pccl.protocol.master import MasterOptions
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node

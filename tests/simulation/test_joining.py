@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import MasterOptions
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.world import World, rings
@@ -49,7 +49,7 @@ def test_several_join_in_one_view(world: World) -> None:
     others = [world.add(), world.add(1), world.add()]
     world.run()
     assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
-    assert world.master.view == 2
+    assert world.master.state.view == 2
     assert rings([a, others[0], others[2]]) == {(1, 2, 4)}
     assert others[1].view.ring == (3,)
     assert {node.view.global_world_size for node in world.nodes} == {4}
@@ -67,9 +67,9 @@ def test_joins_are_common_to_all_groups(world: World) -> None:
 
 def test_update_topology_without_joiners_changes_nothing(world: World) -> None:
     nodes = world.join(0, 0)
-    view = world.master.view
+    view = world.master.state.view
     assert world.call_all(nodes, Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS] * 2
-    assert world.master.view == view
+    assert world.master.state.view == view
 
 
 def test_neighbours_that_stay_so_keep_their_link(world: World) -> None:
@@ -180,10 +180,10 @@ def test_a_view_is_in_force_when_those_whose_ring_it_leaves_alone_have_heard_of_
     world.run_until(lambda: any(isinstance(message, m.JointCall) for _, message in world.said))
     world.freeze(a)
     world.run()
-    assert world.master.installed_view == 1
+    assert world.master.state.installed_view == 1
     world.thaw(a)
     world.run()
-    assert a.view.view == b.view.view == world.master.installed_view == 2
+    assert a.view.view == b.view.view == world.master.state.installed_view == 2
 
 
 def test_some_who_have_not_heard_of_a_view_do_not_hold_it_up(world: World) -> None:
@@ -192,4 +192,4 @@ def test_some_who_have_not_heard_of_a_view_do_not_hold_it_up(world: World) -> No
     world.kill(b)
     world.run()
     assert a.view.ring == (a.number,)
-    assert world.master.installed_view == a.view.view > d.view.view
+    assert world.master.state.installed_view == a.view.view > d.view.view

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import RELINKS_MAX, MasterOptions
+from pccl.protocol.master.link_failures import RELINKS_MAX
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
@@ -110,22 +111,22 @@ def test_report_of_a_link_that_has_been_replaced_is_ignored(world: World) -> Non
     a, b = world.join(0, 0)
     world.break_link(a, b)
     world.run()
-    view = world.master.view
+    view = world.master.state.view
     world.say(b, m.LinkLost(2, 1, "old news"))
     world.run()
-    assert world.master.view == view
+    assert world.master.state.view == view
     world.say(b, m.LinkLost(view, 1, "news"))
     world.run()
-    assert world.master.view == view + 1
+    assert world.master.state.view == view + 1
 
 
 def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
     a, b, c, _ = world.join(0, 0, 1, 0)
-    view = world.master.view
+    view = world.master.state.view
     for other in (c.number, a.number, 99):
         world.say(a, m.LinkLost(view, other, "what link?"))
     world.run()
-    assert world.master.view == view
+    assert world.master.state.view == view
     assert len(world.master.accepted) == 4
     assert b.ended is None
 
@@ -277,12 +278,12 @@ def test_blocked_link_that_nobody_needs_costs_the_mesh(world: World, block: Bloc
 
 def test_blocked_link_without_anything_on_it_is_left_alone(world: World, block: Block) -> None:
     a, b = world.join(0, 0)
-    view = world.master.view
+    view = world.master.state.view
     block(world, a, b)
     _pass(world, 10 * TIMEOUT_S)
     world.heal()
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
-    assert world.master.view == view
+    assert world.master.state.view == view
 
 
 def test_pair_that_cannot_connect_is_told_apart_by_the_one_that_dials(world: World) -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import MasterOptions
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.world import TAG, World, rings
@@ -49,7 +49,7 @@ def test_stranger_and_pending_peer_die_unnoticed(world: World) -> None:
     world.kill(stranger)
     world.kill(pending)
     world.run()
-    assert (world.master.pending, world.master.view) == ([], 2)
+    assert (world.master.pending, world.master.state.view) == ([], 2)
     assert world.reduce([b]) == [Result.SUCCESS]
     assert a.result(op) is Result.SUCCESS
 

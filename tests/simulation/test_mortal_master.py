@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import MasterOptions
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
@@ -293,7 +293,7 @@ def test_who_is_lost_in_a_sync_is_not_told_that_it_succeeded() -> None:
     world.run_until(lambda: behind.plans)
     world.sever(behind)
     world.freeze(behind)
-    world.run_until(lambda: world.master._absent_until)
+    world.run_until(lambda: world.master.absent_until)
     world.wait(5.0)
     world.run_until(lambda: calls[0] in nodes[0].calls)
     world.kill_master(lost=5)
@@ -335,10 +335,10 @@ def test_who_was_lost_takes_a_run_over_whose_others_are_dead() -> None:
         world.wait(2.5)
     assert world.master.accepted == [alone.number]
     assert (world.master.run, world.master.term) == (led.run, led.term)
-    assert world.master.view != led.view
+    assert world.master.state.view != led.state.view
     newcomer = world.add()
     world.admit_all()
-    assert abs(newcomer.number - led._next_peer) > 1000
+    assert abs(newcomer.number - led.state.next_peer) > 1000
     assert world.reduce([alone, newcomer]) == [Result.SUCCESS] * 2
 
 

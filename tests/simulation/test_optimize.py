@@ -66,9 +66,9 @@ def test_ring_that_is_best_already_stays(world: World) -> None:
     _costs(world, (1, 2), (2, 3), (3, 4), (4, 1))
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
     assert rings(nodes) == {(1, 2, 3, 4)}
-    view = world.master.view  # in which peers have heard up to which size they go direct
+    view = world.master.state.view  # in which peers have heard up to which size they go direct
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
-    assert world.master.view == view
+    assert world.master.state.view == view
 
 
 def test_only_the_group_whose_ring_changes_is_flushed(world: World) -> None:
@@ -99,13 +99,13 @@ def test_what_is_known_is_known_to_the_next_master() -> None:
     _rates(world, (1, 3), (3, 2), (2, 4), (4, 1))
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
     links = list(permutations((1, 2, 3, 4), 2))
-    known = {link: world.master.figures.get(link) for link in links}
+    known = {link: world.master.state.link_metrics.get(link) for link in links}
     measured = _measured(world)
     world.wait(FRESH_S / 2)
     world.kill_master()
     world.restart_master()
     world.run()
-    assert {link: world.master.figures.get(link) for link in links} == known
+    assert {link: world.master.state.link_metrics.get(link) for link in links} == known
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
     assert rings(nodes) == {(1, 3, 2, 4)}
     assert _measured(world) == measured == 12

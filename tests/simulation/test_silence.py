@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import MasterOptions
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.protocol.succession import BIRTH_MARGIN_S
 from pccl.types import Result

@@ -98,8 +98,8 @@ LATE_OR_STALE = {
 @pytest.mark.parametrize("words", LATE_OR_STALE.values(), ids=LATE_OR_STALE)
 def test_late_words_are_ignored(world: World, words: m.Message) -> None:
     a, b = world.join(0, 0)
-    view, told = world.master.view, len(world.told)
+    view, told = world.master.state.view, len(world.told)
     world.say(b, words)
     world.run()
-    assert (world.master.view, len(world.told)) == (view, told)
+    assert (world.master.state.view, len(world.told)) == (view, told)
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2

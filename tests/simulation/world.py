@@ -30,11 +30,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pccl.protocol import master as ms
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import FrameCache, ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
+from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Persist, Send, TakeBeats
+from pccl.protocol.master.liveness import QUIET_SHARE
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
@@ -67,7 +70,7 @@ class World:
         self,
         rng: random.Random | None = None,
         cut_bytes: bool = False,
-        options: ms.MasterOptions | None = None,
+        options: MasterOptions | None = None,
         masters: int = 0,
         has_gates: bool = False,
         memory: Memory = Memory.NONE,
@@ -203,7 +206,7 @@ class World:
         self._answer_knocks(node)
 
     @property
-    def master(self) -> ms.Master:
+    def master(self) -> Master:
         """The one that leads, in the highest term."""
         leading = [seat for seat in self.seats if seat.is_leading]
         seat = max(leading, key=lambda seat: seat.machine.master.term, default=self.seats[0])
@@ -246,7 +249,7 @@ class World:
         """A new one begins where one was killed."""
         seat = seat or self.seats[0]
         assert seat.is_dead
-        options = self.options or ms.MasterOptions()
+        options = self.options or MasterOptions()
         self._begin(seat, hold_s(Beginning.UNKNOWN, options, seat.fence, self.memory is Memory.DISK))
         for node in self.nodes:
             node.tried.discard(seat.name)
@@ -420,7 +423,7 @@ class World:
                     if not node.is_frozen and not link.is_complete
                 ]
                 for seat in self.seats:
-                    due += seat.machine.master._absent_until.values() if not seat.is_away else ()
+                    due += seat.machine.master.absent_until.values() if not seat.is_away else ()
                 due += [
                     seat.machine.master.evidence_due_at
                     for seat in self.seats
@@ -674,8 +677,8 @@ class World:
                 self._act(seat, seat.machine.received(control.number, message, self.now))
         except ProtocolError as error:
             # As the server does.
-            goodbye = ms.Send(control.number, m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error)))
-            self._act(seat, [] if control.is_over else [goodbye, ms.Close(control.number)])
+            goodbye = Send(control.number, m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error)))
+            self._act(seat, [] if control.is_over else [goodbye, Close(control.number)])
             self._end_control(control, str(error))
             control.outbox.clear()
 
@@ -735,11 +738,11 @@ class World:
             self.checks.gone(node)
 
     def _is_member(self, control: Control) -> bool:
-        return control.number in control.seat.machine.master._peer_of
+        return control.number in control.seat.machine.master.state.peer_of
 
     def _is_absent(self, control: Control) -> bool:
         master = control.seat.machine.master
-        return bool(master._members[master._peer_of[control.number]].absence)
+        return bool(master.state.members[master.state.peer_of[control.number]].absence)
 
     # Looking for a master.
 
@@ -779,7 +782,7 @@ class World:
 
     @property
     def _timeout_s(self) -> float:
-        return (self.options or ms.MasterOptions()).peer_timeout_s
+        return (self.options or MasterOptions()).peer_timeout_s
 
     def _deliver_to_peer(self, node: Node) -> None:
         control = node.control
@@ -945,7 +948,7 @@ class World:
         late = [
             connection
             for connection, node in seat.beats.items()
-            if not self._is_heard(node) and self.now - node.heard_at >= ms.QUIET_SHARE * self._timeout_s
+            if not self._is_heard(node) and self.now - node.heard_at >= QUIET_SHARE * self._timeout_s
         ]
         seat.machine.note_quiet([*late, *silent])
 
@@ -1120,7 +1123,7 @@ class World:
         node.machine.probed(effect.probe, found, self.now)
         self._peer(node)
 
-    def _find_rings(self, seat: Seat, effect: ms.FindRings) -> None:
+    def _find_rings(self, seat: Seat, effect: FindRings) -> None:
         rings = {}
         for group, problem in effect.problems.items():
             rings[group] = best_ring(problem)
@@ -1130,7 +1133,7 @@ class World:
 
     # Effects.
 
-    def _act(self, seat: Seat, effects: list[ms.Effect]) -> None:
+    def _act(self, seat: Seat, effects: list[Effect]) -> None:
         self._note_succession(seat)
         # What it tells before it is deposed, or once it leads, is of another run than the other part.
         runs = {seat.run, seat.machine.run}
@@ -1138,23 +1141,23 @@ class World:
         results: list[tuple[Node, m.JointResult]] = []
         cache = FrameCache()
         for effect in effects:
-            if isinstance(effect, ms.Log):
+            if isinstance(effect, Log):
                 self.log.append(effect.text)
                 continue
-            if isinstance(effect, ms.Persist):
+            if isinstance(effect, Persist):
                 seat.fence = effect.fence
                 continue
-            if isinstance(effect, ms.FindRings):
+            if isinstance(effect, FindRings):
                 self._later(None, partial(self._find_rings, seat, effect))
                 continue
             if effect.connection >= BEATS_FROM:
                 self._answer_beats(seat, effect)
                 continue
-            assert not isinstance(effect, ms.TakeBeats)
+            assert not isinstance(effect, TakeBeats)
             control = self.controls[effect.connection]
             node = control.node
             assert not control.is_over, f"{effect} to {node}, which is gone"
-            if isinstance(effect, ms.Close):
+            if isinstance(effect, Close):
                 control.is_over = True
                 self._gone(control)
                 self._close(control)
@@ -1201,12 +1204,12 @@ class World:
             self._runs += 1
             seat.number(self._runs)
 
-    def _answer_beats(self, seat: Seat, effect: ms.Send | ms.Close | ms.TakeBeats) -> None:
+    def _answer_beats(self, seat: Seat, effect: Send | Close | TakeBeats) -> None:
         node = seat.beats[effect.connection]
-        if isinstance(effect, ms.TakeBeats):
+        if isinstance(effect, TakeBeats):
             node.beats = effect.connection
             node.heard_at = node.master_heard_at = self.now
-        elif isinstance(effect, ms.Close):
+        elif isinstance(effect, Close):
             self._lose_beats(seat, effect.connection)
 
     def _peer(self, node: Node) -> None:

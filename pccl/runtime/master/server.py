@@ -28,17 +28,9 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.master import (
-    QUIET_SHARE,
-    Close,
-    Effect,
-    FindRings,
-    Log,
-    MasterOptions,
-    Persist,
-    Send,
-    TakeBeats,
-)
+from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Persist, Send, TakeBeats
+from pccl.protocol.master.liveness import QUIET_SHARE
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.master.ring_search import best_ring

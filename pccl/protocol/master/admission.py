@@ -1,0 +1,271 @@
+"""Who is let in: the first message of a connection, refusals, sites, and trials of peers that were evicted before.
+
+A peer is unidentified (connected), then pending (Hello), accepted (Install of a view that has it), gone.
+
+    1  A Hello is refused when it is malformed, of another protocol version, or one too many.
+    2  A pending peer is *admissible* once it has sent a heartbeat, so that nobody who cannot be missed may hold up the
+       others, while it is not absent, and when its site is complete.
+    3  Peers that work as one, such as the ranks that share a model's shards, name a common *site* and its size. One
+       view admits them all, and when one is lost the others are evicted in the same event. So every group sees the
+       same sites come and go, in the same views. A peer that leaves on purpose leaves alone.
+    4  A peer that was evicted for its links waits for a delay that grows (`probation`), then tries to connect to the
+       others while these go on (`Trial`), and is admissible when that has worked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.master.liveness import Liveness
+from pccl.protocol.master.run_state import Member, RunState
+from pccl.protocol.probation import Probation
+from pccl.types import Result
+
+HOSTS_MAX = 16
+NAME_CHARACTERS_MAX = 255
+SITE_PEERS_MAX = 2**12
+
+
+def _is_name(text: str) -> bool:
+    """Harmless in a log and in a message to all peers."""
+    return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
+
+
+class Admission:
+    def __init__(self, state: RunState, liveness: Liveness, probation: Probation) -> None:
+        self._state = state
+        self._liveness = liveness
+        self._probation = probation
+        self._unidentified: dict[int, tuple[str, float]] = {}
+        """Connections that have said nothing yet: their hosts, and when they came."""
+        self._trials_due_at: dict[int, float] = {}
+        """Newcomers that were evicted for their links before, and when they may try these again."""
+        self._broken_sites: dict[str, str] = {}
+        """Sites of which a peer was lost, and why: the others follow."""
+
+    # Connections that have said nothing yet.
+
+    @property
+    def unidentified(self) -> dict[int, str]:
+        """By connection that has said nothing yet, its host."""
+        return {connection: host for connection, (host, _) in self._unidentified.items()}
+
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._unidentified
+
+    def host_of(self, connection: int) -> str | None:
+        """None if this connection is none, or has said something."""
+        return self._unidentified[connection][0] if connection in self._unidentified else None
+
+    def connected(self, connection: int, host: str, others: int) -> None:
+        """`others`: all other connections of this master that have said something."""
+        state = self._state
+        if len(self._unidentified) + others >= state.options.connections_max:
+            state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
+            state.close(connection)
+        else:
+            self._unidentified[connection] = (host, state.now)
+
+    def disconnected(self, connection: int) -> None:
+        self._unidentified.pop(connection, None)
+
+    def said(self, connection: int, message: m.FromPeer) -> Member | None:
+        """The first message of a connection. The newcomer, if that makes one."""
+        host, _ = self._unidentified.pop(connection)
+        if isinstance(message, m.BeatHello):
+            self._heartbeat_hello(connection, host, message)
+            return None
+        if not isinstance(message, m.Hello):
+            self._refuse(connection, host, f"the first message must be Hello, not {type(message).__name__}")
+            return None
+        refusal = self._refusal(message) or self._site_refusal(message)
+        if refusal is not None:
+            self._refuse(connection, host, refusal)
+            return None
+        return self._welcome(connection, host, message)
+
+    def _refuse(self, connection: int, host: str, reason: str, level: str = "warning") -> None:
+        self._state.log(level, f"{host} refused: {reason}", is_of_stranger=True)
+        self._state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
+        self._state.close(connection)
+
+    def _refusal(self, hello: m.Hello) -> str | None:
+        options = self._state.options
+        if hello.protocol != m.PROTOCOL_VERSION:
+            return (
+                f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {hello.protocol} (pccl {hello.version}); "
+                f"install the same version on both"
+            )
+        if not 0 <= hello.group < 2**32:
+            return f"peer_group {hello.group} is not within [0, 2**32)"
+        if not 0 < hello.port < 65536:
+            return f"the peer's listening port {hello.port} is not a port"
+        if not 1 <= hello.connections <= options.connections_per_link_max:
+            return f"p2p_connection_pool_size {hello.connections} is not within [1, {options.connections_per_link_max}]"
+        if len(hello.hosts) > HOSTS_MAX or not all(map(_is_name, [*hello.hosts, hello.name, hello.version])):
+            return (
+                f"its hosts, name and version must be printable, {NAME_CHARACTERS_MAX} characters each at most, and "
+                f"{HOSTS_MAX} hosts at most"
+            )
+        if len(self._state.members) - self._state.accepted_count >= options.pending_max:
+            return f"{options.pending_max} peers wait to be accepted already; try again later"
+        return None
+
+    def _welcome(self, connection: int, host: str, hello: m.Hello) -> Member:
+        state = self._state
+        peer = state.next_peer
+        state.next_peer += 1
+        hosts = [*hello.hosts, host] if host not in hello.hosts else list(hello.hosts)
+        member = Member(peer, connection, hello, hosts, host, state.now)
+        state.add(member)
+        obstacle = self._hold_back(member)
+        self._liveness.welcomed(peer)
+        welcome = m.Welcome(
+            peer,
+            state.run,
+            state.term,
+            state.accepted_count,
+            peer_timeout_s=state.options.peer_timeout_s,
+            engine_threads=state.options.engine_threads,
+            secret=state.secret,
+            obstacle=obstacle,
+        )
+        state.send(connection, welcome)
+        held = f"; {obstacle}" if obstacle else ""
+        state.log("info", f"{member} from {host} wants to join group {hello.group}{held}", member.about)
+        return member
+
+    def _heartbeat_hello(self, connection: int, host: str, message: m.BeatHello) -> None:
+        member = self._state.members.get(message.peer)
+        if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
+            # As a rule it was evicted, and learns why on the other connection.
+            self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
+        else:
+            self._liveness.take_heartbeats(connection, member)
+
+    # Admissible peers.
+
+    @property
+    def admissible(self) -> list[int]:
+        """Pending peers that have sent a heartbeat and are neither absent nor on trial, if so are all of their site.
+        With nobody in the run there is nobody to be kept from."""
+        state = self._state
+        alive = [
+            member
+            for member in state.members.values()
+            if not member.accepted
+            and member.has_beaten
+            and not member.absence
+            and (member.on_trial is None or not state.accepted_count)
+        ]
+        found = Counter(member.hello.site for member in alive)
+        return [each.peer for each in alive if not each.hello.site or found[each.hello.site] == each.hello.site_size]
+
+    # Trials.
+
+    def _hold_back(self, member: Member) -> str:
+        """What the newcomer is told to be waiting for; empty: nothing but the others."""
+        now = self._state.now
+        record = self._probation.record(member.host, member.hello.name, now)
+        if record is None:
+            return ""
+        member.on_trial = []
+        self._trials_due_at[member.peer] = record.until
+        return (
+            f"a peer of this host and name was evicted for its links {record.evictions} times, so it is let in once it "
+            f"has connected to the others, which it may try in {max(0.0, record.until - now):.3g} s"
+        )
+
+    def _try_links(self, member: Member) -> None:
+        """Have it connect to those that it would have links with, or to some of them."""
+        state = self._state
+        del self._trials_due_at[member.peer]
+        group = state.groups.get(member.hello.group)
+        ring = group.ring if group is not None else []
+        others = list(islice((peer for peer in ring if state.is_accepted(peer)), topology.MESH_PEERS_MAX))
+        member.on_trial = others or None
+        if others:
+            state.tell(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
+
+    def tried(self, member: Member, message: m.Tried) -> None:
+        state = self._state
+        others = [peer for peer in member.on_trial or () if peer in state.members]
+        failed = {peer: why for peer, why in message.failed if peer in others}
+        if member.accepted or not others or 2 * len(failed) < len(others):
+            member.on_trial = None
+            return
+        delay_s = self._probation.evicted(member.host, member.hello.name, state.now)
+        self._trials_due_at[member.peer] = state.now + delay_s
+        other, why = next(iter(failed.items()))
+        state.log(
+            "warning",
+            f"{member} cannot connect to {len(failed)} of {len(others)} peers and is not let in; it may try again in "
+            f"{delay_s:.3g} s. Of peer {other} it says: {why}",
+            member.about,
+        )
+
+    # Sites.
+
+    def _site_refusal(self, hello: m.Hello) -> str | None:
+        if not hello.site:
+            return None
+        if not _is_name(hello.site):
+            return f"its site's name must be printable and {NAME_CHARACTERS_MAX} characters at most"
+        if not 1 <= hello.site_size <= SITE_PEERS_MAX:
+            return f"site_size {hello.site_size} is not within [1, {SITE_PEERS_MAX}]"
+        mates = [member for member in self._state.members.values() if member.hello.site == hello.site]
+        sizes = {mate.hello.site_size for mate in mates} - {hello.site_size}
+        if sizes:
+            return f"site {hello.site!r} has {sizes.pop()} peers by what others of it say, not {hello.site_size}"
+        if len(mates) >= hello.site_size or any(mate.accepted for mate in mates):
+            return f"site {hello.site!r} is here already; give every start of a site a name of its own"
+        return None
+
+    def break_incomplete_sites(self, reason: str) -> None:
+        """Sites of which not all peers are here: the others are to be evicted."""
+        members = self._state.members.values()
+        here = Counter(member.hello.site for member in members)
+        for member in members:
+            site = member.hello.site
+            if site and here[site] < member.hello.site_size:
+                self._broken_sites[site] = reason
+
+    def to_evict(self) -> Iterator[tuple[int, str]]:
+        """Peers of sites that have lost another, and why. Each is to be evicted before the next is asked for."""
+        while self._broken_sites:
+            site, reason = self._broken_sites.popitem()
+            for peer in [peer for peer, member in self._state.members.items() if member.hello.site == site]:
+                yield peer, reason
+            self._broken_sites.pop(site, None)  # they have said the same of it
+
+    # Time.
+
+    def expire(self) -> None:
+        """Close connections that have said nothing for too long."""
+        state = self._state
+        limit_s = state.options.hello_timeout_s
+        for connection, (host, since) in list(self._unidentified.items()):
+            if state.now >= since + limit_s:
+                del self._unidentified[connection]
+                state.log("info", f"{host}: no Hello within {limit_s:g} s, closed", is_of_stranger=True)
+                state.close(connection)
+
+    def begin_trials(self) -> None:
+        """Have those try their links whose time has come."""
+        for peer in [peer for peer, due_at in self._trials_due_at.items() if self._state.now >= due_at]:
+            self._try_links(self._state.members[peer])
+
+    def deadlines(self) -> list[float]:
+        limit_s = self._state.options.hello_timeout_s
+        times = [since + limit_s for _, since in islice(self._unidentified.values(), 1)]
+        return [*times, *self._trials_due_at.values()]
+
+    def forget(self, member: Member, reason: str, is_leaving: bool) -> None:
+        """The peer is gone."""
+        self._trials_due_at.pop(member.peer, None)
+        if member.hello.site and not is_leaving:
+            self._broken_sites.setdefault(member.hello.site, f"peer {member.peer} of its site was lost: {reason}")

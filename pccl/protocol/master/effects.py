@@ -1,0 +1,59 @@
+"""What a master's machine asks its runtime to carry out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pccl.protocol import messages as m
+from pccl.protocol.fence import Fence
+from pccl.protocol.ring_problem import RingProblem
+
+
+@dataclass(frozen=True)
+class Send:
+    connection: int
+    message: m.FromMaster
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close after what was sent before has left."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class TakeBeats:
+    """Answer Accepted, and exchange nothing but heartbeats from then on. Its end is `silent` or `disconnected`."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class FindRings:
+    """Look for the best ring of each group, which takes time, then call `rings_found`."""
+
+    search: int
+    problems: dict[int, RingProblem]
+
+
+@dataclass(frozen=True)
+class Log:
+    level: str
+    """debug, info or warning."""
+    text: str
+    is_of_stranger: bool = False
+    """Anybody can cause it, as often as they like."""
+    about: Mapping[str, int] = field(default_factory=dict)
+    """As in `pccl.logs.FIELDS`."""
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Remember this, where it is to outlast the process on disk, before any effect that follows is carried out."""
+
+    fence: Fence
+
+
+Effect = Send | Close | TakeBeats | FindRings | Log | Persist

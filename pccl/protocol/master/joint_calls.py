@@ -1,0 +1,225 @@
+"""Joint calls: when one is complete and carried out, and which of them can never end.
+
+1  A call is complete when all accepted peers (of the group for sync_shared_state, of the run otherwise) wait in it.
+   A peer that is lost is taken out of it.
+2  A call that ended under a master before this one, and whose end a peer has not heard, is told that end, and never
+   taken for one that begins.
+3  Nothing could ever end the wait if all peers of a group wait and not all for the same, if all peers of the run
+   wait for its calls and not all for the same, or if one waits in a call while another has long waited for an op
+   that only the first could launch. Then those who are in are_peers_pending are told no; if there are none, the
+   calls (and the op) fail with INVALID_USAGE and an account of who waits in what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from pccl.protocol import agreement
+from pccl.protocol import messages as m
+from pccl.protocol.master.admission import Admission
+from pccl.protocol.master.op_verdicts import OpVerdicts
+from pccl.protocol.master.ring_change import RingChange
+from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState, Wait
+from pccl.protocol.master.state_sync import StateSync
+from pccl.protocol.master.waits import Waits
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.pairs import callers_tag
+from pccl.types import Result
+
+
+def _account(waits: Mapping[int, Wait]) -> str:
+    return ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
+
+
+class JointCalls:
+    def __init__(
+        self,
+        state: RunState,
+        waits: Waits,
+        admission: Admission,
+        verdicts: OpVerdicts,
+        state_sync: StateSync,
+        ring_change: RingChange,
+        evict: Callable[[int, str, Result], None],
+        unheard: Mapping[int, m.Met] | None = None,
+    ) -> None:
+        """`unheard`: peers that wait in a joint call which has ended under a master before this one, and how."""
+        self._state = state
+        self._waits = waits
+        self._admission = admission
+        self._verdicts = verdicts
+        self._state_sync = state_sync
+        self._ring_change = ring_change
+        self._evict = evict
+        self._unheard = dict(unheard or {})
+        self.is_updating = False
+        """update_topology is complete and waits for Install."""
+
+    # What peers say.
+
+    def enter(self, member: Member, message: m.JointCall) -> None:
+        if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
+            self._evict(member.peer, f"malformed joint call {message.kind!r}", Result.INVALID_USAGE)
+        elif member.wait is not None:
+            self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
+        else:
+            self._waits.enter(member, message)
+
+    def cancel(self, member: Member, message: m.JointCancel) -> None:
+        wait = member.wait
+        if wait is None or wait.call != message.call:
+            return
+        begun = (
+            (wait.kind == Kind.UPDATE_TOPOLOGY and self.is_updating)
+            or (wait.kind == Kind.OPTIMIZE_TOPOLOGY and self._ring_change.is_under_way)
+            or (wait.kind == Kind.SYNC and self._state.group_of(member).sync is not None)
+            or member.peer in self._unheard
+        )
+        if not begun:
+            self._waits.answer(member, Result.TIMEOUT, "cancelled by its caller")
+
+    def forget(self, member: Member) -> None:
+        """The peer is gone; its group still has it in the ring."""
+        self._unheard.pop(member.peer, None)
+        self._waits.forget(member)
+
+    # Complete calls.
+
+    def step(self) -> bool:
+        """Carry out one joint call that has become complete. False if there is none."""
+        state = self._state
+        if not state.accepted_count:
+            self._ring_change.forget_all()
+            return False
+        if state.accepted_count < sum(len(group.ring) for group in state.groups.values()):
+            # Those who come with update_topology, for which all others wait; or whom a master before this one has
+            # accepted, as some know and they do not: these will be in the next call too.
+            return False
+        if any(state.members[peer].wait is not None for peer in self._unheard):
+            # Such a call must not be taken for one that begins now, so all others wait, too.
+            if state.is_changing:
+                return False
+            if self._tell_unheard():
+                return True
+        waiting = self._waits.waiting
+        kind = next((kind for kind, number in waiting.items() if number == state.accepted_count), None)
+        if kind == Kind.ARE_PEERS_PENDING:
+            self._finish_all(kind, value=len(self._admission.admissible))
+            return True
+        if kind == Kind.UPDATE_TOPOLOGY and not state.is_changing and not self.is_updating:
+            admissible = set(self._admission.admissible)
+            if admissible:
+                self.is_updating = True
+                state.change.admitting = admissible
+            else:
+                self._finish_all(kind)
+            return True
+        if kind == Kind.OPTIMIZE_TOPOLOGY and not state.is_changing:
+            is_over = self._ring_change.step()
+            if is_over:
+                self._finish_all(kind)
+            return is_over is not None
+        return self._state_sync.step()
+
+    def view_installed(self) -> None:
+        """An update_topology that waited for this view is over."""
+        if self.is_updating:
+            self.is_updating = False
+            self._finish_all(Kind.UPDATE_TOPOLOGY)
+
+    def _tell_unheard(self) -> bool:
+        """End calls that had ended under a master before this one."""
+        progress = False
+        for peer, end in list(self._unheard.items()):
+            member = self._state.members[peer]
+            if member.wait is not None:
+                del self._unheard[peer]
+                if member.wait.kind == end.kind:
+                    self._waits.answer(member, Result(end.code), end.reason, end.value, end.meeting)
+                    progress = True
+        return progress
+
+    def _finish_all(self, kind: str, value: int = 0) -> None:
+        for group in self._state.groups.values() if kind in Kind.EXCLUSIVE else ():
+            self._verdicts.renew_if_full(group, is_idle=True)
+        self._waits.finish(self._state.members.values(), kind, value=value)
+
+    # Hopeless calls.
+
+    def end_hopeless(self) -> None:
+        """End the joint calls that nothing else could end."""
+        if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
+            return
+        while self._end_first_hopeless():
+            pass
+
+    def _end_first_hopeless(self) -> bool:
+        """False if there are none."""
+        state = self._state
+        for group in state.groups.values():
+            waiting = group.waiting.total()
+            if not waiting:
+                continue
+            if waiting == len(group.ring) and waiting not in group.waiting.values():
+                self._end_all(group.ring)
+                return True
+            stalled = group.ledger.stalled.items() if group.running else ()
+            if any(self._end_behind(group, op, stuck) for op, stuck in list(stalled)):
+                return True
+        if 0 < state.accepted_count == sum(self._waits.waiting[kind] for kind in Kind.GLOBAL):
+            # Were they all in one call, it would be complete.
+            self._end_all(state.accepted)
+            return True
+        return False
+
+    def _end_all(self, peers: Iterable[int]) -> None:
+        waits = self._waits.of(peers)
+        self._end(waits, f"these calls can never meet: {_account(waits)}")
+
+    def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
+        """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. False if
+        there are none."""
+        waits = self._behind(group, op, stuck)
+        if not waits or op in group.votes:
+            return False
+        reason = (
+            f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these never launched: "
+            f"{_account(waits)}"
+        )
+        if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
+            if agreement.is_agreed(op.tag, group.agrees):
+                # For all that is known here they have launched it, and it is over for them.
+                self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_hopeless=True)
+                return False
+            self._verdicts.abort(group, op, Result.INVALID_USAGE, reason, without=waits)
+        self._end(waits, reason)
+        return True
+
+    def abort_hopeless(self, group: Group, op: OpRef, vote: AbortVote) -> None:
+        """An abort vote that was called for hopeless waits has ended, and nobody has committed the op."""
+        waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
+        waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
+        self._verdicts.abort(group, op, vote.code, vote.reason, without=waits)
+        if waits:
+            self._end(waits, vote.reason)
+
+    def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
+        return {
+            peer: wait
+            for peer, wait in self._waits.of(group.participants(op)).items()
+            if peer not in stuck
+            and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
+        }
+
+    def _end(self, waits: Mapping[int, Wait], reason: str) -> None:
+        """End joint calls that nothing else could end. Those who only ask whether peers are pending are told no, and
+        may then come to the call that the others wait in: so does a newcomer that enters the usual loop at its top
+        while the others go on from update_topology. If nobody asks, all fail."""
+        members = self._state.members
+        asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
+        self._state.log("info" if asking else "warning", reason)
+        for peer in asking or waits:
+            if asking:
+                self._waits.answer(members[peer], Result.SUCCESS, value=0)
+            else:
+                self._waits.answer(members[peer], Result.INVALID_USAGE, reason)

@@ -1,0 +1,228 @@
+"""Links that broke or cannot be made: which are tried again, which a group goes without, and who is evicted for them.
+
+A group's ring needs the links between neighbours; a small group makes all others, too, and goes without one that does
+not stand. A pair that fails says nothing about which of the two is ill: that is told by how they get on with others.
+
+    1  A link that breaks between two live peers is made anew (`Prepare.relink`), and with it all links of both ends,
+       which tries them. After RELINKS_MAX times without an op committed in between the pair counts as failed, or is
+       gone without if it need not be there.
+    2  Nobody is evicted for a pair before all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed
+       since the first failure was: what fails for one reason fails at one time.
+    3  The fewest peers are evicted that leave no failed pair, see `topology.fewest_evictions`.
+    4  A pair is not judged while one of the two is absent.
+    5  A peer that was evicted for its links waits for a delay that grows (`probation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.master.liveness import Liveness
+from pccl.protocol.master.run_state import Group, Member, Pair, RunState
+from pccl.protocol.probation import Probation
+from pccl.types import Result
+
+EVIDENCE_SHARE = 0.1
+"""Share of the peer timeout for which failures of links are gathered before somebody is evicted for them."""
+RELINKS_MAX = 3
+"""How often a pair's link is made anew without an op being committed in between."""
+
+
+class LinkFailures:
+    def __init__(
+        self,
+        state: RunState,
+        liveness: Liveness,
+        probation: Probation,
+        evict: Callable[[int, str, Result], None],
+    ) -> None:
+        self._state = state
+        self._liveness = liveness
+        self._probation = probation
+        self._evict = evict
+        self._failed: dict[Pair, str] = {}
+        """Needed pairs that cannot connect in the view that is prepared, and why."""
+        self._given_up: set[Pair] = set()
+        """Pairs, needed or not, whose dialer has said that they cannot connect; of the view that is prepared."""
+        self._evidence_due_at: float | None = None
+        """When it is settled who is evicted for these, known or not."""
+        self._relink: set[Pair] = set()
+        """Pairs whose link must be made anew by the next Prepare."""
+        self._relinks: dict[Pair, int] = {}
+        """How often the link of a pair was made anew since an op was committed."""
+
+    @property
+    def evidence_due_at(self) -> float | None:
+        """When somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to be, or
+        that waits for something else than time, such as an absent peer."""
+        due_at = self._evidence_due_at
+        return due_at if due_at is not None and due_at > self._state.now else None
+
+    # What peers say.
+
+    def note_failed(self, member: Member, other: int, reason: str) -> None:
+        """The peer cannot make its link with `other`."""
+        group = self._state.group_of(member)
+        pair = topology.pair(member.peer, other)
+        if pair in topology.linked_pairs(group.ring):
+            self._liveness.link_cut(member.peer, other)
+        if pair in topology.ring_pairs(group.ring):
+            self._failed.setdefault(pair, reason)
+        elif pair in topology.linked_pairs(group.ring) and pair not in group.missing:
+            group.missing.add(pair)
+            self._state.log(
+                "info",
+                f"group {group.number} goes without a link between peers {pair}: {reason}",
+                {**member.about, "other": other},
+            )
+
+    def link_failed(self, member: Member, message: m.LinkFailed) -> None:
+        if message.view == self._state.view and member.peer in self._state.change.awaiting_ready:
+            self._given_up.add(topology.pair(member.peer, message.peer))
+            self.note_failed(member, message.peer, message.reason)
+
+    def link_lost(self, member: Member, message: m.LinkLost) -> None:
+        state = self._state
+        other = state.members.get(message.peer)
+        if other is None or other.hello.group != member.hello.group or other is member:
+            return
+        pair = topology.pair(member.peer, message.peer)
+        group = state.groups.get(member.hello.group)
+        if message.made_in < state.made_in.get(pair, 0) or group is None:
+            return
+        if pair not in topology.linked_pairs(group.ring):
+            return
+        self._liveness.link_cut(member.peer, message.peer)
+        if pair in self._relink or self._liveness.is_dead(other):
+            return
+        is_needed = pair in topology.ring_pairs(group.ring)
+        if not is_needed and pair in group.linkless:
+            return
+        state.log(
+            "warning", f"{member} lost its link to {other}: {message.reason}", {**member.about, "other": message.peer}
+        )
+        if message.has_committed:
+            self.ops_committed(group)
+        self._relinks[pair] = self._relinks.get(pair, 0) + 1
+        if self._relinks[pair] > RELINKS_MAX and not is_needed:
+            group.unreliable.add(pair)
+        elif self._relinks[pair] > RELINKS_MAX:
+            why = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
+            self._resolve({pair: why})
+            return
+        self._relink.add(pair)
+        state.stop(group)
+
+    def ops_committed(self, group: Group) -> None:
+        """Ops go through. Links that broke since are counted already."""
+        for pair in topology.linked_pairs(group.ring) - self._relink if self._relinks else ():
+            self._relinks.pop(pair, None)
+
+    def doubt_links(self, member: Member) -> None:
+        """Have all links of a peer made anew, which tries them. If they fail it is evicted, and what it could not do is
+        no concern of the others."""
+        group = self._state.group_of(member)
+        pairs = {pair for pair in topology.linked_pairs(group.ring) if member.peer in pair}
+        if group.running and pairs:
+            self._relink |= pairs
+            self._state.stop(group)
+
+    # The stages of a view.
+
+    def prepare(self) -> list[Pair]:
+        """The view is prepared: the pairs whose links it makes anew. All that was heard of an earlier one is over."""
+        pairs = self._links_to_try()
+        for pair in pairs:
+            self._state.made_in[pair] = self._state.view
+        self._relink.clear()
+        self._given_up.clear()
+        self._forget_failed()
+        return pairs
+
+    def _links_to_try(self) -> list[Pair]:
+        """Those that broke, and all others of their ends, which tell whose fault it was."""
+        suspects = {peer for pair in self._relink for peer in pair}
+        others = (
+            pair
+            for group in self._state.groups.values()
+            if suspects and not group.running
+            for pair in topology.linked_pairs(group.ring)
+            if not suspects.isdisjoint(pair)
+        )
+        return sorted(self._relink.union(others))
+
+    def waits_for_absent(self) -> bool:
+        """Rule 4: a pair that failed is not judged before an absent peer of it is back, or lost."""
+        if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
+            self._evidence_due_at = None
+            return True
+        return False
+
+    def judge(self) -> bool:
+        """Evict peers for needed pairs that failed. False if none has, or more evidence is to come."""
+        if not self._failed or not self._is_evidence_there():
+            return False
+        self._resolve(self._known_failures())
+        return True
+
+    def _are_settled(self, pairs: Iterable[Pair], failed: Collection[Pair]) -> bool:
+        """Of every pair the end that dials has said what became of it, or the other that it stands. One that waits to
+        be dialed by a peer that has given up need not be waited for."""
+        awaiting = self._state.change.awaiting_ready
+        return all(
+            high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)
+            for low, high in pairs
+        )
+
+    def _is_evidence_there(self) -> bool:
+        changing = [group for group in self._state.groups.values() if not group.running]
+        failed = {*self._failed, *(pair for group in changing for pair in group.missing)}
+        if all(self._are_settled(topology.linked_pairs(group.ring), failed) for group in changing):
+            return True
+        if not self._known_failures():
+            return False
+        if self._evidence_due_at is None:
+            self._evidence_due_at = self._state.now + EVIDENCE_SHARE * self._state.options.peer_timeout_s
+        return self._state.now >= self._evidence_due_at
+
+    def _known_failures(self) -> dict[Pair, str]:
+        """Pairs that have failed by the word of the end that dials, or all if nothing better is to be heard."""
+        needed = {pair for group in self._state.groups.values() for pair in topology.ring_pairs(group.ring)}
+        if self._are_settled(needed, self._failed):
+            return dict(self._failed)
+        awaiting = self._state.change.awaiting_ready
+        return {pair: why for pair, why in self._failed.items() if pair[1] not in awaiting or pair in self._given_up}
+
+    def _resolve(self, failed: Mapping[Pair, str]) -> None:
+        state = self._state
+        members = state.members
+        newcomers = {peer for peer, member in members.items() if not member.accepted or member.absence}
+        weak = {pair for group in state.groups.values() for pair in group.linkless}
+        offenders = {
+            peer
+            for peer in {peer for pair in failed for peer in pair}
+            if self._probation.record(members[peer].host, members[peer].hello.name, state.now) is not None
+        }
+        for peer in sorted(topology.fewest_evictions(failed, newcomers, weak.union(self._relinks), offenders)):
+            pair, why = next((pair, why) for pair, why in failed.items() if peer in pair)
+            member = members[peer]
+            delay_s = self._probation.evicted(member.host, member.hello.name, state.now)
+            reason = (
+                f"peers {pair[0]} and {pair[1]} cannot connect to each other: {why}; peer {peer} may connect again, "
+                f"and is let in after {delay_s:.3g} s if it has links with the others then"
+            )
+            self._evict(peer, reason, Result.RANK_CONNECTION_FAILED)
+        self._forget_failed()
+
+    def _forget_failed(self) -> None:
+        self._failed.clear()
+        self._evidence_due_at = None
+
+    def forget(self, peer: int) -> None:
+        """The peer is gone."""
+        self._relink = {pair for pair in self._relink if peer not in pair}
+        self._failed = {pair: why for pair, why in self._failed.items() if peer not in pair}
+        for pair in [pair for pair in self._relinks if peer in pair]:
+            del self._relinks[pair]

@@ -1,0 +1,228 @@
+"""Which peers are alive, by their heartbeats, their control connections and what others say of their links.
+
+Failure detection has three sources, so that a dead process is missed at once and a dead machine soon, while a broken
+connection costs a living peer nothing:
+
+    1  *Heartbeats* come over a connection of their own. A peer whose heartbeats stop for `peer_timeout_s` is evicted,
+       whatever else is going on; so is one that has closed that connection and made no other within that time.
+    2  A peer whose control connection breaks is *absent*: it dials again and goes on in its session. It is kept for
+       `peer_timeout_s` while its heartbeats stand, and lost after that.
+    3  When a process ends, its heartbeats and its links end, too. So an absent peer without heartbeats is lost at once
+       when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its witnesses
+       are the peers of its ring that have a link with it and are not absent, newcomers only if there is nobody else. A
+       peer that is still making its link is no witness: it may wait for the dead one to dial.
+    4  An absent peer without witnesses, because it is alone in its group or the others are absent, is kept as in 2: if
+       all are gone at once, the network is more likely to have failed here than all of them there.
+    5  A pending peer that holds up others since it is being admitted is lost as soon as both its connections have
+       ended: it loses nothing by starting over.
+    6  Where most peers of a view, and most of all who have ever sent a heartbeat, are late by half the timeout when the
+       first of them would be lost, it is rather this master that hears nobody (`has_lost_sight`). It evicts none of
+       them then and is deposed.
+
+A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
+session: an eviction. The links that witnesses have lost are forgotten when a view is installed that has made them anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice, takewhile
+
+from pccl.protocol import topology
+from pccl.protocol.master.effects import TakeBeats
+from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.quorum import majority
+from pccl.protocol.returning import Returning
+
+QUIET_SHARE = 0.5
+"""Share of the peer timeout after which several heartbeats are missing on a connection."""
+
+
+class Liveness:
+    def __init__(self, state: RunState, returning: Returning | None = None) -> None:
+        """`returning`: peers that have followed this master from another one, and have yet to send heartbeats."""
+        self._state = state
+        self.heartbeats: dict[int, int] = {}
+        """By connection for heartbeats, whose it is."""
+        self._first_due_at: dict[int, float] = {}
+        """Newcomers without a connection for heartbeats, longest first, and when there must be one."""
+        self._due_at: dict[int, float] = {}
+        """The same for peers whose connection for heartbeats broke off."""
+        self._returning = returning or Returning()
+        self.absent_until: dict[int, float] = {}
+        """Peers without a control connection, longest first, and when they are lost."""
+        self._cut: set[tuple[int, int]] = set()
+        """Peers that have lost their link with another since it was made, and that other."""
+        self._suspects: set[int] = set()
+        """Peers of which there is new evidence that they might have died."""
+        self._quiet: set[int] = set()
+        """Peers whose heartbeats are late, as was said last."""
+
+    # Heartbeats.
+
+    def welcomed(self, peer: int) -> None:
+        self._first_due_at[peer] = self._state.now + self._state.options.hello_timeout_s
+
+    def take_heartbeats(self, connection: int, member: Member) -> None:
+        """This connection carries the peer's heartbeats from now on."""
+        if member.heartbeat is not None:
+            # The peer has found it closed before we have.
+            self._close_heartbeat(member)
+        self.heartbeats[connection] = member.peer
+        member.heartbeat = connection
+        member.has_beaten = True
+        self._first_due_at.pop(member.peer, None)
+        self._due_at.pop(member.peer, None)
+        self._returning.came(member.peer, self._state.now)
+        self._state.outbox.append(TakeBeats(connection))
+
+    def _close_heartbeat(self, member: Member) -> None:
+        if member.heartbeat is not None:
+            del self.heartbeats[member.heartbeat]
+            self._state.close(member.heartbeat)
+            member.heartbeat = None
+
+    def heartbeat_broke(self, connection: int, reason: str) -> bool:
+        """The connection is gone. False if it carried no heartbeats."""
+        if connection not in self.heartbeats:
+            return False
+        state = self._state
+        member = state.members[self.heartbeats.pop(connection)]
+        member.heartbeat = None
+        self._due_at[member.peer] = state.now + state.options.peer_timeout_s
+        state.log("info", f"{member}: its heartbeats broke off: {reason}", member.about)
+        self._suspects.add(member.peer)
+        return True
+
+    def heartbeat_silent(self, connection: int) -> int | None:
+        """Nothing has come over this connection for too long, and it is closed. Whose it was, if anybody's."""
+        peer = self.heartbeats.pop(connection, None)
+        if peer is not None:
+            self._state.members[peer].heartbeat = None
+        return peer
+
+    def note_quiet(self, connections: Iterable[int]) -> None:
+        self._quiet = {self.heartbeats[connection] for connection in connections if connection in self.heartbeats}
+
+    # Absence.
+
+    def detached(self, member: Member, reason: str) -> None:
+        member.absence = reason
+        self.absent_until[member.peer] = self._state.now + self._state.options.peer_timeout_s
+        self._suspects.add(member.peer)
+        self.suspect_cut()
+        self._state.log("info", f"{member} has lost its control connection: {reason}", member.about)
+
+    def reattached(self, member: Member) -> None:
+        member.absence = ""
+        self.absent_until.pop(member.peer, None)
+        self._state.log("info", f"{member} has another control connection", member.about)
+
+    def is_absent(self, peer: int) -> bool:
+        return peer in self.absent_until
+
+    # Links, as evidence.
+
+    def link_cut(self, by: int, other: int) -> None:
+        """`by` has lost its link with `other`, or failed to make it."""
+        self._cut.add((by, other))
+        self._suspects.add(other)
+
+    def links_made(self, group: Group) -> None:
+        """Its links stand again, but for those that it goes without."""
+        linkless = group.linkless
+        self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
+
+    def suspect_cut(self) -> None:
+        """A witness is gone: the word of the others may suffice."""
+        self._suspects.update(other for _, other in self._cut if other in self.absent_until)
+
+    # Judgement.
+
+    def next_dead(self) -> int | None:
+        """A peer that has died by all new evidence; None: nobody has."""
+        while self._suspects:
+            peer = self._suspects.pop()
+            if peer in self.absent_until and self.is_dead(self._state.members[peer]):
+                return peer
+        return None
+
+    def is_dead(self, member: Member) -> bool:
+        """By rules 3 and 5."""
+        if not member.absence or member.heartbeat is not None:
+            return False
+        state = self._state
+        group = state.groups.get(member.hello.group)
+        if not member.accepted:
+            return member.has_beaten and state.accepted_count > 0 and group is not None and member.peer in group.ring
+        witnesses = self._witnesses(member)
+        return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
+
+    def _witnesses(self, member: Member) -> list[int]:
+        members, group = self._state.members, self._state.group_of(member)
+        linkless = group.linkless
+        found = [
+            peer
+            for peer in topology.linked_peers(group.ring, member.peer)
+            if not members[peer].absence and topology.pair(peer, member.peer) not in linkless
+        ]
+        found = [peer for peer in found if members[peer].accepted] or found
+        return [
+            peer for peer in found if (peer, member.peer) in self._cut or not self._is_being_made(group, peer, member)
+        ]
+
+    def _is_being_made(self, group: Group, peer: int, member: Member) -> bool:
+        """Whether `peer` is only about to have a link with `member`, as far as it has said. It may be waiting for that
+        one to dial."""
+        state = self._state
+        if not state.change.is_preparing or peer not in state.change.awaiting_ready:
+            return False
+        pair = topology.pair(peer, member.peer)
+        return pair not in group.linked or state.made_in.get(pair) == state.view
+
+    def has_lost_sight(self, but_of: int) -> bool:
+        """Of most of the accepted peers this master has no heartbeat either, and of most of all who have ever sent one:
+        their connections for them are late or gone. `but_of` is one of them."""
+        lost: Counter[bool] = Counter()
+        """By whether they are accepted."""
+        beaten = 0
+        for peer, member in self._state.members.items():
+            is_gone = (member.heartbeat is None and member.has_beaten) or bool(member.absence)
+            lost[member.accepted] += peer == but_of or peer in self._quiet or is_gone
+            beaten += member.accepted or member.has_beaten
+        return lost[True] >= majority(self._state.accepted_count) and lost.total() >= majority(beaten)
+
+    # Time.
+
+    def silent(self) -> list[tuple[int, float]]:
+        """Peers whose heartbeats are missing for too long, and for how many seconds."""
+        now, options = self._state.now, self._state.options
+        found = [
+            (peer, allowed_s)
+            for due_at, allowed_s in (
+                (self._first_due_at, options.hello_timeout_s),
+                (self._due_at, options.peer_timeout_s),
+            )
+            for peer, _ in takewhile(lambda due: now >= due[1], due_at.items())
+        ]
+        return found + [(peer, now - self._returning.since) for peer in self._returning.late(now)]
+
+    def next_late(self) -> int | None:
+        """A peer that has been absent for too long; None: nobody has."""
+        return next((peer for peer, until in self.absent_until.items() if self._state.now >= until), None)
+
+    def deadlines(self) -> list[float]:
+        due = [self._first_due_at, self._due_at, self.absent_until]
+        times = [at for each in due for at in islice(each.values(), 1)]
+        return [*times, self._returning.until] if self._returning.peers else times
+
+    def forget(self, member: Member) -> None:
+        """The peer is gone."""
+        peer = member.peer
+        self._close_heartbeat(member)
+        for due_at in (self._first_due_at, self._due_at, self.absent_until):
+            due_at.pop(peer, None)
+        self._returning.gone(peer)
+        self._cut = {pair for pair in self._cut if peer not in pair}
+        self.suspect_cut()

@@ -1,0 +1,617 @@
+"""The master: keeps membership, arbitrates outcomes, never touches payload.
+
+Events come in through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns the effects to carry
+out, in order. Within one control connection order is kept, and all arguments below rest on that.
+
+Views. `view` counts every membership that was prepared. A change runs through three stages:
+
+    flush     a group that lost a peer (or a link) stops its ops; every survivor says which of them are done
+    prepare   all peers of the next view hear of it, make the links they lack, and answer. Those that keep their
+              ring only say that they have heard it, and of them only so many are waited for that no majority of the
+              view in force is left who could go on with another master from there
+    install   the view is in force, ops start in it
+
+Groups are flushed and re-formed one by one: a loss in one group neither stops nor aborts ops of another. What marks
+a group's ring is its epoch, the view in which it last changed. Ops are named by it, so a frame or message of an older
+ring can never be taken for one of the present.
+
+Links. A group's ring needs the links between neighbours; a pair of neighbours that cannot connect must be separated. A
+small group also makes the links between all other pairs; if they all stand it is a mesh, and ops may take the direct
+algorithm (`Install.is_meshed`). One that does not stand costs nothing but that. Which algorithm an op takes that is not
+told also depends on the links' speeds (`direct_limit`), as they are known when the ring is installed.
+
+A further loss during a change starts the stages it needs again; view numbers only grow. A pair that reports that it
+cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
+peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
+
+Evidence. A pair that fails says nothing about which of the two is ill: that is told by how they get on with others. So
+with a link that broke all links of both ends are made anew, which tries them; and nobody is evicted for a pair before
+all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed since the first failure was: what fails
+for one reason fails at one time. Who was evicted for its links waits for a delay that grows (`probation`), then tries
+to connect to the others while these go on, and is pending in their eyes when that has worked.
+
+Rings. An optimize_topology measures links and has rings searched (`optimization`, `figures`); what comes of it changes
+a ring as a loss does. Otherwise a ring keeps its order: who is lost is left out, and newcomers come where they hurt
+least.
+
+Silence. Beside its control connection each peer keeps one that carries nothing but signs of life. Who falls silent
+there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is one whose connection was closed and who
+has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
+is not admitted before it has one, so that whoever may hold up the others can be missed.
+
+One peer's silence is the peer's, also that of the only one. Where most peers of a view fall silent at once, by signs of
+life that are late by half that time already, it is rather this master that hears nobody: it is `deposed` then, and
+evicts none of them. Unless it does hear others: newcomers count as those of the view do. So it is where most are silent
+or absent when the first of them would be lost for want of a sign or a connection.
+
+Absence. A peer whose control connection breaks dials again and goes on in its session (`control_session`): the runtime
+says `detached`, then `reattached`, and until then the peer is absent: it is told nothing, and what is said to it waits.
+A peer that has died must not be waited for, so:
+
+    1  An absent peer whose signs of life stand lives. It is kept for `peer_timeout_s`, and lost after that.
+    2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
+       lost at once when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its
+       witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
+       nobody else. Who is still making its link with it is none: it may wait for the dead to dial.
+    3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
+       gone at once, the network is more likely to have failed here than all of them there. So of several peers
+       nobody is lost by 1 while most are absent or silent: this master is `deposed`.
+    4  A pending peer is kept as in 1, unless it holds up others since it is being admitted: then it is lost as soon as
+       both have ended, for it loses nothing by starting over. An
+       absent one is not admitted, and a pair that cannot connect is not judged while one of the two is absent.
+    5  Who dies without a word, with its machine, is silent.
+
+A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
+session: an eviction. The links that witnesses have lost are forgotten when a view is installed that has made them anew.
+
+Ops. Peers start ops without asking. In a group that is a mesh they end them without asking, too (`agreement`): the
+master hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of others
+it hears every end, see `ledger`. A verdict of the master is made once and sent to each peer of the ring before anything
+that follows from it.
+
+Tags. Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
+epoch with the ring that it has, as after a loss, when it is quiet: so whoever takes a new tag for every step may.
+
+Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
+sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. How a sync then ends is told
+after the Prepare that leaves the lost one out, so that no master after this one takes it for one of those who were
+brought up (`testimony`).
+
+Nothing could ever end the wait if all peers of a group wait and not all for the same, if all peers of the run wait for
+its calls and not all for the same, or if one waits in a call while another has long waited for an op that only the
+first could launch. Then those who are in are_peers_pending are told no; if there are none, the calls (and the op) fail
+with INVALID_USAGE and an account of who waits in what.
+
+Sites. Peers that work as one, such as the ranks that share a model's shards, name a common site and its size. None is
+pending in the eyes of the others before so many are there, one view admits them all, and when one is lost the others of
+its site are evicted in the same event. So every group sees the same sites come and go, in the same views. A peer that
+leaves on purpose leaves alone.
+
+Meetings. Joint calls that ended for all who were to make them are counted. So when a master has died and some heard
+the end of one and others not, it can be told whose wait is for that one. See `testimony`.
+
+Rivals. Where peers know of several masters, those that this one loses may follow another. It then leads no further once
+it has lost a majority of the view in force: it is `deposed`, and whoever has a majority takes over. So it is, until its
+first view is in force, with every view that may be at somebody whom it has not heard (`testimony`). A peer that leaves
+does not count. See `succession`, which drives this machine and replaces it.
+
+A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
+
+Cost. What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at
+some time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers,
+and a message to many is one object, so that it can be encoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.direct_limit import direct_limit
+from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.insertion import with_newcomers
+from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.admission import Admission
+from pccl.protocol.master.effects import Effect, Persist
+from pccl.protocol.master.joint_calls import JointCalls
+from pccl.protocol.master.leadership import Leadership
+from pccl.protocol.master.link_failures import LinkFailures
+from pccl.protocol.master.liveness import Liveness
+from pccl.protocol.master.op_verdicts import OpVerdicts
+from pccl.protocol.master.ring_change import RingChange
+from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState
+from pccl.protocol.master.state_sync import StateSync
+from pccl.protocol.master.waits import Waits
+from pccl.protocol.messages import OpRef
+from pccl.protocol.probation import Probation
+from pccl.protocol.returning import Returning
+from pccl.types import Result
+
+BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})
+"""What a pending peer may say."""
+
+
+class Master:
+    """The machine of one run."""
+
+    def __init__(
+        self,
+        state: RunState,
+        leadership: Leadership | None = None,
+        returning: Returning | None = None,
+        unheard: Mapping[int, m.Met] | None = None,
+        sites_broken_by: str = "",
+    ) -> None:
+        """A run that has begun under another master comes with what that has left, see `recovery`. `sites_broken_by`:
+        why peers of sites may be missing; one may also have left on purpose, which nobody here knows."""
+        self.state = state
+        """To be looked at, not to be changed."""
+        self.leadership = leadership or Leadership(state)
+        probation = Probation(state.options.peer_timeout_s)
+        self._liveness = Liveness(state, returning)
+        self._admission = Admission(state, self._liveness, probation)
+        if sites_broken_by:
+            self._admission.break_incomplete_sites(sites_broken_by)
+        self._links = LinkFailures(state, self._liveness, probation, self._evict)
+        self._verdicts = OpVerdicts(state, self._evict, self._links.ops_committed, self._abort_hopeless)
+        waits = Waits(state)
+        state_sync = StateSync(state, waits, self._verdicts, self._links)
+        self._waits = waits
+        self._ring_change = RingChange(state)
+        self._calls = JointCalls(
+            state, waits, self._admission, self._verdicts, state_sync, self._ring_change, self._evict, unheard
+        )
+        self._handlers: dict[type[m.Message], Callable[[Member, Any], None]] = {
+            m.Leave: self._on_leave,
+            m.JointCall: self._calls.enter,
+            m.JointCancel: self._calls.cancel,
+            m.LinksReady: self._on_links_ready,
+            m.LinkFailed: self._links.link_failed,
+            m.Tried: self._admission.tried,
+            m.LinkLost: self._links.link_lost,
+            m.OpsDone: self._verdicts.ops_done,
+            m.OpFailed: self._verdicts.op_failed,
+            m.Withdrawn: self._verdicts.voted,
+            m.OpsStalled: self._verdicts.ops_stalled,
+            m.OpsOver: self._verdicts.ops_over,
+            m.TagsUsed: self._verdicts.tags_used,
+            m.FlushReply: self._verdicts.flush_reply,
+            m.SyncReport: state_sync.report,
+            m.Probes: self._ring_change.probed,
+            m.Report: self._on_report,
+        }
+
+    # Events.
+
+    def connected(self, connection: int, host: str, now: float) -> list[Effect]:
+        """A control connection was accepted from `host`."""
+        self.state.now = now
+        self._admission.connected(connection, host, len(self.state.members) + len(self._liveness.heartbeats))
+        return self.state.drain()
+
+    def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
+        state = self.state
+        state.now = now
+        if connection in self._admission:
+            newcomer = self._admission.said(connection, message)
+            if newcomer is not None and newcomer.hello.masters > 1:
+                self.leadership.has_rivals = True
+        elif connection in state.peer_of:
+            member = state.members[state.peer_of[connection]]
+            handler = self._handlers.get(type(message))
+            if handler is None or (not member.accepted and type(message) not in BEFORE_ACCEPTANCE):
+                self._evict(member.peer, f"unexpected {type(message).__name__}", Result.INVALID_USAGE)
+            else:
+                handler(member, message)
+        # else: it was evicted and its last words crossed ours.
+        return self._advance()
+
+    def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
+        """The connection is gone, or what came over it was no message."""
+        state = self.state
+        state.now = now
+        self._admission.disconnected(connection)
+        if connection in state.peer_of:
+            self._remove(state.peer_of[connection], reason)
+        elif not self._liveness.heartbeat_broke(connection, reason):
+            return state.drain()
+        return self._advance()
+
+    def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
+        """The connection is gone, and its session may go on over another one, unless the effects have a Close of it."""
+        state = self.state
+        state.now = now
+        if connection not in state.peer_of:
+            state.close(connection)
+            return self.disconnected(connection, reason, now)
+        self._liveness.detached(state.members[state.peer_of[connection]], reason)
+        return self._advance()
+
+    def reattached(self, connection: int, now: float) -> list[Effect]:
+        """The session goes on."""
+        self.state.now = now
+        self._liveness.reattached(self.state.members[self.state.peer_of[connection]])
+        return self._advance()
+
+    def note_quiet(self, connections: Iterable[int]) -> None:
+        """Over these connections no heartbeat has come for `liveness.QUIET_SHARE` of the peer timeout. To be said
+        before any event that may mean a loss."""
+        self._liveness.note_quiet(connections)
+
+    def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
+        """No heartbeat has come over this connection for so long. It is closed."""
+        self.state.now = now
+        peer = self._liveness.heartbeat_silent(connection)
+        if peer is None:
+            return self.state.drain()
+        self._evict_silent(peer, silent_s)
+        return self._advance()
+
+    def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
+        """What a search has come to, by group."""
+        self.state.now = now
+        return self._advance() if self._ring_change.found(search, rings) else self.state.drain()
+
+    def tick(self, now: float) -> list[Effect]:
+        state = self.state
+        state.now = now
+        self._admission.expire()
+        limit_s = state.options.answer_limit_s
+        for peer in list(state.asked_at):
+            # Looked up one by one: an eviction may ask others anew.
+            if now >= state.asked_at[peer] + limit_s:
+                self._evict(peer, f"did not answer the master within {limit_s:g} s")
+        for peer, silent_s in self._liveness.silent():
+            self._evict_silent(peer, silent_s)
+            if self.deposed:
+                return state.drain()
+        while (late := self._liveness.next_late()) is not None:
+            self._lose_late(late, f"not back within {state.options.peer_timeout_s:g} s")
+            if self.deposed:
+                return state.drain()
+        self._admission.begin_trials()
+        self._ring_change.expire()
+        self._waits.log_long()
+        return self._advance()
+
+    def deadline(self) -> float | None:
+        """When `tick` should be called next; None: nothing is due, as once it is deposed."""
+        if self.deposed:
+            return None
+        answer_limit_s = self.state.options.answer_limit_s
+        times = [asked_at + answer_limit_s for asked_at in islice(self.state.asked_at.values(), 1)]
+        for part in (self._admission, self._liveness, self._waits, self._ring_change):
+            times += part.deadlines()
+        times += [self.evidence_due_at] if self.evidence_due_at is not None else []
+        return min(times, default=None)
+
+    def abdicate(self, reason: str) -> list[Effect]:
+        """Let go of all peers, who may follow another master. Nothing may happen to this one any more."""
+        state = self.state
+        for member in state.members.values():
+            state.send(member.connection, m.Elsewhere(reason))
+            state.close(member.connection)
+        for connection in self._liveness.heartbeats:
+            state.close(connection)
+        return state.drain()
+
+    # What others may look at.
+
+    @property
+    def run(self) -> str:
+        return self.state.run
+
+    @property
+    def term(self) -> int:
+        return self.state.term
+
+    @property
+    def secret(self) -> bytes:
+        return self.state.secret
+
+    @property
+    def accepted(self) -> list[int]:
+        return self.state.accepted
+
+    @property
+    def pending(self) -> list[int]:
+        return self.state.pending
+
+    @property
+    def admissible(self) -> list[int]:
+        """Pending peers that the next update_topology would let in."""
+        return self._admission.admissible
+
+    @property
+    def unidentified(self) -> dict[int, str]:
+        """By connection that has said nothing yet, its host."""
+        return self._admission.unidentified
+
+    def host_of(self, connection: int) -> str | None:
+        """None if this connection is none, or has said something."""
+        return self._admission.host_of(connection)
+
+    def is_accepted(self, peer: int) -> bool:
+        return self.state.is_accepted(peer)
+
+    def is_member(self, connection: int) -> bool:
+        """It is a peer's control connection."""
+        return connection in self.state.peer_of
+
+    def connection_of(self, peer: int) -> int | None:
+        return self.state.members[peer].connection if peer in self.state.members else None
+
+    def ring(self, group: int) -> list[int]:
+        return list(self.state.groups[group].ring) if group in self.state.groups else []
+
+    @property
+    def deposed(self) -> str:
+        """Why this master must lead no further; empty: it may."""
+        return self.leadership.deposed
+
+    @property
+    def absent_until(self) -> Mapping[int, float]:
+        """Peers without a control connection, and when they are lost."""
+        return self._liveness.absent_until
+
+    def has_lost_sight(self, but_of: int) -> bool:
+        """Most peers are as silent as this one: see `liveness`."""
+        return self._liveness.has_lost_sight(but_of)
+
+    @property
+    def evidence_due_at(self) -> float | None:
+        """When somebody is evicted for links that cannot be made, whatever else is heard: see `link_failures`."""
+        return self._links.evidence_due_at
+
+    @property
+    def is_vacant(self) -> bool:
+        """It has met no peer yet, or all are gone."""
+        return not self.state.members
+
+    @property
+    def is_deserted(self) -> bool:
+        """All connections of all accepted peers were closed, as when their processes end together."""
+        members = self.state.members.values()
+        return all(member.absence and member.heartbeat is None for member in members if member.accepted)
+
+    @property
+    def is_changing(self) -> bool:
+        return self.state.is_changing
+
+    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
+        """The record of this run as it stands; `prepared` by this master."""
+        return self.leadership.fence(prepared, is_over)
+
+    # Departures.
+
+    def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
+        member = self.state.members[peer]
+        if member.accepted:  # others have no run to come back to, and anybody could make these more and more
+            self.leadership.evict(peer)
+        self.state.send(member.connection, m.Goodbye(code, f"evicted: {reason}"))
+        self.state.close(member.connection)
+        self._remove(peer, f"evicted: {reason}")
+
+    def _evict_silent(self, peer: int, silent_s: float) -> None:
+        reason = f"silent for {silent_s:.1f} s"
+        if self.state.members[peer].absence:
+            self._lose_late(peer, reason)  # a host that closes connections is there, and the peer may come back
+        elif not self._is_own_outage(peer):
+            self._evict(peer, reason)
+
+    def _lose_late(self, peer: int, reason: str) -> None:
+        """An absent peer was expected back, and has not come."""
+        if not self._is_own_outage(peer):
+            self._lose(peer, reason)
+
+    def _lose(self, peer: int, reason: str = "") -> None:
+        """An absent peer is given up."""
+        member = self.state.members[peer]
+        self.state.close(member.connection)
+        self._remove(peer, "; ".join(filter(None, [member.absence, reason])))
+
+    def _lose_dead(self) -> bool:
+        lost = False
+        while (dead := self._liveness.next_dead()) is not None:
+            self._lose(dead)
+            lost = True
+        return lost
+
+    def _is_own_outage(self, peer: int) -> bool:
+        """That this peer is missed is rather this master's fault, which is deposed then."""
+        count = self.state.accepted_count
+        if self.state.is_accepted(peer) and count > 1 and self._liveness.has_lost_sight(but_of=peer):
+            self.leadership.deposed = (
+                f"most of its {count} peers have lost their connections to it or sent no heartbeat since about the "
+                f"same time, as if its own network were out"
+            )
+        return bool(self.deposed)
+
+    def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
+        state = self.state
+        member = state.members[peer]
+        self._calls.forget(member)
+        state.remove(peer)
+        self._liveness.forget(member)
+        self._admission.forget(member, reason, is_leaving)
+        self._links.forget(peer)
+        self._ring_change.forget(peer)
+        how = "lost" if member.accepted else "gone before it was accepted"
+        state.log("info", f"{member} {how}: {reason}", member.about)
+        group = state.groups.get(member.hello.group)
+        if group is None or peer not in group.ring:
+            return
+        if member.accepted:
+            state.lost.append((peer, reason))
+            if is_leaving:
+                state.history.left(state.now)
+            else:
+                state.history.lost(state.now, peer, member.hello.name, member.hello.group, reason)
+            self.leadership.lose(peer, is_leaving)
+            group.accepted -= 1
+        state.stop(group)
+        group.forget(peer)
+
+    def _abort_hopeless(self, group: Group, op: OpRef, vote: AbortVote) -> None:
+        self._calls.abort_hopeless(group, op, vote)
+
+    # The stages of a view.
+
+    def _advance(self) -> list[Effect]:
+        """Take every step that has become possible. Called after each event."""
+        progress = True
+        while progress and not self.deposed:
+            for peer, reason in self._admission.to_evict():
+                self._evict(peer, reason)
+            progress = (
+                self._lose_dead()
+                or self._verdicts.settle_flushes()
+                or self._admit_first()
+                or self._step_view()
+                or self._calls.step()
+            )
+        if not self.deposed:
+            self._calls.end_hopeless()
+        return self.state.drain()
+
+    def _admit_first(self) -> bool:
+        """With nobody accepted there is nobody to call update_topology: whoever waits is admitted."""
+        change = self.state.change
+        if self.state.accepted_count or change.admitting or change.is_preparing:
+            return False
+        change.admitting = set(self.admissible)
+        return bool(change.admitting)
+
+    def _step_view(self) -> bool:
+        groups, change = self.state.groups.values(), self.state.change
+        if any(group.awaiting_flush for group in groups):
+            return False
+        if change.is_renewing or change.admitting or any(group.changed for group in groups):
+            self._prepare()
+            return True
+        if not change.is_preparing or self._links.waits_for_absent():
+            return False
+        if not self._links.judge():
+            if change.awaiting_ready or not self.leadership.is_known_to_enough(change.unaware):
+                return False
+            self._install()
+        return True
+
+    def _prepare(self) -> None:
+        state, change = self.state, self.state.change
+        state.view += 1
+        change.is_renewing = False
+        self._take_in(change.admitting)
+        change.admitting.clear()
+        for number in [number for number, group in state.groups.items() if not group.ring]:
+            del state.groups[number]
+        affected: set[int] = set()
+        for group in state.groups.values():
+            assert group.running or group.changed or group.epoch
+            if group.changed:
+                assert not group.running
+                group.changed = False
+                group.epoch = state.view
+            if not group.running:
+                affected.update(group.ring)
+                group.missing.clear()
+        relink = self._links.prepare()
+        change.is_preparing = True
+        change.awaiting_ready = set(affected)
+        listed = sorted(peer for group in state.groups.values() for peer in group.ring)
+        state.outbox.append(Persist(self.leadership.prepare(listed)))
+        change.unaware = set(listed) - affected
+        self._announce(listed, relink)
+        state.told = set(listed)
+        # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
+        # (after a further loss) has no such op open any more.
+        self._liveness.suspect_cut()  # those who make their links anew are no witnesses
+
+    def _take_in(self, peers: Iterable[int]) -> None:
+        state = self.state
+        newcomers: dict[int, list[int]] = {}
+        for peer in peers:
+            newcomers.setdefault(state.members[peer].hello.group, []).append(peer)
+        for number, found in newcomers.items():
+            group = state.groups.setdefault(number, Group(number))
+            # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
+            group.running = False
+            group.ledger = Ledger(())
+            group.changed = True
+            group.ring = with_newcomers(group.ring, found, state.link_metrics)
+
+    def _announce(self, listed: Sequence[int], relink: list[tuple[int, int]]) -> None:
+        state = self.state
+        rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in state.groups.values()]
+        members = [state.members[peer].as_record() for peer in listed]
+        new_members = [member for member in members if member.peer not in state.told]
+        for group in state.groups.values():
+            verdicts, reasons = list(group.commits), list(group.aborts.values())
+            lost = list(state.lost)
+            to_all = m.Prepare(state.view, new_members, rings, verdicts, relink, lost, reasons)
+            to_new = m.Prepare(state.view, members, rings, verdicts, relink, lost, reasons)
+            for peer in group.ring:
+                state.ask(peer, to_all if peer in state.told else to_new)
+
+    def _install(self) -> None:
+        state = self.state
+        state.change.is_preparing = False
+        state.installed_view = state.view
+        number = state.joint_calls_ended + 1 if self._calls.is_updating else state.joint_calls_ended
+        for group in state.groups.values():
+            if not group.running:
+                self._form(group)
+            install = m.Install(state.view, group.is_meshed, number, group.direct_limit, group.is_local)
+            for peer in group.ring:
+                member = state.members[peer]
+                if not member.accepted:
+                    member.accepted = True
+                    group.accepted += 1
+                    state.accepted_count += 1
+                    state.history.joined(state.now)
+                state.send(member.connection, install)
+        state.lost.clear()
+        self.leadership.installed()
+        sizes = ", ".join(f"group {group.number}: {group.ring}" for group in state.groups.values())
+        state.log("info", f"view {state.view} installed; {sizes or 'nobody left'}")
+        self._calls.view_installed()
+
+    def _form(self, group: Group) -> None:
+        """Its ring is in force."""
+        group.running = True
+        self._liveness.links_made(group)
+        group.linked = topology.linked_pairs(group.ring) - group.linkless
+        group.direct_limit = direct_limit(group.ring, self.state.link_metrics)
+        group.is_local = self.state.link_metrics.are_on_one_host(group.ring)
+        group.commits = []
+        group.aborts = {}
+        group.open_ops.clear()
+        group.agrees = group.is_meshed
+        group.ledger = Ledger(group.ring, group.agrees)
+
+    # Messages of accepted or pending peers.
+
+    def _on_leave(self, member: Member, message: m.Leave) -> None:
+        self.state.close(member.connection)
+        self._remove(member.peer, f"left{': ' + message.reason if message.reason else ''}", is_leaving=True)
+
+    def _on_links_ready(self, member: Member, message: m.LinksReady) -> None:
+        state, change = self.state, self.state.change
+        is_due = member.peer in change.awaiting_ready or member.peer in change.unaware
+        if message.view != state.view or not is_due:
+            return
+        change.awaiting_ready.discard(member.peer)
+        change.unaware.discard(member.peer)
+        state.answered(member)
+        for other, reason in [*message.failed, *message.missing]:
+            self._links.note_failed(member, other, reason)
+
+    def _on_report(self, member: Member, message: m.Report) -> None:
+        state = self.state
+        for other, bytes_per_s in state.throughput.reported(member.peer, message):
+            if other in state.members:
+                state.link_metrics.carried((member.peer, other), bytes_per_s, state.now)
+        state.traffic.reported(member.peer, member.hello.group, message, state.now)

@@ -1,0 +1,240 @@
+"""Verdicts on ops: committed or aborted, once, the same for all peers of a ring.
+
+Peers start ops without asking. In a group that is a mesh they end them without asking, too (`agreement`): the master
+hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of other groups it
+hears every end, see `ledger`.
+
+    1  A verdict is made once and sent to each peer of the ring before anything that follows from it.
+    2  An op that a peer gives up, and that others may have committed, is put to an *abort vote*: every participant says
+       whether it has committed the op, and promises not to otherwise. It is aborted when nobody has.
+    3  A *flush* asks every survivor which ops are done. An op that all survivors are done with is committed, since what
+       a lost peer has contributed is in everybody's result; all others are aborted. These verdicts are told with the
+       next Prepare, so a view separates the ops before it from those after it (virtual synchrony).
+    4  Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
+       epoch with the ring that it has, as after a loss, when it is quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+
+from pccl.protocol import agreement
+from pccl.protocol import messages as m
+from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.options import NAMED_MAX
+from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState
+from pccl.protocol.messages import OpRef
+from pccl.protocol.pairs import ranks_of
+from pccl.types import Result
+
+STALLS_LOGGED_MAX = 3
+OPEN_OPS_MAX = 2**18
+"""Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
+
+
+class OpVerdicts:
+    def __init__(
+        self,
+        state: RunState,
+        evict: Callable[[int, str, Result], None],
+        committed: Callable[[Group], None],
+        abort_hopeless: Callable[[Group, OpRef, AbortVote], None],
+    ) -> None:
+        """`committed` hears of every group in which ops go through. `abort_hopeless` concludes an abort vote that was
+        called for the sake of joint calls."""
+        self._state = state
+        self._evict = evict
+        self._committed = committed
+        self._abort_hopeless = abort_hopeless
+
+    # What peers say.
+
+    def ops_done(self, member: Member, message: m.OpsDone) -> None:
+        group = self._group(member, message.epoch)
+        if group is None or member.peer not in group.ledger.ring:
+            return
+        commits = group.ledger.done(member.peer, message.ops)
+        self._bound_ledger(group)
+        if commits and not group.running:
+            # Decided during the flush, told with the next Prepare.
+            group.commits += commits
+            group.open_ops.update(commits)
+        elif commits:
+            self._commit(group, commits)
+
+    def ops_stalled(self, member: Member, message: m.OpsStalled) -> None:
+        group = self._running_group(member, message.epoch)
+        if group is None:
+            return
+        group.ledger.stall(member.peer, message.ops)
+        self._bound_ledger(group)
+        for op in message.ops[:STALLS_LOGGED_MAX]:
+            if op in group.ledger.stalled:
+                holders = group.ledger.holders(op)
+                missing = list(islice((peer for peer in group.ring if peer not in holders), NAMED_MAX))
+                self._state.log(
+                    "info",
+                    f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}",
+                    {**member.about, "tag": op.tag, "sequence": op.sequence},
+                )
+
+    def ops_over(self, member: Member, message: m.OpsOver) -> None:
+        group = self._group(member, message.epoch)
+        if group is not None:
+            group.ledger.over(member.peer, message.ops)
+
+    def op_failed(self, member: Member, message: m.OpFailed) -> None:
+        if message.code not in m.FAILURES:
+            self._evict(member.peer, f"malformed OpFailed with code {message.code}", Result.INVALID_USAGE)
+            return
+        group = self._running_group(member, message.epoch)
+        if group is None:
+            return
+        op = OpRef(message.tag, message.sequence)
+        if not message.may_be_done:
+            # Where peers agree, nobody has committed it, or will.
+            self.abort(group, op, message.code, message.reason)
+        elif op in group.votes:
+            self._note_vote(group, op, member.peer)
+        elif member.peer in group.participants(op):
+            self.call_vote(group, op, message.code, message.reason, by=member.peer)
+
+    def voted(self, member: Member, message: m.Withdrawn) -> None:
+        group = self._state.group_of(member)
+        op = OpRef(message.tag, message.sequence)
+        if message.epoch == group.epoch and group.running and op in group.votes:
+            if not message.is_committed:
+                self._note_vote(group, op, member.peer)
+            elif group.ledger.decide(op):
+                self._commit(group, [op])
+        self._state.answered(member)
+
+    def tags_used(self, member: Member, message: m.TagsUsed) -> None:
+        group = self._running_group(member, message.epoch)
+        if group is not None:
+            self._renew(group, message.tags)
+
+    def _group(self, member: Member, epoch: int) -> Group | None:
+        """The peer's, if it means the present epoch."""
+        group = self._state.groups.get(member.hello.group)
+        return group if group is not None and group.epoch == epoch else None
+
+    def _running_group(self, member: Member, epoch: int) -> Group | None:
+        group = self._group(member, epoch)
+        return group if group is not None and group.running else None
+
+    # Verdicts.
+
+    def _commit(self, group: Group, commits: list[OpRef]) -> None:
+        state = self._state
+        for op in commits:
+            group.votes.pop(op, None)
+        of_all = m.OpsCommit(group.epoch, [op for op in commits if ranks_of(op.tag) is None])
+        if of_all.ops:
+            state.tell_all(group.ring, of_all)
+        for op in commits:
+            if ranks_of(op.tag) is not None:
+                for peer in group.participants(op):
+                    state.tell(peer, m.OpsCommit(group.epoch, [op]))
+        self._committed(group)
+        self.renew_if_full(group)
+
+    def abort(self, group: Group, op: OpRef, code: int, reason: str, without: Collection[int] = frozenset()) -> None:
+        """`without` are peers that have not launched it and whose callers hear the reason in another way."""
+        if not group.ledger.decide(op):
+            return
+        group.votes.pop(op, None)
+        self._state.log(
+            "info",
+            f"group {group.number}, tag {op.tag}, use {op.sequence}: aborted: {reason}",
+            {"group": group.number, "tag": op.tag, "sequence": op.sequence},
+        )
+        abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
+        made = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason, counts_as_made=True) if without else abort
+        for peer in group.participants(op):
+            self._state.tell(peer, made if peer in without else abort)
+        self.renew_if_full(group)
+
+    def call_vote(
+        self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_hopeless: bool = False
+    ) -> None:
+        """Have an op aborted unless one of those who take part has committed it. `by` has voted already."""
+        if group.ledger.is_decided(op):
+            return
+        participants = group.participants(op)
+        group.votes[op] = AbortVote(code, reason, set(participants) - {by}, is_hopeless)
+        for peer in participants:
+            if peer != by:
+                self._state.ask(peer, m.Withdraw(group.epoch, *op, code, reason))
+
+    def _note_vote(self, group: Group, op: OpRef, peer: int) -> None:
+        """This peer has not committed the op by itself, and will not."""
+        vote = group.votes[op]
+        vote.awaiting.discard(peer)
+        if vote.awaiting:
+            return
+        if vote.is_hopeless:
+            self._abort_hopeless(group, op, vote)
+        else:
+            self.abort(group, op, vote.code, vote.reason)
+
+    def _bound_ledger(self, group: Group) -> None:
+        if group.ledger.entries > OPEN_OPS_MAX:
+            reason = f"named ops of which most cannot be: {OPEN_OPS_MAX} are undecided"
+            self._evict(group.ledger.heaviest, reason, Result.MASTER_CONNECTION_FAILED)
+
+    # Flushes.
+
+    def flush_reply(self, member: Member, message: m.FlushReply) -> None:
+        group = self._state.group_of(member)
+        if message.flush != group.flush or member.peer not in group.awaiting_flush:
+            return
+        group.awaiting_flush.discard(member.peer)
+        self._state.asked_at.pop(member.peer, None)
+        self._heard_verdicts(group, message.commits, message.aborts)
+        group.open_ops.update(message.ops)
+        # All survivors being done is what settle() looks for, so an op that is committed by this very call would
+        # have been by it too; it must only not be lost.
+        group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
+
+    def _heard_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
+        """During a flush: verdicts of a master before this one, or of peers by themselves."""
+        known = set(group.commits)
+        group.commits += [op for op in commits if op not in known]
+        group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})
+        group.ledger.forget([*commits, *group.aborts])
+
+    def settle_flushes(self) -> bool:
+        """Decide all open ops of groups whose survivors have answered. False if there are none."""
+        settled = False
+        for group in self._state.groups.values():
+            if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
+                # Of what was heard to be committed, the rest is over for everybody.
+                group.commits = [op for op in group.commits if op in group.open_ops]
+                group.commits += group.ledger.settle(group.ring)
+                committed = set(group.commits)
+                for op, vote in group.votes.items():
+                    if op not in committed:
+                        group.aborts[op] = m.Aborted(*op, vote.code, vote.reason)
+                group.votes.clear()
+                group.ledger = Ledger(())
+                settled = True
+        return settled
+
+    # Renewal.
+
+    def renew_if_full(self, group: Group, is_idle: bool = False) -> None:
+        """Begin a new epoch with the same ring once too many tags were used in this one; sooner if no op is known to be
+        in flight, so that as a rule none is aborted by it."""
+        tags = group.ledger.tags
+        if group.running and agreement.is_full(tags, is_idle or not group.ledger.entries):
+            self._renew(group, tags)
+
+    def _renew(self, group: Group, tags: int) -> None:
+        self._state.log(
+            "info",
+            f"group {group.number} begins a new epoch: {tags} tags were used in the last one",
+            {"group": group.number},
+        )
+        self._state.stop(group)

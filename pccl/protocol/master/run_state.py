@@ -1,0 +1,344 @@
+"""A run as its master keeps it: members, groups, numbering, and the messages that are about to be sent.
+
+`RunState` is plain data with the few operations that keep it consistent. The parts of the master share it; a master
+that takes a run over is made by building one (`recovery`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from types import MappingProxyType
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.fence import bounded_s
+from pccl.protocol.figures import Figures
+from pccl.protocol.history import History
+from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.effects import Close, Effect, Log, Send
+from pccl.protocol.master.options import NAMED_MAX, MasterOptions
+from pccl.protocol.messages import OpRef
+from pccl.protocol.pairs import parties
+from pccl.protocol.throughput import Throughput
+from pccl.protocol.traffic import Traffic
+
+Pair = tuple[int, int]
+"""Two peers, the lower number first."""
+
+
+@dataclass
+class Wait:
+    """A peer's part in a joint call."""
+
+    call: int
+    kind: str
+    offer: m.SyncOffer | None
+    open_ops: list[OpRef]
+    """What the peer had in flight when it called."""
+    since: float
+
+
+@dataclass
+class Member:
+    """A peer that has said Hello: pending until a view that has it is installed, accepted from then on."""
+
+    peer: int
+    connection: int
+    hello: m.Hello
+    hosts: list[str]
+    host: str
+    """Where it has said Hello from."""
+    since: float
+    """When it said Hello."""
+    on_trial: list[int] | None = None
+    """A newcomer that was evicted for its links before and has yet to show that they carry: with whom it tries them;
+    None of all others."""
+    accepted: bool = False
+    wait: Wait | None = None
+    heartbeat: int | None = None
+    """The connection that carries its heartbeats."""
+    has_beaten: bool = False
+    absence: str = ""
+    """How its control connection was lost; empty: it stands."""
+
+    @property
+    def master_timeout_s(self) -> float:
+        return bounded_s(self.hello.master_timeout_s, m.MASTER_TIMEOUT_S)
+
+    @property
+    def about(self) -> dict[str, int]:
+        """For the log."""
+        return {"group": self.hello.group, "peer": self.peer}
+
+    def as_record(self) -> m.Member:
+        return m.Member(
+            self.peer, self.hello.group, self.hosts, self.hello.port, self.hello.connections, self.hello.name
+        )
+
+    def __str__(self) -> str:
+        name = f" ({self.hello.name})" if self.hello.name else ""
+        return f"peer {self.peer}{name}"
+
+
+@dataclass
+class AbortVote:
+    """An op that shall be aborted unless somebody has committed it."""
+
+    code: int
+    reason: str
+    awaiting: set[int]
+    """Peers that have not voted yet."""
+    is_hopeless: bool
+    """Nothing else would end the joint calls of those who seem never to have launched it."""
+
+
+@dataclass
+class Sync:
+    """A sync_shared_state that is being carried out."""
+
+    number: int
+    revision: int
+    receivers: set[int]
+    members: set[int]
+    donors: list[int]
+    failures: dict[int, str] = field(default_factory=dict)
+    """Peers that could not be brought up, and why."""
+
+
+@dataclass
+class Group:
+    number: int
+    ring: list[int] = field(default_factory=list)
+    epoch: int = 0
+    ledger: Ledger = field(default_factory=lambda: Ledger(()))
+    running: bool = False
+    """Ops may be in flight: the ring is installed and not being flushed."""
+    flush: int = 0
+    awaiting_flush: set[int] = field(default_factory=set)
+    commits: list[OpRef] = field(default_factory=list)
+    """Verdicts of the last flush, to be told with the next Prepare."""
+    aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
+    """Ops that this flush aborts and that have a reason of their own."""
+    votes: dict[OpRef, AbortVote] = field(default_factory=dict)
+    open_ops: set[OpRef] = field(default_factory=set)
+    """Ops that this flush has found done and without a verdict at somebody."""
+    agrees: bool = False
+    """Its peers have been told that it is a mesh."""
+    missing: set[Pair] = field(default_factory=set)
+    """Pairs that have no link and need none: the group is no mesh."""
+    unreliable: set[Pair] = field(default_factory=set)
+    """Pairs that are no neighbours and whose link broke again and again: as if it were missing."""
+    decision: str = ""
+    """What the last optimize_topology came to, and why."""
+    direct_limit: int = UNKNOWN
+    """As it holds for the ring in force."""
+    is_local: bool = False
+    linked: Collection[Pair] = frozenset()
+    """The pairs whose links stood when the ring in force was installed."""
+    changed: bool = False
+    """The ring differs from the installed one, or must be made anew."""
+    synced: set[int] = field(default_factory=set)
+    """Incumbents: peers of the last sync that are still here."""
+    revision: int | None = None
+    sync: Sync | None = None
+    accepted: int = 0
+    """How many of the ring are accepted."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """How many of them wait in each kind of joint call."""
+
+    @property
+    def is_meshed(self) -> bool:
+        return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing and not self.unreliable
+
+    @property
+    def linkless(self) -> set[Pair]:
+        """Pairs that go without a link."""
+        return self.missing | self.unreliable
+
+    def participants(self, op: OpRef) -> list[int]:
+        """The peers whose op it is, in the order of the ring."""
+        found = parties(op.tag, self.ring)
+        return [peer for peer in self.ring if peer in found]
+
+    def forget(self, peer: int) -> None:
+        """Take a lost peer out of the ring and of all that counts on it."""
+        self.synced.discard(peer)
+        if self.sync is not None:
+            self.sync.receivers.discard(peer)
+            self.sync.members.discard(peer)
+            self.sync.failures.pop(peer, None)
+        self.awaiting_flush.discard(peer)
+        self.ring.remove(peer)
+        self.unreliable = {pair for pair in self.unreliable if peer not in pair}
+
+
+@dataclass
+class ViewChange:
+    """How far the next view has come."""
+
+    is_preparing: bool = False
+    """Prepare was sent for the last view, and it is not in force."""
+    is_renewing: bool = False
+    """A new view is due though no group has changed."""
+    admitting: set[int] = field(default_factory=set)
+    """Pending peers that the next view takes in."""
+    awaiting_ready: set[int] = field(default_factory=set)
+    """Peers that make links for the view that was prepared last."""
+    unaware: set[int] = field(default_factory=set)
+    """Peers that keep their ring in the view that was prepared last, and have not said that they have heard of it."""
+
+    def forget(self, peer: int) -> None:
+        for peers in (self.admitting, self.awaiting_ready, self.unaware):
+            peers.discard(peer)
+
+
+class RunState:
+    """One run. `run` names it; peers of another run are refused."""
+
+    def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
+        """`secret` is the run's, by which its peers tell masters that know it from others."""
+        self.run = run
+        self.secret = secret
+        self.term = term
+        self.options = options or MasterOptions()
+        self.now = 0.0
+        self.next_peer = 1
+        self.next_number = 1
+        self.view = 0
+        """The last view prepared."""
+        self.installed_view = 0
+        self.joint_calls_ended = 0
+        """Joint calls that ended for all who were to make them."""
+        self.members: dict[int, Member] = {}
+        self.accepted_count = 0
+        """How many of them are accepted."""
+        self.peer_of: dict[int, int] = {}
+        """By control connection."""
+        self.groups: dict[int, Group] = {}
+        self.change = ViewChange()
+        self.told: set[int] = set()
+        """Peers of the last Prepare, all of whom know of each other."""
+        self.lost: list[tuple[int, str]] = []
+        """Peers that the view in force has and the next one has not, and why."""
+        self.asked_at: dict[int, float] = {}
+        """Since when an answer to Flush or Prepare is due, longest first."""
+        self.made_in: dict[Pair, int] = {}
+        """By pair whose link was made anew, the view whose Prepare asked for it."""
+        self.history = History()
+        self.traffic = Traffic(self.history)
+        self.link_metrics = Figures()
+        self.throughput = Throughput()
+        self.outbox: list[Effect] = []
+        """Effects of the event that is being handled."""
+
+    # Members.
+
+    @property
+    def accepted(self) -> list[int]:
+        return [peer for peer, member in self.members.items() if member.accepted]
+
+    @property
+    def pending(self) -> list[int]:
+        return [peer for peer, member in self.members.items() if not member.accepted]
+
+    def is_accepted(self, peer: int) -> bool:
+        return peer in self.members and self.members[peer].accepted
+
+    def add(self, member: Member) -> None:
+        self.members[member.peer] = member
+        self.peer_of[member.connection] = member.peer
+        self.accepted_count += member.accepted
+        self.link_metrics.arrived(member.peer, member.hosts)
+
+    def remove(self, peer: int) -> Member:
+        """Forget all but its place in the ring of its group, see `Group.forget`."""
+        member = self.members.pop(peer)
+        del self.peer_of[member.connection]
+        self.accepted_count -= member.accepted
+        self.asked_at.pop(peer, None)
+        self.change.forget(peer)
+        self.told.discard(peer)
+        for pair in [pair for pair in self.made_in if peer in pair]:
+            del self.made_in[pair]
+        self.traffic.forget(peer)
+        self.throughput.forget(peer)
+        self.link_metrics.gone(peer)
+        return member
+
+    def group_of(self, member: Member) -> Group:
+        return self.groups[member.hello.group]
+
+    def missing(self, peers: Iterable[int], kind: str) -> list[int]:
+        """Those of these peers that do not wait in this kind of joint call, the first NAMED_MAX of them."""
+        absent = (peer for peer in peers if (wait := self.members[peer].wait) is None or wait.kind != kind)
+        return list(islice(absent, NAMED_MAX))
+
+    # Groups.
+
+    @property
+    def is_changing(self) -> bool:
+        is_regrouping = any(group.awaiting_flush or group.changed for group in self.groups.values())
+        return self.change.is_preparing or self.change.is_renewing or is_regrouping
+
+    def stop(self, group: Group) -> None:
+        """Start the flush of a group whose ring must change."""
+        group.changed = True
+        if not group.running:
+            return
+        group.running = False
+        group.flush = self.number()
+        group.awaiting_flush = {peer for peer in group.ring if peer in self.members}
+        for vote in group.votes.values():
+            vote.awaiting.clear()
+        for peer in group.awaiting_flush:
+            self.ask(peer, m.Flush(group.flush, group.epoch))
+
+    def number(self) -> int:
+        """A fresh number for a flush, a sync, a round of probes or a search."""
+        number = self.next_number
+        self.next_number += 1
+        return number
+
+    # What is said.
+
+    def send(self, connection: int, message: m.FromMaster) -> None:
+        self.outbox.append(Send(connection, message))
+
+    def close(self, connection: int) -> None:
+        self.outbox.append(Close(connection))
+
+    def tell(self, peer: int, message: m.FromMaster) -> None:
+        self.send(self.members[peer].connection, message)
+
+    def tell_all(self, peers: Iterable[int], message: m.FromMaster) -> None:
+        for peer in peers:
+            self.tell(peer, message)
+
+    def ask(self, peer: int, message: m.FromMaster) -> None:
+        """Send what must be answered in time."""
+        self.asked_at.pop(peer, None)
+        self.asked_at[peer] = self.now
+        self.tell(peer, message)
+
+    def answered(self, member: Member) -> None:
+        """One of the things that it was asked; others may still be due."""
+        group, peer, change = self.group_of(member), member.peer, self.change
+        is_asked = any(peer in asked for asked in (group.awaiting_flush, change.awaiting_ready, change.unaware))
+        if not is_asked and all(peer not in vote.awaiting for vote in group.votes.values()):
+            self.asked_at.pop(peer, None)
+
+    def log(
+        self, level: str, text: str, about: Mapping[str, int] = MappingProxyType({}), is_of_stranger: bool = False
+    ) -> None:
+        """`about`: what it is about, as in `pccl.logs.FIELDS`."""
+        self.outbox.append(Log(level, text, is_of_stranger, {"view": self.installed_view, **about}))
+        if not is_of_stranger:
+            self.history.logged(self.now, level, text)
+
+    def drain(self) -> list[Effect]:
+        effects, self.outbox = self.outbox, []
+        return effects

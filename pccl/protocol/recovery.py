@@ -1,0 +1,211 @@
+"""Take a run over: build its `RunState` and the master that goes on, out of what recovery reports have shown.
+
+A new leader must never make a number that another has made or may yet make (views, peers, requests), as ballots are
+made unique in Paxos and terms in Raft. Terms are unique among masters that know of each other; for the rest see
+`block`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.effects import Persist
+from pccl.protocol.master.leadership import Leadership
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.pairs import parties
+from pccl.protocol.quorum import QuorumView
+from pccl.protocol.returning import Returning
+from pccl.protocol.testimony import Group as FoundGroup
+from pccl.protocol.testimony import Recovered, unheard
+from pccl.version import __version__
+
+VIEWS_PER_TERM = 10**6
+"""Two masters that know of the same view never make the same next one."""
+PEERS_PER_TERM = 10_000
+"""Nor does one give a newcomer the number of another, which a dead master has welcomed and no witness knows of."""
+TERMS = 100
+SALTS = 1000
+"""See `block`."""
+NUMBERS_PER_TERM = 2**40
+"""So that what was asked by a dead master is never taken for an answer to this one."""
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """How a peer that goes on can be reached."""
+
+    connection: int
+    host: str
+    """Where it comes from, as this master sees it."""
+    masters: int
+    since: float
+    """When it said Resume."""
+    master_timeout_s: float = m.MASTER_TIMEOUT_S
+
+
+def take_over(
+    run: str,
+    term: int,
+    options: MasterOptions,
+    recovered: Recovered,
+    survivors: Mapping[int, Survivor],
+    now: float,
+    name: str,
+) -> Master:
+    """A master that leads this run. The first effects are what `Master.received` would return; they begin with Persist,
+    and Resumed to all who go on. `name` is one that no other leader has."""
+    state = _run_state(run, term, options, recovered, survivors, now, name)
+    leadership = Leadership(
+        state,
+        recovered.in_force,
+        recovered.possible,
+        [QuorumView(len(peers), peers & recovered.members.keys()) for peers in recovered.decisive.values()],
+        has_rivals=any(survivor.masters > 1 for survivor in survivors.values()),
+    )
+    ends = {peer: unheard(report, recovered) for peer, report in recovered.members.items()}
+    master = Master(
+        state,
+        leadership,
+        Returning(recovered.members, now, options.peer_timeout_s),
+        {peer: end for peer, end in ends.items() if end is not None},
+        "a peer of its site did not come back after the loss of the master" if recovered.missing else "",
+    )
+    state.outbox.append(Persist(leadership.fence()))
+    for survivor in survivors.values():
+        state.send(survivor.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.decisive)))
+    for group in recovered.groups:
+        if group.is_steady:
+            _tell_verdicts(state, group)
+        else:
+            _flush(state, group)
+    how = "as it stands" if recovered.is_unchanged else "in a new view"
+    without = f", without peers {recovered.missing}" if recovered.missing else ""
+    state.log("warning", f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
+    return master
+
+
+def _run_state(
+    run: str,
+    term: int,
+    options: MasterOptions,
+    recovered: Recovered,
+    survivors: Mapping[int, Survivor],
+    now: float,
+    name: str,
+) -> RunState:
+    threads = max(each.engine_threads for each in recovered.members.values())
+    secrets = Counter(each.secret for each in recovered.members.values())
+    secret = max(secrets, key=lambda each: (secrets[each], each))
+    state = RunState(run, replace(options, engine_threads=threads), term, secret)
+    state.now = now
+    salt = crc32(name.encode())
+    state.next_number = term * NUMBERS_PER_TERM + 1
+    state.next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM, salt) + 1
+    state.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
+    state.installed_view = recovered.view
+    state.joint_calls_ended = recovered.meeting
+    for peer, report in sorted(recovered.members.items()):
+        state.add(_member(peer, report, survivors[peer], now))
+    _add_link_metrics(state, recovered, survivors)
+    state.throughput.inherit(recovered.members)
+    for group in recovered.groups:
+        _add_group(state, group)
+    if recovered.is_unchanged:
+        state.told = set(recovered.members)
+    else:
+        state.change.is_renewing = True
+    gone = "did not come back after the loss of the master"
+    state.lost = [(peer, gone) for peer in recovered.missing]
+    group_of = {peer: group.number for group in recovered.groups for peer in group.former}
+    for peer in recovered.missing:
+        state.history.lost(now, peer, "", group_of.get(peer, 0), gone)
+    return state
+
+
+def block(heard: int, term: int, size: int, salt: int) -> int:
+    """Where a leader begins to number: above all that was heard, in a block of `size` that no other of TERMS terms in a
+    row shares, whatever the master of each has heard, nor the same term of another `salt` modulo SALTS. A master that
+    needs more than a block goes on into the next, and whoever hears of that begins farther up."""
+    period = SALTS * TERMS * size
+    begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
+    return begin if begin > heard else begin + period
+
+
+def _highest_peer(recovered: Recovered) -> int:
+    return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.strangers})
+
+
+def _member(peer: int, report: m.Testimony, survivor: Survivor, now: float) -> Member:
+    me = report.me
+    # The dead master may have seen it elsewhere: each, from its own machine, at a loopback address.
+    hosts = list(dict.fromkeys([*me.hosts, survivor.host]))
+    hello = m.Hello(
+        m.PROTOCOL_VERSION,
+        __version__,
+        me.group,
+        hosts,
+        me.port,
+        me.connections,
+        me.name,
+        site=report.site,
+        site_size=report.site_size,
+        masters=survivor.masters,
+        master_timeout_s=survivor.master_timeout_s,
+    )
+    is_accepted = report.installed is not None
+    return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_beaten=True)
+
+
+def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[int, Survivor]) -> None:
+    members = recovered.members
+    found = [
+        (survivors[peer].since - age_s, figure.link_of(peer), figure)
+        for peer, report in members.items()
+        for figure, age_s in report.figures
+        if figure.peer in members and figure.peer != peer
+    ]
+    for at, link, figure in sorted(found, key=lambda each: each[0]):  # the latest between two hosts counts
+        state.link_metrics.measured(link, figure.bytes_per_s, figure.round_trip_us / 1e6, at)
+
+
+def _add_group(state: RunState, found: FoundGroup) -> None:
+    group = state.groups[found.number] = Group(found.number, list(found.ring), found.epoch)
+    group.accepted = sum(state.members[peer].accepted for peer in found.ring)
+    group.missing = {pair for pair in found.missing if pair in topology.linked_pairs(found.former)}
+    group.agrees = group.is_meshed
+    group.ledger = Ledger(()) if found.is_decided else Ledger(found.former, group.agrees)
+    group.running = found.is_steady
+    group.revision = found.revision
+    group.synced = found.synced & set(found.ring)
+    group.ledger.forget([*found.commits, *found.aborts])
+    if not found.is_steady:
+        group.commits = sorted(found.commits)
+        group.aborts = dict(found.aborts)
+
+
+def _tell_verdicts(state: RunState, found: FoundGroup) -> None:
+    """Whoever knows them ignores them."""
+    for peer in found.ring:
+        commits = [op for op in sorted(found.commits) if peer in parties(op.tag, found.former)]
+        if commits:
+            state.tell(peer, m.OpsCommit(found.epoch, commits))
+        for op in found.aborts.values():
+            if peer in parties(op.tag, found.former):
+                state.tell(peer, m.OpAbort(found.epoch, op.tag, op.sequence, op.code, op.reason))
+
+
+def _flush(state: RunState, found: FoundGroup) -> None:
+    group = state.groups[found.number]
+    group.changed = True
+    group.flush = state.number()
+    group.awaiting_flush = set(found.unsettled)
+    for peer, epoch in found.unsettled.items():
+        state.ask(peer, m.Flush(group.flush, epoch))
