@@ -16,9 +16,9 @@ import trio
 
 from pccl import security, timeouts
 from pccl.errors import PCCLError
+from pccl.protocol.failover import Beginning
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.protocol.succession import Beginning
 from pccl.runtime.master.fence_file import FenceFile, StateError
 from pccl.runtime.master.server import MasterServer
 from pccl.runtime.network import addresses

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
+from pccl.protocol.failover import DEPOSED_TIMEOUTS, HOLD_S, Failover
 from pccl.protocol.fence import Fence
 from pccl.protocol.figures import Figure
 from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
@@ -17,7 +18,6 @@ from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
 from pccl.protocol.recovery import SALTS, TERMS, block
-from pccl.protocol.succession import DEPOSED_TIMEOUTS, HOLD_S, Succession
 from pccl.types import Result
 from tests.test_testimony import prepared, view, witness
 
@@ -36,7 +36,7 @@ class Rig:
         resumes_any: bool = True,
         fence: Fence | None = None,
     ) -> None:
-        self.machine = Succession(
+        self.machine = Failover(
             "new", options, birth_at, is_standby, secret, fence, persists=True, resumes_any=resumes_any
         )
         self.now = 0.0

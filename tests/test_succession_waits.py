@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
+from pccl.protocol.failover import Failover
+from pccl.protocol.gathering import GATHER_TIMEOUTS
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.succession import GATHER_TIMEOUTS, Succession
 
 TIMEOUT_S = 5.0
 CONTROL, BEATS, AGAIN, NEWCOMER = 1, 2, 3, 4
@@ -23,14 +24,14 @@ def _told(effects: list[Effect], connection: int) -> list[m.FromMaster]:
     return [effect.message for effect in effects if isinstance(effect, Send) and effect.connection == connection]
 
 
-def _say(machine: Succession, connection: int, message: m.FromPeer, now: float) -> list[m.FromMaster]:
+def _say(machine: Failover, connection: int, message: m.FromPeer, now: float) -> list[m.FromMaster]:
     machine.connected(connection, "10.0.0.1", now)
     return _told(machine.received(connection, message, now), connection)
 
 
-def _founded() -> Succession:
+def _founded() -> Failover:
     """By one peer, which is accepted."""
-    machine = Succession("run", MasterOptions(peer_timeout_s=TIMEOUT_S))
+    machine = Failover("run", MasterOptions(peer_timeout_s=TIMEOUT_S))
     _say(machine, CONTROL, _hello(), 0.0)
     _say(machine, BEATS, m.BeatHello(m.PROTOCOL_VERSION, "run", 1), 0.0)
     machine.received(CONTROL, m.LinksReady(1, [], []), 0.0)
@@ -66,7 +67,7 @@ def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left(
 
 
 def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever() -> None:
-    machine = Succession("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
+    machine = Failover("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7), 0.0)
     assert isinstance(answer, m.Gather)
     now = 0.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.protocol import succession
+from pccl.protocol import failover as succession
+from pccl.protocol import gathering
 from pccl.protocol.master import options as master
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
@@ -21,7 +22,7 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     link_s = max(peer.LINK_TIMEOUT_S_MIN, peer.LINK_TIMEOUTS * peer_timeout_s)
     assert options.answer_limit_s > link_s, "who makes links is not evicted for it"
     assert 2 * peer.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
-    assert 1.0 < master_addresses.LEAD_TIMEOUTS < succession.GATHER_TIMEOUTS, "who follows stays until it is led"
+    assert 1.0 < master_addresses.LEAD_TIMEOUTS < gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
     assert master.ANSWER_TIMEOUTS > peer.LINK_TIMEOUTS
     assert succession.HOLD_S < peer_session.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
     assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_BEAT_S

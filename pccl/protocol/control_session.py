@@ -14,7 +14,7 @@ sequence of messages without a gap.
     4  A connection says nothing of a session once another one has taken it over: the master stops reading the old one
        before it says what it has received. So no message is received twice.
 
-A master that does not know the key refuses (`Rejected`), and the peer has lost its master; see `succession`. Who may
+A master that does not know the key refuses (`Rejected`), and the peer has lost its master; see `failover`. Who may
 reattach is who knows the key: with a token, the handshake of the new connection is one of the run, too.
 
 Pure, and on both sides the same.

@@ -26,7 +26,7 @@ its successor. What keeps them from leading is a `Fence`, where the successor ha
     3  Where it is not in force, and the one before lacks its majority, a majority of the prepared view goes on: nobody
        but the master that has the fence can have led the others.
     4  A master that has led the run itself until just then needs no majority: whoever does not come is lost, as it
-       would have been if that master had never doubted (`succession`).
+       would have been if that master had never doubted (`failover`).
 
 Who goes on: all witnesses of the last view. Whoever is missing is lost to the others, as if it had died. Where a
 witness has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of that view: nobody

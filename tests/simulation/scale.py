@@ -17,11 +17,11 @@ from itertools import count
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import FrameCache, decode_body, encode
+from pccl.protocol.failover import Failover
 from pccl.protocol.master.effects import Effect, Send
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.master.run_state import RunState
-from pccl.protocol.succession import Succession
 
 PEERS = (10, 100, 1000)
 OPS = 20
@@ -119,13 +119,13 @@ class Group:
 
 
 @dataclass
-class Failover:
+class Takeover:
     """The peers of a dead master come to a fresh one, and do at once what it asks of them."""
 
     peers: int
     step_s: float = 0.0001
     """How long the master takes for a message."""
-    machine: Succession = field(default_factory=lambda: Succession("run-2", OPTIONS))
+    machine: Failover = field(default_factory=lambda: Failover("run-2", OPTIONS))
     cost: Cost = field(default_factory=Cost)
     led_s: float = 0.0
     """What the last report took, with all that came of it."""
@@ -185,9 +185,9 @@ class Failover:
         self._sends += sends
 
 
-def fail_over(peers: int, step_s: float = 0.0001) -> Failover:
+def fail_over(peers: int, step_s: float = 0.0001) -> Takeover:
     """AssertionError unless all go on, in the view that they had."""
-    failover = Failover(peers, step_s)
+    failover = Takeover(peers, step_s)
     failover.run()
     master = failover.machine.master
     assert master.accepted == list(range(1, peers + 1))

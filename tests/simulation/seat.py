@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, Decoder
 from pccl.protocol.control_session import ControlSession
+from pccl.protocol.failover import Failover
 from pccl.protocol.fence import Fence
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.succession import Succession
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -37,7 +37,7 @@ class Seat:
     """Where a master lives. It may be killed, and another one begin there."""
 
     name: str
-    machine: Succession
+    machine: Failover
     is_frozen: bool = False
     is_dead: bool = False
     frozen_at: float = 0.0
@@ -68,7 +68,7 @@ class Seat:
         memory: Memory = Memory.NONE,
     ) -> None:
         """A new process."""
-        self.machine = Succession(
+        self.machine = Failover(
             f"run-{run}",
             options,
             is_standby=is_standby,

@@ -13,7 +13,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
-from tests.simulation.scale import OPTIONS, Failover, Group, fail_over, measure
+from tests.simulation.scale import OPTIONS, Group, Takeover, fail_over, measure
 
 FEW, MANY = 20, 200
 SLACK = 1.3
@@ -88,7 +88,7 @@ def test_nobody_is_late_because_the_master_is_busy_with_the_others() -> None:
 
 
 @dataclass
-class Counted(Failover):
+class Counted(Takeover):
     """Counts what each report costs the master."""
 
     counts: dict[type, list[int]] = field(default_factory=dict)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
+from pccl.protocol.failover import BIRTH_MARGIN_S
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
-from pccl.protocol.succession import BIRTH_MARGIN_S
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.schedule import Plan, Step, play

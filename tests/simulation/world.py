@@ -34,11 +34,11 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.codec import FrameCache, ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
+from pccl.protocol.failover import Beginning, Failover, hold_s
 from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Persist, Send, TakeBeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
 from tests.simulation.checks import Checks
@@ -84,7 +84,7 @@ class World:
         self.has_gates = has_gates
         self.options = options
         self.memory = memory
-        self.seats = [Seat(name, Succession("run-1", options)) for name in MASTERS[: max(1, masters)]]
+        self.seats = [Seat(name, Failover("run-1", options)) for name in MASTERS[: max(1, masters)]]
         self._runs = 0
         for seat in self.seats:
             self._begin(seat, 0.0)

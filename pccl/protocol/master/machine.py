@@ -93,7 +93,7 @@ the end of one and others not, it can be told whose wait is for that one. See `t
 Rivals. Where peers know of several masters, those that this one loses may follow another. It then leads no further once
 it has lost a majority of the view in force: it is `deposed`, and whoever has a majority takes over. So it is, until its
 first view is in force, with every view that may be at somebody whom it has not heard (`testimony`). A peer that leaves
-does not count. See `succession`, which drives this machine and replaces it.
+does not count. See `failover`, which drives this machine and replaces it.
 
 A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
 

@@ -28,10 +28,10 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.protocol.failover import Beginning, Failover, hold_s
 from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Persist, Send, TakeBeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.succession import Beginning, Succession, hold_s
 from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
@@ -104,7 +104,7 @@ class MasterServer:
         self._beginning = beginning
         fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
         self._hold_s = hold_s(beginning, self._options, fence, state is not None)
-        self._machine = Succession(
+        self._machine = Failover(
             secrets.token_hex(8),
             self._options,
             is_standby=bool(standby_of),

@@ -8,16 +8,16 @@ import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
+from pccl.protocol.failover import Failover
 from pccl.protocol.snapshot import snapshot
 from pccl.protocol.status import RunStatus
-from pccl.protocol.succession import Succession
 from pccl.version import __version__
 
 REFRESH_S = 0.5
 
 
 class StatusBoard:
-    def __init__(self, machine: Succession, now: Callable[[], float]) -> None:
+    def __init__(self, machine: Failover, now: Callable[[], float]) -> None:
         self._machine = machine
         self._now = now
         self._started_at: float | None = None

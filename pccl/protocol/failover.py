@@ -1,7 +1,11 @@
-"""The machine of a master process: it leads a run, or waits for peers that have lost the master of theirs.
+"""Failover: a master process that leads a run, or waits for peers that have lost the master of theirs.
 
-Events and effects are those of `master`, which does all the leading; this one replaces it when leadership begins or
-ends. It is
+A run must be led by one master at a time, and go on when that one dies. As in Raft, peers of a dead master are first
+asked what they know without promising anything (pre-vote), then asked for their votes in a higher term; whoever has a
+majority of the last view leads. As in Viewstamped Replication, those who vote send what the next leader needs to know.
+
+Events and effects are those of a master's machine (`master.machine`), which does all the leading; this one replaces it
+when leadership begins or ends. It is
 
     vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
     leading     all is passed on to the `Master`
@@ -63,41 +67,32 @@ in one term (`recovery.block`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
 import msgspec
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView, bounded_s
+from pccl.protocol.fence import Fence, bounded_s
+from pccl.protocol.gathering import Claim, Gathering
+from pccl.protocol.known_runs import KnownRuns
 from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import NAMED_MAX, MasterOptions
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.master.run_state import RunState
 from pccl.protocol.recovery import Survivor, take_over
-from pccl.protocol.tally import Stance, Tally, Views
-from pccl.protocol.testimony import Standing, is_sound, rebuild, stand
+from pccl.protocol.testimony import is_sound, rebuild
 from pccl.types import Result
 
-RUNS_HEARD_OF_MAX = 16
-"""Whose last views are remembered."""
-TELL_S = 1.0
-"""So long after somebody has come, the log says who is still waited for."""
 BIRTH_MARGIN_S = 2.0
 """By so much later than a silence is noticed, the peers of a run have dialled this master."""
 STANDSTILL_SHARE = 0.5
 """Of the peer timeout: a master that stood still for less is not missed by its peers."""
-GATHER_TIMEOUTS = 3.0
-"""For so many peer timeouts a peer waits here for others of its run. Then it is sent away, and may come again."""
 HOLD_S = 8.0
 """For so long a newcomer waits here for a run. Then it is sent away, and may come again: before it takes the silence
 for that of something else than a master."""
 DEPOSED_TIMEOUTS = 2.0
 """For so many peer timeouts one that was deposed lets nobody found a run, where peers may follow another master."""
-DOUBT_TIMEOUTS = 2.0
-"""For so many peer timeouts one that knows that nobody else has led the run waits for a majority with those who are
-here."""
 END_TIMEOUTS = 3.0
 """After so many peer timeouts a run of which nobody has come is over, if as many newcomers have."""
 
@@ -125,119 +120,7 @@ def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, ha
     return options.peer_timeout_s + BIRTH_MARGIN_S if fence.newest.peers else 0.0
 
 
-@dataclass
-class _Claim:
-    """A peer of a run that has lost its master."""
-
-    connection: int
-    host: str
-    peer: int
-    run: str
-    term: int
-    """The highest that it had followed when it came."""
-    masters: int
-    is_accepted: bool
-    since: float
-    master_timeout_s: float
-    gives_up_at: float
-    """When its patience ends."""
-    asked: int = 0
-    """The term that it was asked to follow in."""
-
-
-class _Gathering:
-    """Of the peers of a run. What it has to do when one of them says something does not depend on how many are here."""
-
-    def __init__(self, term: int) -> None:
-        views = Views()
-        self.term = term
-        """In which this master would lead it."""
-        self.majority_at: float | None = None
-        """Since when a majority of its last view is here, without a break."""
-        self.heard_at = 0.0
-        """When somebody came or followed last."""
-        self.claims: dict[int, _Claim] = {}
-        """By peer, who has waited longest first."""
-        self.here: Tally[Stance] = Tally(views)
-        """What those who have come have said, whether they follow or not."""
-        self.following: Tally[m.Testimony] = Tally(views)
-        """Of those who follow in `term`."""
-        self.term_heard = 0
-        """The highest that one of them had followed."""
-        self.fence: Fence | None = None
-        """What is known here of the run's last view, besides what those say who are here."""
-        self.tells_at: float | None = None
-        """When the log is to say who is waited for."""
-        self._patience: tuple[frozenset[int], float] | None = None
-        """Some of them, and when the first of those who are here gives up."""
-        self._to_ask: dict[int, _Claim] = {}
-        """Who has come and was not asked to follow in `term`."""
-        self._with_rivals = 0
-
-    def enter(self, claim: _Claim) -> None:
-        self.claims[claim.peer] = claim
-        self._with_rivals += claim.masters > 1
-        self.term_heard = max(self.term_heard, claim.term)
-        if self._patience is not None and claim.peer in self._patience[0]:
-            self._patience = self._patience[0], min(self._patience[1], claim.gives_up_at)
-
-    def leave(self, claim: _Claim) -> None:
-        del self.claims[claim.peer]
-        self._with_rivals -= claim.masters > 1
-        self.here.discard(claim.peer)
-        self.following.discard(claim.peer)
-        self._to_ask.pop(claim.peer, None)
-        self._patience = None
-
-    def gives_up_at(self, peers: frozenset[int]) -> float:
-        """When the first of these does who are here."""
-        if self._patience is None or self._patience[0] != peers:
-            ends = [claim.gives_up_at for claim in self.claims.values() if claim.peer in peers]
-            self._patience = peers, min(ends, default=inf)
-        return self._patience[1]
-
-    def said(self, claim: _Claim, stance: Stance, is_following: bool, now: float) -> None:
-        if claim.peer not in (self.following if is_following else self.here).heard:
-            self.heard_at = now
-        self.here.add(claim.peer, stance)
-        if is_following and isinstance(stance, m.Testimony):
-            self.following.add(claim.peer, stance)
-        else:
-            self.following.discard(claim.peer)
-        if self.tells_at is None:
-            self.tells_at = now + TELL_S  # most come at once
-        if claim.asked < self.term:
-            self._to_ask[claim.peer] = claim
-
-    def raise_term(self, term: int) -> None:
-        self.term = term
-        self.following = Tally(self.here.views)
-        self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
-
-    def to_ask(self) -> list[_Claim]:
-        """Who is to be asked to follow now, and was not asked before."""
-        claims, self._to_ask = list(self._to_ask.values()), {}
-        return claims
-
-    @property
-    def has_rivals(self) -> bool:
-        """Its peers know of other masters."""
-        return self._with_rivals > 0
-
-    @property
-    def since(self) -> float:
-        return next(iter(self.claims.values())).since
-
-    def standing(self, needs_majority: bool = True) -> Standing:
-        """How many have come, whether they follow or not."""
-        return stand(self.here, self.has_rivals, self.fence, needs_majority)
-
-    def standing_following(self, needs_majority: bool = True) -> Standing:
-        """How many of them follow."""
-        return stand(self.following, self.has_rivals, self.fence, needs_majority)
-
-
-class Succession:
+class Failover:
     def __init__(
         self,
         run: str,
@@ -252,11 +135,9 @@ class Succession:
         """`run` is the name of one that may be founded here, and `secret` what only its masters and peers know. `fence`
         is what a process before this one has left; with `persists`, this one is told what to leave (Persist)."""
         self.options = options or MasterOptions()
-        self._fence = fence
+        self._known = KnownRuns(fence)
         self._persists = persists
         self._resumes_any = resumes_any
-        self._heard_of: dict[str, FencedView] = {}
-        """By run, the newest view in force that somebody has told of here."""
         self._secret = secret
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
@@ -272,8 +153,8 @@ class Succession:
         self._names = run
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """Newcomers who wait for a run, longest first: their hosts, and since when."""
-        self._claims: dict[int, _Claim] = {}
-        self._gatherings: dict[str, _Gathering] = {}
+        self._claims: dict[int, Claim] = {}
+        self._gatherings: dict[str, Gathering] = {}
         """By run."""
         self._now = 0.0
         self._effects: list[Effect] = []
@@ -283,15 +164,15 @@ class Succession:
 
     def begin(self, now: float, hold_s: float) -> list[Effect]:
         """The process starts. For `hold_s` nobody may found a run."""
-        self._begin(now)
+        self._now = now
         self.birth_at = now + hold_s
         self._missed_since = now
-        if self._fence is not None and not self._fence.is_over and not self.is_standby:
+        if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
             self._log("info", f"waits for {self._whom_it_waits_for()}")
         return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         if len(self._claims) + len(self._held) >= self.options.connections_max:
             self._dismiss(connection, m.Elsewhere("this master has too many connections"))
         else:
@@ -299,7 +180,7 @@ class Succession:
         return self._drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         host = self.master.host_of(connection)
         if connection in self._claims:
             self._claimant_said(self._claims[connection], message)
@@ -318,14 +199,14 @@ class Succession:
         return self._drain()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         if not self._release(connection):
             self._effects += self.master.disconnected(connection, reason, now)
             self._check_deposition()
         return self._drain()
 
     def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         if self._release(connection):
             self._effects.append(Close(connection))
         else:
@@ -334,7 +215,7 @@ class Succession:
         return self._drain()
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         self._effects += self.master.reattached(connection, now)
         self._check_deposition()
         return self._drain()
@@ -344,26 +225,26 @@ class Succession:
         self.master.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         self._effects += self.master.silent(connection, silent_s, now)
         self._check_deposition()
         return self._drain()
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         self._effects += self.master.rings_found(search, rings, now)
         self._check_deposition()
         return self._drain()
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
         """This process could do nothing for so long. To be called before any other event after that."""
-        self._begin(now)
+        self._now = now
         if self.is_leading and seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s:
             self._depose(f"it stood still for {seconds:.1f} s")
         return self._drain()
 
     def tick(self, now: float) -> list[Effect]:
-        self._begin(now)
+        self._now = now
         self._effects += self.master.tick(now)
         self._check_deposition()
         self._consider_all()
@@ -379,15 +260,7 @@ class Succession:
             _, _, since = next(iter(self._held.values()))
             times.append(since + HOLD_S)
         for gathering in self._gatherings.values():
-            times.append(self._stays_until(gathering, gathering.since))
-            if gathering.here.heard and not gathering.standing().peers:
-                times.append(gathering.since + self.options.peer_timeout_s)
-            elif gathering.majority_at is not None and self._may_lead(gathering):
-                times.append(self._leads_at(gathering, gathering.majority_at))
-            if gathering.tells_at is not None:
-                times.append(gathering.tells_at)
-            if self._is_fenced(gathering) and self._needs_majority(gathering):
-                times.append(self._doubts_until(gathering))
+            times += gathering.deadlines(self._now, self._known.is_fenced(gathering))
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
 
@@ -443,7 +316,9 @@ class Succession:
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._put_out(connection, text)
             return
-        if self._refuses_by_fence(connection, message):
+        refusal = self._known.refusal(message, is_waiting=self._now < self.birth_at)
+        if refusal is not None:
+            self._dismiss(connection, refusal)
             return
         before = self._gatherings.get(message.run)
         if before is not None and message.peer in before.claims:
@@ -452,7 +327,7 @@ class Succession:
             self._dismiss(former, m.Elsewhere("this peer has come again"))
         self._log("info", f"{who} ({host}) has lost its master")
         master_timeout_s = bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S)
-        claim = self._claims[connection] = _Claim(
+        claim = self._claims[connection] = Claim(
             connection,
             host,
             message.peer,
@@ -465,10 +340,14 @@ class Succession:
             self._now + bounded_s(message.patience_s, master_timeout_s),
         )
         self._say(connection, m.Gather())
-        known = self._fence.term if self._fence is not None and self._fence.run == message.run else 0
-        gathering = self._gatherings.setdefault(message.run, _Gathering(max(message.term, known) + 1))
+        known = self._known.fence.term if self._known.fence is not None and self._known.fence.run == message.run else 0
+        gathering = self._gatherings.get(message.run)
+        if gathering is None:
+            term = max(message.term, known) + 1
+            gathering = Gathering(message.run, term, self.options.peer_timeout_s, self._resumes_any)
+            self._gatherings[message.run] = gathering
         gathering.enter(claim)
-        self._bound(gathering, message.run)
+        self._known.bound(gathering)
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
@@ -477,29 +356,7 @@ class Succession:
         """One of those whom this master leads has lost it."""
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
-    def _refuses_by_fence(self, connection: int, message: m.Resume) -> bool:
-        """Sends away whoever is known not to be in the run that this master waits for."""
-        fence = self._fence
-        if fence is None or message.masters > 1:
-            return False
-        if message.run != fence.run:
-            if fence.is_over or self._now >= self.birth_at:
-                return False
-            text = f"it waits for {fence}, and not for run {message.run!r}"
-            self._dismiss(connection, m.Elsewhere(text) if message.is_accepted else m.StartOver(text))
-            return True
-        views = [fence.installed, *fence.prepared] if fence.installed is not None else fence.prepared
-        if message.term > fence.term or any(message.peer in view.peers for view in views if view is not None):
-            return False
-        how = "has ended" if fence.is_over else "has gone on"
-        text = f"evicted: run {message.run!r} {how} without peer {message.peer}; connect again"
-        if message.is_accepted:
-            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, fence.secret))
-        else:
-            self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
-        return True
-
-    def _claimant_said(self, claim: _Claim, message: m.FromPeer) -> None:
+    def _claimant_said(self, claim: Claim, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
@@ -514,7 +371,7 @@ class Succession:
                 text = f"peer {claim.peer} testifies what cannot be"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
-            self._note_view(claim.run, gathering, stance.installed)
+            self._known.note_view(gathering, stance.installed)
             is_following = isinstance(message, m.Follow) and message.term == gathering.term
             gathering.said(claim, stance, is_following, self._now)
             if isinstance(message, m.Follow):
@@ -522,62 +379,6 @@ class Succession:
             else:
                 self._ask(claim.run)
         # else: said before it heard that its master was lost
-
-    def _fence_of(self, run: str, gathering: _Gathering) -> Fence | None:
-        """None: somebody else may have led it since, for all that is known here."""
-        fence = self._fence
-        if fence is None or fence.run != run or gathering.has_rivals or gathering.term_heard > fence.term:
-            return None
-        return fence
-
-    def _bound(self, gathering: _Gathering, run: str) -> None:
-        """Notes what is known of the run's last view, besides what those say who are here."""
-        heard_of = self._heard_of.get(run)
-        gathering.fence = self._fence_of(run, gathering)
-        if gathering.fence is None and heard_of is not None and not gathering.has_rivals:
-            gathering.fence = Fence(run, b"", 0, heard_of)
-
-    def _note_view(self, run: str, gathering: _Gathering, installed: m.InstalledView | None) -> None:
-        """Who was left out of it must not go on from an earlier one, even when those who told of it are gone."""
-        before = self._heard_of.get(run)
-        if installed is None or (before is not None and before.view >= installed.view):
-            return
-        self._heard_of.pop(run, None)
-        self._heard_of[run] = FencedView(installed.view, gathering.here.views.of(installed).peers)
-        for oldest in list(self._heard_of)[:-RUNS_HEARD_OF_MAX]:
-            del self._heard_of[oldest]
-        self._bound(gathering, run)
-
-    def _is_fenced(self, gathering: _Gathering) -> bool:
-        """Nobody has led its run since the fence was written."""
-        return gathering.fence is not None and gathering.fence is self._fence
-
-    def _doubts_until(self, gathering: _Gathering) -> float:
-        return gathering.since + DOUBT_TIMEOUTS * self.options.peer_timeout_s
-
-    def _needs_majority(self, gathering: _Gathering) -> bool:
-        return not self._is_fenced(gathering) or self._now < self._doubts_until(gathering)
-
-    def _waits_for_all(self, gathering: _Gathering) -> bool:
-        """Others may have gone on without those who are here."""
-        return not (self._resumes_any or gathering.has_rivals or self._is_fenced(gathering))
-
-    def _leads_at(self, gathering: _Gathering, majority_at: float) -> float:
-        """When it goes on with those who follow. As long as they go on coming, they are not late, but this master
-        busy."""
-        timeout_s = self.options.peer_timeout_s
-        heard_at = max(majority_at, gathering.heard_at)
-        at = min(heard_at + timeout_s, majority_at + GATHER_TIMEOUTS * timeout_s)
-        if self._waits_for_all(gathering):
-            gives_up_at = gathering.gives_up_at(gathering.standing().expected)
-            at = max(at, gives_up_at - timeout_s) if gives_up_at < inf else at
-        return at
-
-    def _may_lead(self, gathering: _Gathering) -> bool:
-        """Those who follow are enough, and nobody here tells of a later view."""
-        needs_majority = self._needs_majority(gathering)
-        here, following = gathering.standing(needs_majority), gathering.standing_following(needs_majority)
-        return here.has_majority and following.has_majority and following.view == here.view
 
     def _consider_all(self) -> None:
         for run in list(self._gatherings):
@@ -593,7 +394,7 @@ class Succession:
     def _ask(self, run: str) -> None:
         """Asks those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
-        here = gathering.standing(self._needs_majority(gathering))
+        here = gathering.standing(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
         if not here.peers and self._is_over(gathering.since):
             self._start_over(run, gathering)
             return
@@ -605,12 +406,14 @@ class Succession:
             for claim in gathering.to_ask():
                 claim.asked = gathering.term
                 self._say(claim.connection, m.Lead(claim.asked))
-        self._tell_who_is_awaited(run, gathering, here)
+        if gathering.tells_at is not None and self._now >= gathering.tells_at:
+            gathering.tells_at = None
+            self._log("info", gathering.account(here, self._now, self._known.is_fenced(gathering)))
 
-    def _start_over(self, run: str, gathering: _Gathering) -> None:
+    def _start_over(self, run: str, gathering: Gathering) -> None:
         """Nobody here was ever accepted, so there is nothing to go on with."""
         gathering.tells_at = None
-        fence = self._fence_of(run, gathering)
+        fence = self._known.fence_of(gathering)
         if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
             self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))
             self.birth_at = min(self.birth_at, self._now)
@@ -619,47 +422,32 @@ class Succession:
                 self._release(claim.connection)
                 self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
 
-    def _note_term(self, run: str, gathering: _Gathering) -> None:
+    def _note_term(self, run: str, gathering: Gathering) -> None:
         """Peers are about to be asked to follow in it."""
-        fence = self._fence_of(run, gathering)
+        fence = self._known.fence_of(gathering)
         if fence is not None and fence.term < gathering.term:
             self._remember(msgspec.structs.replace(fence, term=gathering.term))
-            self._bound(gathering, run)
+            self._known.bound(gathering)
 
     def _remember(self, fence: Fence) -> None:
-        self._fence = fence
+        self._known.fence = fence
         if self._persists:
             self._effects.append(Persist(fence))
-
-    def _tell_who_is_awaited(self, run: str, gathering: _Gathering, here: Standing) -> None:
-        if gathering.tells_at is None or self._now < gathering.tells_at:
-            return
-        gathering.tells_at = None
-        absent = sorted(frozenset().union(*here.decisive.values()) - gathering.here.heard)
-        text = f"of run {run} {here}"
-        if absent:
-            text += f"; it waits for peers {absent[:NAMED_MAX]}"
-        if absent and gathering.majority_at is not None:
-            left_s = self._leads_at(gathering, gathering.majority_at) - self._now
-            text += f", and goes on without them in {max(0.0, left_s):.1f} s"
-        self._log("info", text)
 
     def _consider(self, run: str) -> None:
         """Leads the run if it may."""
         gathering = self._gatherings[run]
-        majority_at = gathering.majority_at
-        if majority_at is None or not self._may_lead(gathering):
+        majority_at, is_fenced = gathering.majority_at, self._known.is_fenced(gathering)
+        needs_majority = gathering.needs_majority(self._now, is_fenced)
+        if majority_at is None or not gathering.may_lead(needs_majority):
             return
-        needs_majority = self._needs_majority(gathering)
-        following = gathering.standing_following(needs_majority)
-        all_follow = gathering.here.count(following.expected) == gathering.following.count(following.expected)
-        is_enough = following.is_complete or (not needs_majority and all_follow)
-        if is_enough or self._now >= self._leads_at(gathering, majority_at):
+        if gathering.is_enough(needs_majority) or self._now >= gathering.leads_at(majority_at, is_fenced):
             self._lead(run)
 
     def _lead(self, run: str) -> None:
         gathering = self._gatherings[run]
-        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, self._needs_majority(gathering))
+        needs_majority = gathering.needs_majority(self._now, self._known.is_fenced(gathering))
+        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, needs_majority)
         survivors = {
             peer: Survivor(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
             for peer, claim in gathering.claims.items()
@@ -669,7 +457,7 @@ class Succession:
         name = f"{self._names}-{self._depositions}"
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
-        self._heard_of.pop(run, None)
+        self._known.forget(run)
         self.birth_at = min(self.birth_at, self._now)
         for claim in list(self._claims.values()):
             self._release(claim.connection)
@@ -697,13 +485,14 @@ class Succession:
         self._log("warning", f"run {old.run} is led no further by this master: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
-        self._fence = old.fence()
-        if old.leadership.has_rivals or self._fence.installed is None:  # it may be led elsewhere
+        self._known.fence = old.fence()
+        if old.leadership.has_rivals or self._known.fence.installed is None:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
         else:
-            hold_s = self._outlives_s(self._fence)
+            # Its peers may look for a master for so long.
+            hold_s = self._known.fence.master_timeout_s + self.options.peer_timeout_s
         self.birth_at = self._now + hold_s
         self._missed_since = self._now
         name = f"{self._names}-{self._depositions}"
@@ -711,23 +500,12 @@ class Succession:
         for connection, host in old.unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
 
-    def _outlives_s(self, fence: Fence) -> float:
-        """For how long peers of its run may look for a master that has just been lost."""
-        return fence.master_timeout_s + self.options.peer_timeout_s
-
-    def _stays_until(self, gathering: _Gathering, since: float) -> float:
-        """Longer while a majority is here, which may lead on without the rest before that."""
-        leads_at = since
-        if gathering.majority_at is not None:
-            leads_at = self._leads_at(gathering, gathering.majority_at)
-        return max(since, leads_at) + GATHER_TIMEOUTS * self.options.peer_timeout_s
-
     def _send_away(self) -> bool:
         """Who waits for long comes again if it lives: nothing else would tell. Whether there was one."""
-        late: list[_Claim] = []
+        late: list[Claim] = []
         for gathering in self._gatherings.values():
             for claim in gathering.claims.values():
-                if self._now < self._stays_until(gathering, claim.since):
+                if self._now < gathering.stays_until(claim.since, self._known.is_fenced(gathering)):
                     break
                 late.append(claim)
         for claim in late:
@@ -759,14 +537,14 @@ class Succession:
         """Lets those who wait found a run, unless peers of one are here."""
         if self._held and not self._claims and self._now >= self._founds_at():
             if self._now < self.birth_at:
-                self._ended = self._fence
+                self._ended = self._known.fence
                 self.birth_at = self._now
             self._release_held()
 
     def _founds_at(self) -> float:
         """When newcomers may found a run, as things stand. Where as many are here as peers of the last one are missing,
         it is these who are cut off, or dead, and not this master."""
-        fence = self._fence
+        fence = self._known.fence
         if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
             return self.birth_at
         ends_at = self._missed_since + END_TIMEOUTS * self.options.peer_timeout_s
@@ -785,8 +563,8 @@ class Succession:
             return f"the peers of run {runs}"
         left_s = self._founds_at() - self._now
         until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
-        if self._fence is not None and not self._fence.is_over:
-            return f"the peers of {self._fence}, {until}"
+        if self._known.fence is not None and not self._known.fence.is_over:
+            return f"the peers of {self._known.fence}, {until}"
         return f"peers of a run, which may come, {until}"
 
     def _release_held(self) -> None:
@@ -821,9 +599,6 @@ class Succession:
 
     # Small helpers.
 
-    def _begin(self, now: float) -> None:
-        self._now = now
-
     def _say(self, connection: int, message: m.FromMaster) -> None:
         self._effects.append(Send(connection, message))
 
@@ -842,6 +617,6 @@ class Succession:
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         for effect in effects:
-            if isinstance(effect, Persist) and effect.fence is not self._fence:
-                self._fence = effect.fence
+            if isinstance(effect, Persist) and effect.fence is not self._known.fence:
+                self._known.fence = effect.fence
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]

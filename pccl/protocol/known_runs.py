@@ -1,0 +1,79 @@
+"""What this process knows of runs that it does not lead: its fence, and the last views that peers have told of.
+
+1  A peer that a view in force has left out must not go on from an earlier one, even when those who told of that
+   view are gone again. So the newest view in force that was told of is remembered for each run.
+2  Where nobody can have led a run since this process wrote its fence, the fence counts instead: see `fence`.
+3  A peer that the fence's run has left out is put out, and peers of other runs are sent away while that run may
+   come.
+"""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.gathering import Gathering
+from pccl.types import Result
+
+RUNS_HEARD_OF_MAX = 16
+"""Runs whose last views are remembered."""
+
+
+class KnownRuns:
+    def __init__(self, fence: Fence | None) -> None:
+        self.fence = fence
+        """The record of the run that this process, or one before it with the same state, has led last."""
+        self._heard_of: dict[str, FencedView] = {}
+        """By run, the newest view in force that somebody has told of here."""
+
+    def fence_of(self, gathering: Gathering) -> Fence | None:
+        """None: somebody else may have led its run since, for all that is known here."""
+        fence = self.fence
+        if fence is None or fence.run != gathering.run or gathering.has_rivals or gathering.term_heard > fence.term:
+            return None
+        return fence
+
+    def is_fenced(self, gathering: Gathering) -> bool:
+        """Nobody has led its run since the fence was written."""
+        return gathering.fence is not None and gathering.fence is self.fence
+
+    def bound(self, gathering: Gathering) -> None:
+        """Note what is known of the run's last view, besides what those say who are here."""
+        heard_of = self._heard_of.get(gathering.run)
+        gathering.fence = self.fence_of(gathering)
+        if gathering.fence is None and heard_of is not None and not gathering.has_rivals:
+            gathering.fence = Fence(gathering.run, b"", 0, heard_of)
+
+    def note_view(self, gathering: Gathering, installed: m.InstalledView | None) -> None:
+        """Somebody has told of this view in force: rule 1."""
+        before = self._heard_of.get(gathering.run)
+        if installed is None or (before is not None and before.view >= installed.view):
+            return
+        self._heard_of.pop(gathering.run, None)
+        self._heard_of[gathering.run] = FencedView(installed.view, gathering.here.views.of(installed).peers)
+        for oldest in list(self._heard_of)[:-RUNS_HEARD_OF_MAX]:
+            del self._heard_of[oldest]
+        self.bound(gathering)
+
+    def forget(self, run: str) -> None:
+        """This process leads the run."""
+        self._heard_of.pop(run, None)
+
+    def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
+        """What a peer is told that is known not to be in the run that this master waits for (`is_waiting`: nobody may
+        found another yet); None: it may be."""
+        fence = self.fence
+        if fence is None or message.masters > 1:
+            return None
+        if message.run != fence.run:
+            if fence.is_over or not is_waiting:
+                return None
+            text = f"it waits for {fence}, and not for run {message.run!r}"
+            return m.Elsewhere(text) if message.is_accepted else m.StartOver(text)
+        views = [fence.installed, *fence.prepared] if fence.installed is not None else fence.prepared
+        if message.term > fence.term or any(message.peer in view.peers for view in views if view is not None):
+            return None
+        if not message.is_accepted:
+            return m.StartOver("the run has gone on without the view that was to accept it")
+        how = "has ended" if fence.is_over else "has gone on"
+        text = f"evicted: run {message.run!r} {how} without peer {message.peer}; connect again"
+        return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, fence.secret)
