@@ -29,9 +29,9 @@ WIRE = {
     "InstalledView": "view rings is_meshed",
     "PreparedView": "view rings answered",
     "Stand": "installed prepared is_settled answered=",
-    "Testimony": "me installed prepared is_running is_settled commits aborts waits_in met joined_after synced unlinked "
-    "peer_timeout_s engine_threads site= site_size= figures= secret= answered=",
-    "Follow": "term testimony",
+    "RecoveryReport": "me installed prepared is_running is_settled commits aborts waits_in met joined_after synced "
+    "unlinked peer_timeout_s engine_threads site= site_size= figures= secret= answered=",
+    "Follow": "term report",
     "Leave": "reason=",
     "JointCall": "call kind offer= open_ops=",
     "JointCancel": "call",

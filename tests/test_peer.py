@@ -633,14 +633,14 @@ def test_probe_names_the_links_to_measure(rig: Rig) -> None:
 
 
 def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> None:
-    def testified() -> list[tuple[m.LinkFigure, int]]:
+    def reported() -> list[tuple[m.LinkFigure, int]]:
         term = rig.machine.term + 1
         rig.machine.master_lost("gone")
         rig.machine.resume(1, now=100.0)
         *_, follow = said(rig.hear(m.Lead(term)))
         assert isinstance(follow, m.Follow)
         rig.hear(m.Resumed(term, 5.0))
-        return follow.testimony.figures
+        return follow.report.figures
 
     rig.machine.outlives_masters = True
     to_1, from_1, to_3 = (
@@ -651,14 +651,14 @@ def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> Non
     rig.hear(m.Probe(4, [(1, False), (1, True), (3, False)]))
     rig.machine.probed(4, [to_1, from_1], 40.0)
     rig.machine.probed(5, [to_3], 60.0)
-    assert testified() == [(to_1, 60), (from_1, 60), (to_3, 40)]
+    assert reported() == [(to_1, 60), (from_1, 60), (to_3, 40)]
     rig.hear(m.Probe(6, [(1, False), (1, True)]))
     rig.machine.probed(6, [to_1], 90.0)
-    assert testified() == [(to_3, 40), (to_1, 10)]
+    assert reported() == [(to_3, 40), (to_1, 10)]
     rig.join([ME, 3], view=2)
-    assert testified() == [(to_3, 40)]
+    assert reported() == [(to_3, 40)]
     rig.machine.probed(7, [m.LinkFigure(peer, True, 1e6, 9) for peer in range(10**4)], 90.0)
-    assert [figure.peer for figure, _ in testified()] == list(range(10**4 - m.FIGURES_KEPT_MAX, 10**4))
+    assert [figure.peer for figure, _ in reported()] == list(range(10**4 - m.FIGURES_KEPT_MAX, 10**4))
 
 
 # The end.
@@ -1008,7 +1008,7 @@ def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> No
     assert of(ps.SubmitOp, mesh.launch(4))[0].sequence == 2
 
 
-def test_what_ran_elsewhere_is_testified(mesh: Rig) -> None:
+def test_what_ran_elsewhere_is_reported(mesh: Rig) -> None:
     commit(mesh, 1)
     mesh.machine.op_ran(TAG, 1)
     assert said(mesh.hear(m.Withdraw(1, TAG, 1, Result.TIMEOUT, "late"))) == [m.Withdrawn(1, TAG, 1, True)]
@@ -1021,7 +1021,7 @@ def test_what_ran_elsewhere_is_testified(mesh: Rig) -> None:
     assert said(mesh.effects()) == [m.FlushReply(8, [], [OpRef(TAG, 1)])]
 
 
-def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
+def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
     """Another peer might not hear of it before the master dies."""
     rig = meshed(outlives_masters=True)
     rig.launch(1, TAG)
@@ -1032,37 +1032,37 @@ def test_what_a_flush_has_aborted_for_a_reason_is_testified() -> None:
     rig.machine.master_lost("gone")
     *_, follow = said(rig.hear(m.Lead(2)))
     assert isinstance(follow, m.Follow)
-    assert follow.testimony.is_settled
-    assert follow.testimony.aborts == [aborted]
+    assert follow.report.is_settled
+    assert follow.report.aborts == [aborted]
 
 
-def test_what_was_answered_to_masters_before_the_last_one_is_testified() -> None:
+def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
     """It may be in force elsewhere, until a newer one is here. The same master would have said so."""
 
-    def testimony(term: int, *in_force: int) -> m.Testimony:
+    def report(term: int, *in_force: int) -> m.RecoveryReport:
         rig.machine.master_lost("gone")
         *_, follow = said(rig.hear(m.Lead(term)))
         assert isinstance(follow, m.Follow)
         rig.hear(m.Resumed(term, 5.0, list(in_force)))
-        return follow.testimony
+        return follow.report
 
     rig = Rig()
     rig.machine.outlives_masters = True
     rig.join([1, 2, 3])
     rig.hear(prepare([1, 2], 2), prepare([2], 3))
-    assert testimony(2, 1, 3).answered == []
+    assert report(2, 1, 3).answered == []
     rig.hear(prepare([2, 3], 10))
-    third = testimony(3, 1, 3)
+    third = report(3, 1, 3)
     assert third.prepared is not None
     assert (third.prepared.view, third.prepared.answered) == (10, False)
     assert [(each.view, each.answered) for each in third.answered] == [(3, True)]
     assert said(rig.connect(3)) == [], "another view follows"
     rig.hear(prepare([2], 20))
-    assert [each.view for each in testimony(4, 1, 20).answered] == [3]
+    assert [each.view for each in report(4, 1, 20).answered] == [3]
     rig.hear(prepare([2], 30))
-    assert [each.view for each in testimony(5, 1, 20, 30).answered] == [20], "3 was ruled out"
+    assert [each.view for each in report(5, 1, 20, 30).answered] == [20], "3 was ruled out"
     rig.hear(prepare([2], 40), m.Install(40))
-    assert testimony(6, 40).answered == []
+    assert report(6, 40).answered == []
 
 
 def test_who_says_where_it_stands_follows_nobody_yet() -> None:
@@ -1092,7 +1092,7 @@ def test_only_who_knows_the_run_can_put_it_out() -> None:
         assert seek == ps.SeekMaster("refused by somebody who does not know the run: your run is over")
     (follow,) = said(rig.hear(m.Lead(rig.machine.term + 1)))
     assert isinstance(follow, m.Follow)
-    assert follow.testimony.secret == b"of the run"
+    assert follow.report.secret == b"of the run"
     rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted", b"of the run"))
     assert rig.machine.is_over
 
@@ -1109,7 +1109,7 @@ def test_what_was_promised_is_told_to_the_next_master() -> None:
     agreed(rig, 3)
     (follow,) = said(rig.hear(m.Lead(2)))
     assert isinstance(follow, m.Follow)
-    assert follow.testimony.commits == [OpRef(TAG + 2, 0)]
+    assert follow.report.commits == [OpRef(TAG + 2, 0)]
     assert said(rig.hear(m.Resumed(2, 5.0))) == [
         m.OpFailed(1, TAG, 0, Result.TIMEOUT, "late", True),
         m.OpFailed(1, TAG + 1, 0, Result.INTERNAL_ERROR, "mine", False),

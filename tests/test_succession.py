@@ -19,7 +19,7 @@ from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.pairs import pair_tag
 from pccl.protocol.recovery import SALTS, TERMS, block
 from pccl.types import Result
-from tests.test_testimony import prepared, view, witness
+from tests.test_recovery_report import prepared, report_of, view
 
 OPTIONS = MasterOptions(peer_timeout_s=4.0)
 
@@ -41,7 +41,7 @@ class Rig:
         )
         self.now = 0.0
         self.effects: list[Effect] = []
-        self.testimonies: dict[int, m.Testimony] = {}
+        self.reports: dict[int, m.RecoveryReport] = {}
         """Of those who follow whoever asks them to."""
 
     def say(self, connection: int, message: m.FromPeer) -> None:
@@ -62,15 +62,15 @@ class Rig:
         resume = m.Resume(m.PROTOCOL_VERSION, run, term, peer, masters=masters, is_accepted=is_accepted)
         self.say(peer, resume)
 
-    def stand(self, testimony: m.Testimony) -> None:
-        stance = m.Stand(testimony.installed, testimony.prepared, testimony.is_settled, testimony.answered)
-        self.say(testimony.me.peer, stance)
+    def quorum_of(self, report: m.RecoveryReport) -> None:
+        summary = m.Stand(report.installed, report.prepared, report.is_settled, report.answered)
+        self.say(report.me.peer, summary)
 
-    def testify(self, testimony: m.Testimony) -> None:
-        """Says where it stands, and follows as soon as it is asked to; so do all who testified before. The effects are
+    def deliver(self, report: m.RecoveryReport) -> None:
+        """Says where it stands, and follows as soon as it is asked to; so do all who reported before. The effects are
         those of all that."""
-        self.testimonies[testimony.me.peer] = testimony
-        self.stand(testimony)
+        self.reports[report.me.peer] = report
+        self.quorum_of(report)
         self.answer()
 
     def answer(self) -> None:
@@ -78,13 +78,9 @@ class Rig:
         effects: list[Effect] = []
         while self.effects:
             effect = self.effects.pop(0)
-            if (
-                isinstance(effect, Send)
-                and isinstance(effect.message, m.Lead)
-                and effect.connection in self.testimonies
-            ):
+            if isinstance(effect, Send) and isinstance(effect.message, m.Lead) and effect.connection in self.reports:
                 waiting, self.effects = self.effects, []
-                self.say(effect.connection, m.Follow(effect.message.term, self.testimonies[effect.connection]))
+                self.say(effect.connection, m.Follow(effect.message.term, self.reports[effect.connection]))
                 self.effects = waiting + self.effects
             else:
                 effects.append(effect)
@@ -113,7 +109,7 @@ class Rig:
             self.resume(peer, masters=masters)
         everything: list[Effect] = []
         for peer in peers:
-            self.testify(witness(peer, view(7, *peers), **rest))
+            self.deliver(report_of(peer, view(7, *peers), **rest))
             everything += self.effects
         self.effects = everything
 
@@ -141,13 +137,13 @@ def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
     rig = Rig(birth_at=2.0)
     rig.hello(9)
     rig.resume(1)
-    rig.testify(witness(1, view(7, 1, 2, 3)))
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
     rig.wait(2.0)
     assert not rig.machine.is_leading
     rig.resume(2)
     rig.resume(3)
-    rig.testify(witness(2, view(7, 1, 2, 3)))
-    rig.testify(witness(3, view(7, 1, 2, 3)))
+    rig.deliver(report_of(2, view(7, 1, 2, 3)))
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
     (welcome,) = rig.told(9)
     assert isinstance(welcome, m.Welcome)
     assert (welcome.run, welcome.accepted_peers) == ("old", 3)
@@ -157,7 +153,7 @@ def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
 def test_and_are_sent_away_to_ask_again() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.testify(witness(1, view(7, 1, 2, 3)))
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
     rig.hello(9)
     rig.wait(HOLD_S - 0.1)
     assert rig.told(9) == []
@@ -168,7 +164,7 @@ def test_and_are_sent_away_to_ask_again() -> None:
 def test_or_until_they_have_gone() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.testify(witness(1, view(7, 1, 2, 3)))
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
     rig.hello(9)
     assert rig.sent == []
     rig.machine.disconnected(1, "closed", rig.now)
@@ -201,7 +197,7 @@ def test_a_majority_and_patience_or_all_of_them() -> None:
     for peer in (1, 2):
         rig.resume(peer)
         assert rig.told(peer) == [m.Gather()]
-        rig.testify(witness(peer, view(7, 1, 2, 3)))
+        rig.deliver(report_of(peer, view(7, 1, 2, 3)))
         assert rig.sent == []
     rig.wait(3.9)
     assert not rig.machine.is_leading
@@ -237,8 +233,8 @@ def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() ->
     met = m.Met(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
     rig.resume(1)
     rig.resume(2)
-    rig.testify(witness(1, view(7, 1, 2), met=[met]))
-    rig.testify(witness(2, view(7, 1, 2), waits_in=Kind.UPDATE_TOPOLOGY))
+    rig.deliver(report_of(1, view(7, 1, 2), met=[met]))
+    rig.deliver(report_of(2, view(7, 1, 2), waits_in=Kind.UPDATE_TOPOLOGY))
     rig.say(2, m.JointCall(3, Kind.UPDATE_TOPOLOGY))
     assert rig.told(2) == [m.JointResult(3, Result.SUCCESS, meeting=5)]
     rig.say(2, m.JointCall(4, Kind.UPDATE_TOPOLOGY))
@@ -253,8 +249,8 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
     rig = Rig()
     rig.resume(1)
     rig.resume(2, is_accepted=False)
-    rig.testify(witness(1, view(7, 1, 2)))
-    rig.testify(witness(2, None, prepared(7, 1, 2)))
+    rig.deliver(report_of(1, view(7, 1, 2)))
+    rig.deliver(report_of(2, None, prepared(7, 1, 2)))
     (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
     offer = m.SyncOffer("enforce_popular", 3, b"root", []) if kind == Kind.SYNC else None
     rig.beat(12, 2)
@@ -277,8 +273,8 @@ def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
     met = m.Met(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
     for peer in (1, 2, 3):
         rig.resume(peer)
-    rig.testify(witness(1, view(7, 1, 2, 3), met=[met]))
-    rig.testify(witness(2, view(7, 1, 2, 3), waits_in=Kind.ARE_PEERS_PENDING))
+    rig.deliver(report_of(1, view(7, 1, 2, 3), met=[met]))
+    rig.deliver(report_of(2, view(7, 1, 2, 3), waits_in=Kind.ARE_PEERS_PENDING))
     rig.wait(4.0)
     rig.say(2, m.JointCall(3, Kind.ARE_PEERS_PENDING))
     rig.say(2, m.JointCancel(3))
@@ -296,8 +292,8 @@ def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
     abort = m.Aborted(3, 0, Result.TIMEOUT, "given up")
     for peer in (1, 2):
         rig.resume(peer)
-    rig.testify(witness(1, view(7, 1, 2, 3), commits=[OpRef(1, 0)]))
-    rig.testify(witness(2, view(7, 1, 2, 3), aborts=[abort]))
+    rig.deliver(report_of(1, view(7, 1, 2, 3), commits=[OpRef(1, 0)]))
+    rig.deliver(report_of(2, view(7, 1, 2, 3), aborts=[abort]))
     rig.wait(4.0)
     (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
     rig.say(1, m.FlushReply(flush.flush, [OpRef(2, 0), OpRef(3, 0)], [OpRef(1, 0)]))
@@ -315,14 +311,14 @@ def test_who_has_waited_for_long_does_not_hurry_the_others() -> None:
     rig = Rig()
     for early in (9, 1):
         rig.resume(early)
-        rig.testify(witness(early, view(6 if early == 9 else 7, 1, 2, 3, *({early} - {1}))))
+        rig.deliver(report_of(early, view(6 if early == 9 else 7, 1, 2, 3, *({early} - {1}))))
     rig.wait(8.0)
     rig.resume(2)
-    rig.testify(witness(2, view(7, 1, 2, 3)))
+    rig.deliver(report_of(2, view(7, 1, 2, 3)))
     rig.wait(3.9)
     assert not rig.machine.is_leading
     rig.resume(3)
-    rig.testify(witness(3, view(7, 1, 2, 3)))
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
     assert rig.machine.master.accepted == [1, 2, 3]
 
 
@@ -330,12 +326,12 @@ def test_nor_does_a_majority_that_broke_up() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
-        rig.testify(witness(peer, view(7, 1, 2, 3)))
+        rig.deliver(report_of(peer, view(7, 1, 2, 3)))
     rig.wait(2.0)
     rig.machine.disconnected(2, "reset", rig.now)
     rig.wait(2.0)
     rig.resume(3)
-    rig.testify(witness(3, view(7, 1, 2, 3)))
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
     rig.wait(3.9)
     assert not rig.machine.is_leading
     rig.wait(0.1)
@@ -346,19 +342,19 @@ def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
-        rig.stand(witness(peer, view(7, 1, 2, 3, 4)))
+        rig.quorum_of(report_of(peer, view(7, 1, 2, 3, 4)))
         assert rig.sent == []
     for outsider in (8, 9):
         rig.resume(outsider)
-        rig.stand(witness(outsider, view(5, 1, 2, 3, 4, outsider)))
+        rig.quorum_of(report_of(outsider, view(5, 1, 2, 3, 4, outsider)))
         assert rig.sent == []
     rig.wait(5.0)
     assert rig.sent == []
     rig.resume(3)
-    rig.stand(witness(3, view(7, 1, 2, 3, 4)))
+    rig.quorum_of(report_of(3, view(7, 1, 2, 3, 4)))
     assert [rig.told(peer) for peer in (1, 2, 3)] == [[m.Lead(2)]] * 3
     rig.resume(4)
-    rig.stand(witness(4, view(7, 1, 2, 3, 4)))
+    rig.quorum_of(report_of(4, view(7, 1, 2, 3, 4)))
     assert rig.told(4) == [m.Lead(2)]
 
 
@@ -366,51 +362,51 @@ def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
-        rig.stand(witness(peer, view(7, 1, 2, 3)))
+        rig.quorum_of(report_of(peer, view(7, 1, 2, 3)))
     assert rig.told(1) == rig.told(2) == [m.Lead(2)]
     rig.resume(3, term=5)
     assert rig.told(1) == rig.told(2) == [m.Lead(6)]
     assert rig.told(3) == [m.Gather()]
     for peer in (1, 2, 3):
-        rig.say(peer, m.Follow(2, witness(peer, view(7, 1, 2, 3))))
+        rig.say(peer, m.Follow(2, report_of(peer, view(7, 1, 2, 3))))
     assert not rig.machine.is_leading
-    rig.stand(witness(3, view(7, 1, 2, 3)))
+    rig.quorum_of(report_of(3, view(7, 1, 2, 3)))
     assert rig.told(3) == [m.Lead(6)]
     for peer in (1, 2, 3):
-        rig.say(peer, m.Follow(6, witness(peer, view(7, 1, 2, 3))))
+        rig.say(peer, m.Follow(6, report_of(peer, view(7, 1, 2, 3))))
     assert rig.machine.master.term == 6
 
 
 def test_who_follows_unasked_follows_nobody() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.say(1, m.Follow(2, witness(1, view(7, 1))))
+    rig.say(1, m.Follow(2, report_of(1, view(7, 1))))
     assert not rig.machine.is_leading
 
 
 def test_who_comes_twice_counts_once() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.testify(witness(1, view(7, 1, 2)))
+    rig.deliver(report_of(1, view(7, 1, 2)))
     rig.say(11, m.Resume(m.PROTOCOL_VERSION, "old", 2, 1))
     assert rig.kinds(1) == [m.Elsewhere]
     rig.say(11, m.Stand(view(7, 1, 2), None, False))
     assert not rig.machine.is_leading
 
 
-def test_who_testifies_as_another_is_sent_away() -> None:
+def test_who_reports_as_another_is_sent_away() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.stand(witness(1, view(7, 1)))
-    rig.say(1, m.Follow(2, witness(2, view(7, 2))))
+    rig.quorum_of(report_of(1, view(7, 1)))
+    rig.say(1, m.Follow(2, report_of(2, view(7, 2))))
     assert rig.kinds(1) == [m.Goodbye]
     assert not rig.machine.is_leading
 
 
-def test_what_cannot_be_is_no_testimony() -> None:
+def test_what_cannot_be_is_no_report() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.testify(witness(1, view(7, 2)))
+    rig.deliver(report_of(1, view(7, 2)))
     assert rig.kinds(1) == [m.Goodbye]
     assert not rig.machine.is_leading
 
@@ -419,8 +415,8 @@ def test_newcomers_begin_again() -> None:
     rig = Rig()
     rig.resume(1)
     rig.resume(2, is_accepted=False)
-    rig.testify(witness(2, None, prepared(8, 1, 2)))
-    rig.testify(witness(1, view(7, 1), prepared(8, 1, 2)))
+    rig.deliver(report_of(2, None, prepared(8, 1, 2)))
+    rig.deliver(report_of(1, view(7, 1), prepared(8, 1, 2)))
     assert rig.kinds(2) == [m.StartOver]
     assert rig.machine.master.accepted == [1]
 
@@ -428,7 +424,7 @@ def test_newcomers_begin_again() -> None:
 def test_newcomers_alone_are_no_run() -> None:
     rig = Rig()
     rig.resume(2, is_accepted=False)
-    rig.testify(witness(2, None))
+    rig.deliver(report_of(2, None))
     rig.wait(4.0)
     assert rig.kinds(2) == [m.StartOver]
     rig.hello(3)
@@ -456,7 +452,7 @@ def test_a_majority_of_a_view_that_may_be_in_force_is_lost_too() -> None:
     rig = Rig()
     for peer in (1, 2, 3, 4):
         rig.resume(peer, masters=2)
-        rig.testify(witness(peer, view(7, 1, 2, 3, 4), prepared(8, *range(1, 8))))
+        rig.deliver(report_of(peer, view(7, 1, 2, 3, 4), prepared(8, *range(1, 8))))
     assert rig.machine.is_leading
     (resumed, *_) = rig.told(4)
     assert isinstance(resumed, m.Resumed)
@@ -530,7 +526,7 @@ def test_it_is_found_again_by_its_peers() -> None:
     rig.machine.stood_still(9.0, rig.now)
     for peer in (1, 2):
         rig.resume(peer, term=2)
-        rig.testify(witness(peer, view(7, 1, 2)))
+        rig.deliver(report_of(peer, view(7, 1, 2)))
     assert rig.machine.master.term == 3
 
 
@@ -596,9 +592,9 @@ def test_what_was_measured_is_known_with_its_age() -> None:
         m.LinkFigure(2, False, 4e6, 500),
         m.LinkFigure(9, True, 1e6, 1),
     )
-    rig.testify(witness(3, view(7, 1, 2, 3), figures=[(late, 20), (of_one_gone, 10)]))
-    rig.testify(witness(1, view(7, 1, 2, 3), figures=[(old, 30)]))
-    rig.testify(witness(2, view(7, 1, 2, 3)))
+    rig.deliver(report_of(3, view(7, 1, 2, 3), figures=[(late, 20), (of_one_gone, 10)]))
+    rig.deliver(report_of(1, view(7, 1, 2, 3), figures=[(old, 30)]))
+    rig.deliver(report_of(2, view(7, 1, 2, 3)))
     figures = rig.machine.master.state.link_metrics
     assert figures.get((1, 2)) == Figure(1e6, 0.0005, at=70.0)
     assert figures.get((3, 2)) == figures.get((3, 1)) == Figure(4e6, 0.0005, at=80.0)
@@ -611,7 +607,7 @@ def test_sites_are_kept_together() -> None:
         rig.resume(peer)
     for peer in (1, 2, 3):
         site = {"site": "rack", "site_size": 2} if peer == 1 else {}
-        rig.testify(msgspec.structs.replace(witness(peer, view(7, 1, 2, 3, 4)), **site))
+        rig.deliver(msgspec.structs.replace(report_of(peer, view(7, 1, 2, 3, 4)), **site))
     rig.wait(4.0)
     (goodbye,) = [each for each in rig.told(1) if isinstance(each, m.Goodbye)]
     assert "site" in goodbye.reason

@@ -29,8 +29,9 @@ are done, and the master commits, else it aborts when all have answered: by then
 one be lost meanwhile, the flush decides, by the same argument. The master does this, too, before it aborts what
 somebody waits in and others seem never to have launched: for all it knows they have, and it is over for them.
 
-*The master dies.* What a peer has committed by itself is among the verdicts of its testimony, and counts as if a master
-had told it. Whoever has promised not to commit says to the next master again that it wants the op to be given up.
+*The master dies.* What a peer has committed by itself is among the verdicts of its recovery report, and counts as if a
+master had told it. Whoever has promised not to commit says to the next master again that it wants the op to be given
+up.
 
 What is said of an epoch is bounded: a peer has one op of a tag in flight at a time, so who has committed a use of a tag
 knows that all earlier ones are decided for all parties: of each tag the last commit suffices, and the aborts since.

@@ -12,12 +12,12 @@ when leadership begins or ends. It is
 
 Gathering. A peer that has lost its master says Resume, and where it stands when it is asked (Gather, Stand). As soon as
 a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
-higher than any that has been heard of (Lead), and answer with their testimony (Follow); from then on they follow no
-lower term. When a majority does, and all of the view or enough time has passed since it was complete and since somebody
-came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`testimony`, `recovery`) and led:
-one who has waited here for longer, because it alone was cut off from the last master, hurries nobody, and nobody is
-late because this master is busy with thousands of others. Until then nobody is evicted: there is nobody to do it. What
-one says costs the same however many are here (`tally`).
+higher than any that has been heard of (Lead), and answer with their recovery report (Follow); from then on they follow
+no lower term. When a majority does, and all of the view or enough time has passed since it was complete and since
+somebody came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`recovery_report`,
+`recovery`) and led: one who has waited here for longer, because it alone was cut off from the last master, hurries
+nobody, and nobody is late because this master is busy with thousands of others. Until then nobody is evicted: there is
+nobody to do it. What one says costs the same however many are here (`summary_tally`).
 
 How long is enough depends on who else can have led the run on:
 
@@ -40,7 +40,7 @@ Deposition. A master lets go of all its peers, and they, and it, begin to gather
 
     1  it hears no sign of life of most of a view at once, or their connections were closed and none came back
        (`Master.deposed`). It is rather its own network that is out. So nobody is evicted, and whoever has gone on
-       meanwhile testifies. Where all connections were closed, as when all processes have ended, others may soon found
+       meanwhile reports. Where all connections were closed, as when all processes have ended, others may soon found
        a run: who lives dials again and again, and comes as soon as newcomers do
     2  it hears of a higher term of its run from one of its own peers
     3  it stood still for so long that its peers may have given it up (`stood_still`)
@@ -54,7 +54,7 @@ led it, or has the record of one that did. So it goes on without a majority too,
 `DOUBT_TIMEOUTS`: the others are dead, or cut off from these as well. If nobody has come, and as many newcomers are here
 as peers are missing, the run is over after `END_TIMEOUTS`, and another one may be founded.
 
-At most one leads at a time: see `testimony`. A peer follows one in a term.
+At most one leads at a time: see `recovery_report`. A peer follows one in a term.
 
 Where peers know one master only, that one leads on whomever it loses. If it dies, some whom it had lost may be all of
 the last view that they know of. A successor without a fence waits for others as long as it can. If none of those whom
@@ -81,7 +81,7 @@ from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.master.run_state import RunState
 from pccl.protocol.recovery import Survivor, take_over
-from pccl.protocol.testimony import is_sound, rebuild
+from pccl.protocol.recovery_report import is_sound, rebuild
 from pccl.types import Result
 
 BIRTH_MARGIN_S = 2.0
@@ -361,19 +361,19 @@ class Failover:
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
         elif isinstance(message, m.Stand | m.Follow):
-            stance = message.testimony if isinstance(message, m.Follow) else message
+            summary = message.report if isinstance(message, m.Follow) else message
             if isinstance(message, m.Follow) and message.term != claim.asked:
                 return  # it has been asked for a higher one since
             gathering = self._gatherings[claim.run]
-            stance = gathering.here.views.shared(stance)
-            if not is_sound(claim.peer, stance, gathering.here.views):
+            summary = gathering.here.views.shared(summary)
+            if not is_sound(claim.peer, summary, gathering.here.views):
                 self._release(claim.connection)
-                text = f"peer {claim.peer} testifies what cannot be"
+                text = f"peer {claim.peer} reports what cannot be"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
-            self._known.note_view(gathering, stance.installed)
+            self._known.note_view(gathering, summary.installed)
             is_following = isinstance(message, m.Follow) and message.term == gathering.term
-            gathering.said(claim, stance, is_following, self._now)
+            gathering.said(claim, summary, is_following, self._now)
             if isinstance(message, m.Follow):
                 self._consider(claim.run)
             else:
@@ -394,7 +394,7 @@ class Failover:
     def _ask(self, run: str) -> None:
         """Asks those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
-        here = gathering.standing(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
+        here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
         if not here.peers and self._is_over(gathering.since):
             self._start_over(run, gathering)
             return
@@ -468,7 +468,7 @@ class Failover:
             elif claim.peer in recovered.newcomers or not claim.is_accepted:
                 self._dismiss(claim.connection, m.StartOver("the view that was to accept it has never been"))
             else:
-                text = f"evicted: lost before view {recovered.view_heard}, or too late to testify after the loss of "
+                text = f"evicted: lost before view {recovered.view_heard}, or too late to report after the loss of "
                 self._put_out(claim.connection, f"{text}the master; connect again")
         for connection, host in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
@@ -559,7 +559,7 @@ class Failover:
 
     def _whom_it_waits_for(self) -> str:
         if self._gatherings:
-            runs = ", ".join(f"{run!r} ({each.standing()})" for run, each in self._gatherings.items())
+            runs = ", ".join(f"{run!r} ({each.quorum()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
         left_s = self._founds_at() - self._now
         until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
@@ -589,7 +589,7 @@ class Failover:
             gathering.leave(claim)
             if not gathering.claims:
                 del self._gatherings[claim.run]
-            elif not gathering.standing().has_majority:
+            elif not gathering.quorum().has_majority:
                 gathering.majority_at = None
         if not self._claims:
             # They may be back in a moment.

@@ -6,9 +6,9 @@ be a majority of the last view that they know of. What tells them from the other
     1  Before a view is announced (Prepare) or a term is begun (Lead, Resumed), the record that names it is written.
        So whoever may have committed something without a peer is named by a record that does not name that peer.
     2  A successor that has the record takes the recorded view in force for the last one, and a recorded prepared view
-       for one that may be in force, also if no witness tells of it: see `testimony.stand`.
+       for one that may be in force, also if no survivor tells of it: see `recovery_report.quorum_of`.
     3  Whoever has followed a higher term than the record's has followed a master that does not share it. The record is
-       outdated then, and testimony decides alone.
+       outdated then, and recovery reports decide alone.
 
 The record of a run is over when nobody is in the run any more. It names those who may still come back then: whose
 connection was lost, and who was neither evicted nor left.

@@ -14,8 +14,8 @@ from math import inf
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence
 from pccl.protocol.master.options import NAMED_MAX
-from pccl.protocol.tally import Stance, Tally, Views
-from pccl.protocol.testimony import Standing, stand
+from pccl.protocol.recovery_report import Quorum, quorum_of
+from pccl.protocol.summary_tally import Summary, SummaryTally, Views
 
 GATHER_TIMEOUTS = 3.0
 """For so many peer timeouts a peer waits here for others of its run. Then it is sent away, and may come again."""
@@ -63,9 +63,9 @@ class Gathering:
         """When somebody came or followed last."""
         self.claims: dict[int, Claim] = {}
         """By peer, who has waited longest first."""
-        self.here: Tally[Stance] = Tally(views)
+        self.here: SummaryTally[Summary] = SummaryTally(views)
         """What those who have come have said, whether they follow or not."""
-        self.following: Tally[m.Testimony] = Tally(views)
+        self.following: SummaryTally[m.RecoveryReport] = SummaryTally(views)
         """Of those who follow in `term`."""
         self.term_heard = 0
         """The highest that one of them had followed."""
@@ -103,12 +103,12 @@ class Gathering:
             self._patience = peers, min(ends, default=inf)
         return self._patience[1]
 
-    def said(self, claim: Claim, stance: Stance, is_following: bool, now: float) -> None:
+    def said(self, claim: Claim, summary: Summary, is_following: bool, now: float) -> None:
         if claim.peer not in (self.following if is_following else self.here).heard:
             self.heard_at = now
-        self.here.add(claim.peer, stance)
-        if is_following and isinstance(stance, m.Testimony):
-            self.following.add(claim.peer, stance)
+        self.here.add(claim.peer, summary)
+        if is_following and isinstance(summary, m.RecoveryReport):
+            self.following.add(claim.peer, summary)
         else:
             self.following.discard(claim.peer)
         if self.tells_at is None:
@@ -118,7 +118,7 @@ class Gathering:
 
     def raise_term(self, term: int) -> None:
         self.term = term
-        self.following = Tally(self.here.views)
+        self.following = SummaryTally(self.here.views)
         self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
 
     def to_ask(self) -> list[Claim]:
@@ -135,13 +135,13 @@ class Gathering:
     def since(self) -> float:
         return next(iter(self.claims.values())).since
 
-    def standing(self, needs_majority: bool = True) -> Standing:
+    def quorum(self, needs_majority: bool = True) -> Quorum:
         """How many have come, whether they follow or not."""
-        return stand(self.here, self.has_rivals, self.fence, needs_majority)
+        return quorum_of(self.here, self.has_rivals, self.fence, needs_majority)
 
-    def standing_following(self, needs_majority: bool = True) -> Standing:
+    def quorum_following(self, needs_majority: bool = True) -> Quorum:
         """How many of them follow."""
-        return stand(self.following, self.has_rivals, self.fence, needs_majority)
+        return quorum_of(self.following, self.has_rivals, self.fence, needs_majority)
 
     # When it may be led.
 
@@ -158,18 +158,18 @@ class Gathering:
         at = min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
         if not (self._resumes_any or self.has_rivals or is_fenced):
             # Others may have gone on without those who are here.
-            gives_up_at = self.gives_up_at(self.standing().expected)
+            gives_up_at = self.gives_up_at(self.quorum().expected)
             at = max(at, gives_up_at - self._timeout_s) if gives_up_at < inf else at
         return at
 
     def may_lead(self, needs_majority: bool) -> bool:
         """Those who follow are enough, and nobody here tells of a later view."""
-        here, following = self.standing(needs_majority), self.standing_following(needs_majority)
+        here, following = self.quorum(needs_majority), self.quorum_following(needs_majority)
         return here.has_majority and following.has_majority and following.view == here.view
 
     def is_enough(self, needs_majority: bool) -> bool:
         """All who can go on follow, or all of those who are here where no majority is needed."""
-        following = self.standing_following(needs_majority)
+        following = self.quorum_following(needs_majority)
         all_follow = self.here.count(following.expected) == self.following.count(following.expected)
         return following.is_complete or (not needs_majority and all_follow)
 
@@ -184,7 +184,7 @@ class Gathering:
     def deadlines(self, now: float, is_fenced: bool) -> list[float]:
         needs_majority = self.needs_majority(now, is_fenced)
         times = [self.stays_until(self.since, is_fenced)]
-        if self.here.heard and not self.standing().peers:
+        if self.here.heard and not self.quorum().peers:
             times.append(self.since + self._timeout_s)
         elif self.majority_at is not None and self.may_lead(needs_majority):
             times.append(self.leads_at(self.majority_at, is_fenced))
@@ -194,9 +194,9 @@ class Gathering:
             times.append(self.doubts_until())
         return times
 
-    def account(self, here: Standing, now: float, is_fenced: bool) -> str:
+    def account(self, here: Quorum, now: float, is_fenced: bool) -> str:
         """Who has come, and who is waited for, for the log."""
-        absent = sorted(frozenset().union(*here.decisive.values()) - self.here.heard)
+        absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.heard)
         text = f"of run {self.run} {here}"
         if absent:
             text += f"; it waits for peers {absent[:NAMED_MAX]}"

@@ -244,7 +244,7 @@ class PreparedView(Record, frozen=True):
 
 
 class Stand(Message, frozen=True):
-    """The answer to Gather: the views that this peer knows of. As of Testimony; nothing is promised by it."""
+    """The answer to Gather: the views that this peer knows of. As of RecoveryReport; nothing is promised by it."""
 
     installed: InstalledView | None
     prepared: PreparedView | None
@@ -252,8 +252,8 @@ class Stand(Message, frozen=True):
     answered: list[PreparedView] = []
 
 
-class Testimony(Record, frozen=True):
-    """What a peer knows of its run. See `testimony`."""
+class RecoveryReport(Record, frozen=True):
+    """What a peer knows of its run. See `recovery_report`."""
 
     me: Member
     installed: InstalledView | None
@@ -293,7 +293,7 @@ class Follow(Message, frozen=True):
     """The answer to Lead: this peer follows no master of a lower term any more."""
 
     term: int
-    testimony: Testimony
+    report: RecoveryReport
 
 
 class Leave(Message, frozen=True):

@@ -22,15 +22,14 @@ from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.master.run_state import Group, Member, RunState
 from pccl.protocol.pairs import parties
 from pccl.protocol.quorum import QuorumView
+from pccl.protocol.recovery_report import Recovered, RecoveredGroup, unheard
 from pccl.protocol.returning import Returning
-from pccl.protocol.testimony import Group as FoundGroup
-from pccl.protocol.testimony import Recovered, unheard
 from pccl.version import __version__
 
 VIEWS_PER_TERM = 10**6
 """Two masters that know of the same view never make the same next one."""
 PEERS_PER_TERM = 10_000
-"""Nor does one give a newcomer the number of another, which a dead master has welcomed and no witness knows of."""
+"""Nor does one give a newcomer the number of another, which a dead master has welcomed and no survivor knows of."""
 TERMS = 100
 SALTS = 1000
 """See `block`."""
@@ -67,7 +66,7 @@ def take_over(
         state,
         recovered.in_force,
         recovered.possible,
-        [QuorumView(len(peers), peers & recovered.members.keys()) for peers in recovered.decisive.values()],
+        [QuorumView(len(peers), peers & recovered.members.keys()) for peers in recovered.quorum_views.values()],
         has_rivals=any(survivor.masters > 1 for survivor in survivors.values()),
     )
     ends = {peer: unheard(report, recovered) for peer, report in recovered.members.items()}
@@ -80,7 +79,7 @@ def take_over(
     )
     state.outbox.append(Persist(leadership.fence()))
     for survivor in survivors.values():
-        state.send(survivor.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.decisive)))
+        state.send(survivor.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.quorum_views)))
     for group in recovered.groups:
         if group.is_steady:
             _tell_verdicts(state, group)
@@ -143,7 +142,7 @@ def _highest_peer(recovered: Recovered) -> int:
     return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.strangers})
 
 
-def _member(peer: int, report: m.Testimony, survivor: Survivor, now: float) -> Member:
+def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:
     me = report.me
     # The dead master may have seen it elsewhere: each, from its own machine, at a loopback address.
     hosts = list(dict.fromkeys([*me.hosts, survivor.host]))
@@ -176,7 +175,7 @@ def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[
         state.link_metrics.measured(link, figure.bytes_per_s, figure.round_trip_us / 1e6, at)
 
 
-def _add_group(state: RunState, found: FoundGroup) -> None:
+def _add_group(state: RunState, found: RecoveredGroup) -> None:
     group = state.groups[found.number] = Group(found.number, list(found.ring), found.epoch)
     group.accepted = sum(state.members[peer].accepted for peer in found.ring)
     group.missing = {pair for pair in found.missing if pair in topology.linked_pairs(found.former)}
@@ -191,7 +190,7 @@ def _add_group(state: RunState, found: FoundGroup) -> None:
         group.aborts = dict(found.aborts)
 
 
-def _tell_verdicts(state: RunState, found: FoundGroup) -> None:
+def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
     """Whoever knows them ignores them."""
     for peer in found.ring:
         commits = [op for op in sorted(found.commits) if peer in parties(op.tag, found.former)]
@@ -202,7 +201,7 @@ def _tell_verdicts(state: RunState, found: FoundGroup) -> None:
                 state.tell(peer, m.OpAbort(found.epoch, op.tag, op.sequence, op.code, op.reason))
 
 
-def _flush(state: RunState, found: FoundGroup) -> None:
+def _flush(state: RunState, found: RecoveredGroup) -> None:
     group = state.groups[found.number]
     group.changed = True
     group.flush = state.number()

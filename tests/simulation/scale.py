@@ -133,10 +133,10 @@ class Takeover:
     _sends: list[Send] = field(default_factory=list)
     _cache: FrameCache = field(default_factory=FrameCache)
 
-    def testimony(self, peer: int) -> m.Testimony:
+    def report(self, peer: int) -> m.RecoveryReport:
         view = m.InstalledView(7, [m.Ring(0, 7, list(range(1, self.peers + 1)))], is_meshed=False)
         me = m.Member(peer, 0, [f"10.0.{peer // 256}.{peer % 256}"], 1000, 1)
-        return m.Testimony(me, view, None, True, False, [], [], "", [], 1, None, [], OPTIONS.peer_timeout_s, 1)
+        return m.RecoveryReport(me, view, None, True, False, [], [], "", [], 1, None, [], OPTIONS.peer_timeout_s, 1)
 
     def run(self) -> None:
         """All come, then all say where they stand, then all follow, then all connect for signs of life."""
@@ -152,11 +152,11 @@ class Takeover:
     def answer(self, send: Send) -> None:
         peer = send.connection
         if isinstance(send.message, m.Gather):
-            testimony = self.testimony(peer)
-            self.say(peer, m.Stand(testimony.installed, None, False))
+            report = self.report(peer)
+            self.say(peer, m.Stand(report.installed, None, False))
         elif isinstance(send.message, m.Lead):
             before_s = self.cost.seconds
-            self.say(peer, m.Follow(send.message.term, self.testimony(peer)))
+            self.say(peer, m.Follow(send.message.term, self.report(peer)))
             self.led_s = self.cost.seconds - before_s
         elif isinstance(send.message, m.Resumed):
             self._count(self.machine.connected(BEATS_FROM + peer, "10.0.0.1", self.now))

@@ -75,7 +75,7 @@ epoch with the ring that it has, as after a loss, when it is quiet: so whoever t
 Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
 sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. How a sync then ends is told
 after the Prepare that leaves the lost one out, so that no master after this one takes it for one of those who were
-brought up (`testimony`).
+brought up (`recovery_report`).
 
 Nothing could ever end the wait if all peers of a group wait and not all for the same, if all peers of the run wait for
 its calls and not all for the same, or if one waits in a call while another has long waited for an op that only the
@@ -88,12 +88,12 @@ its site are evicted in the same event. So every group sees the same sites come 
 leaves on purpose leaves alone.
 
 Meetings. Joint calls that ended for all who were to make them are counted. So when a master has died and some heard
-the end of one and others not, it can be told whose wait is for that one. See `testimony`.
+the end of one and others not, it can be told whose wait is for that one. See `recovery_report`.
 
 Rivals. Where peers know of several masters, those that this one loses may follow another. It then leads no further once
 it has lost a majority of the view in force: it is `deposed`, and whoever has a majority takes over. So it is, until its
-first view is in force, with every view that may be at somebody whom it has not heard (`testimony`). A peer that leaves
-does not count. See `failover`, which drives this machine and replaces it.
+first view is in force, with every view that may be at somebody whom it has not heard (`recovery_report`). A peer that
+leaves does not count. See `failover`, which drives this machine and replaces it.
 
 A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
 

@@ -6,8 +6,8 @@ belongs to ops, links and joint calls is decided by these parts; views, terms an
 
 The master may die. Then nothing here stops: ops go on, calls wait. What would be said to it is not said, but kept as
 state: which ops are done, which failed here, which links are broken, which joint call is waited in. `SeekMaster` asks
-for another one; it hears the peer's testimony (Follow, see `testimony`), and when it leads (Resumed) is told all that
-again. The terms are those of Raft and Viewstamped Replication:
+for another one; it hears the peer's recovery report (Follow, see `recovery_report`), and when it leads (Resumed) is
+told all that again. The terms are those of Raft and Viewstamped Replication:
 
     1  A peer follows no lower term than it has, so two masters never both hear of new events.
     2  It says the verdicts that it has heard and that others might not have: of each tag the last commit and the aborts
@@ -352,7 +352,7 @@ class Peer:
         if self.is_led or message.term <= self.term:
             raise ProtocolError(f"it would lead in term {message.term}; this peer follows one in term {self.term}")
         self.term = message.term
-        self._outbox.answer(m.Follow(self.term, self._testimony()))
+        self._outbox.answer(m.Follow(self.term, self._recovery_report()))
 
     def _on_gather(self, message: m.Gather) -> None:
         if self.is_led:
@@ -368,11 +368,11 @@ class Peer:
             answered=list(self._answered),
         )
 
-    def _testimony(self) -> m.Testimony:
+    def _recovery_report(self) -> m.RecoveryReport:
         view, stand = self.view, self._stand()
         commits, aborts = self.ops.verdicts()
         ring = linked_peers(view.ring, self.peer) if view is not None else []
-        return m.Testimony(
+        return m.RecoveryReport(
             me=self._members.get(self.peer) or m.Member(self.peer, self.group, [], 0, self.connections),
             installed=stand.installed,
             prepared=stand.prepared,

@@ -14,8 +14,8 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.quorum import majority
-from pccl.protocol.testimony import rebuild, stand
-from tests.test_testimony import prepared, view, witness
+from pccl.protocol.recovery_report import quorum_of, rebuild
+from tests.test_recovery_report import prepared, report_of, view
 
 FOUNDERS_MAX = 5
 STEPS = 14
@@ -88,11 +88,12 @@ class _Story:
     def check(self) -> None:
         ours = self.some(self.peers, self.rng.choice((0.3, 0.5, 0.7)))
         theirs = set(self.peers) - ours
-        assert not (stand(self.tell(ours)).has_majority and stand(self.tell(theirs)).has_majority), (ours, theirs)
+        both = [quorum_of(self.tell(peers)).has_majority for peers in (ours, theirs)]
+        assert not all(both), (ours, theirs)
 
-    def tell(self, peers: set[int]) -> dict[int, m.Testimony]:
+    def tell(self, peers: set[int]) -> dict[int, m.RecoveryReport]:
         return {
-            peer: witness(peer, each.installed, each.prepared, answered=list(each.answered))
+            peer: report_of(peer, each.installed, each.prepared, answered=list(each.answered))
             for peer, each in self.peers.items()
             if peer in peers
         }
@@ -145,8 +146,8 @@ class _Story:
     def succeed(self, _: _Master) -> None:
         """Some come to another master, which leads if it may."""
         told = self.tell(self.some(self.peers, 0.6))
-        standing = stand(told)
-        if not standing.has_majority:
+        quorum = quorum_of(told)
+        if not quorum.has_majority:
             return
         self.terms += 1
         found = rebuild(told)
@@ -154,11 +155,11 @@ class _Story:
         for peer in told:
             self.peers[peer].term = self.terms
         for peer in self.some(members, 0.7):
-            self.peers[peer].resume(set(found.decisive))
+            self.peers[peer].resume(set(found.quorum_views))
         for peer in self.some(found.newcomers | found.strangers, 0.3):
             del self.peers[peer]
         last = max((each.installed for each in told.values() if each.installed), key=lambda each: each.view)
-        circles = [(len(listed), set(listed) & members) for listed in found.decisive.values()]
+        circles = [(len(listed), set(listed) & members) for listed in found.quorum_views.values()]
         accepted = {peer for peer in members if found.members[peer].installed is not None}
         number = max(found.view_heard, self.terms * BLOCK)
         successor = _Master(self.terms, number, last, accepted, members, circles)

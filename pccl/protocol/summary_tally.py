@@ -1,5 +1,5 @@
-"""Who has said what, counted as each stance comes, so that a judgement of all of them costs the same however many there
-are: it asks about few views, and thousands of peers tell of the same ones.
+"""Summaries of views, counted by who has said what as each comes, so that a judgement of all of them costs the same
+however many there are: it asks about few views, and thousands of peers tell of the same ones.
 
 Rings that several peers tell of are kept once. Of two views with one number the one that was told of first counts.
 """
@@ -15,13 +15,13 @@ import msgspec
 
 from pccl.protocol import messages as m
 
-Stance = m.Stand | m.Testimony
+Summary = m.Stand | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
 """So much is remembered of views and of what is asked about them. More is only told of by who makes it up, and looked
 into anew."""
 
-S = TypeVar("S", bound=Stance)
+S = TypeVar("S", bound=Summary)
 View = TypeVar("View", m.InstalledView, m.PreparedView)
 
 
@@ -65,14 +65,14 @@ class Views:
                 del self._known[oldest]
         return found
 
-    def shared(self, stance: S) -> S:
+    def shared(self, summary: S) -> S:
         """The same, with rings of its own only where nobody else has told of them."""
-        installed, prepared = stance.installed, stance.prepared
+        installed, prepared = summary.installed, summary.prepared
         return msgspec.structs.replace(
-            stance,
+            summary,
             installed=None if installed is None else self._shared(installed),
             prepared=None if prepared is None else self._shared(prepared),
-            answered=[self._shared(view) for view in stance.answered],
+            answered=[self._shared(view) for view in summary.answered],
         )
 
     def _shared(self, view: View) -> View:
@@ -86,11 +86,11 @@ class _Count:
 
 
 @dataclass
-class Tally(Generic[S]):
+class SummaryTally(Generic[S]):
     """What peers have said last. `views` may be shared with other tallies."""
 
     views: Views = field(default_factory=Views)
-    stances: dict[int, S] = field(default_factory=dict)
+    summaries: dict[int, S] = field(default_factory=dict)
     """By peer."""
     _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
     """By view and peer; so are the next two."""
@@ -100,38 +100,38 @@ class Tally(Generic[S]):
     _common: dict[tuple[frozenset[int], ...], frozenset[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stances: Mapping[int, S]) -> Tally[S]:
-        tally: Tally[S] = cls()
-        for peer, stance in stances.items():
-            tally.add(peer, stance)
+    def of(cls, summaries: Mapping[int, S]) -> SummaryTally[S]:
+        tally: SummaryTally[S] = cls()
+        for peer, summary in summaries.items():
+            tally.add(peer, summary)
         return tally
 
-    def add(self, peer: int, stance: S) -> None:
+    def add(self, peer: int, summary: S) -> None:
         """In the place of what the peer has said before."""
         self.discard(peer)
-        self.stances[peer] = stance
-        if stance.installed is not None:
-            self._installed.setdefault(stance.installed.view, {})[peer] = stance.installed
-        for view in _told(stance):
+        self.summaries[peer] = summary
+        if summary.installed is not None:
+            self._installed.setdefault(summary.installed.view, {})[peer] = summary.installed
+        for view in _told(summary):
             self._told.setdefault(view.view, {})[peer] = view
-        if stance.is_settled and stance.prepared is not None:
-            self._settled.setdefault(stance.prepared.view, {})[peer] = stance.prepared
-        self._count(peer, stance, 1)
+        if summary.is_settled and summary.prepared is not None:
+            self._settled.setdefault(summary.prepared.view, {})[peer] = summary.prepared
+        self._count(peer, summary, 1)
 
     def discard(self, peer: int) -> None:
-        stance = self.stances.pop(peer, None)
-        if stance is None:
+        summary = self.summaries.pop(peer, None)
+        if summary is None:
             return
-        if stance.installed is not None:
-            _forget(self._installed, stance.installed.view, peer)
-        for view in _told(stance):
+        if summary.installed is not None:
+            _forget(self._installed, summary.installed.view, peer)
+        for view in _told(summary):
             _forget(self._told, view.view, peer)
-        if stance.is_settled and stance.prepared is not None:
-            _forget(self._settled, stance.prepared.view, peer)
-        self._count(peer, stance, -1)
+        if summary.is_settled and summary.prepared is not None:
+            _forget(self._settled, summary.prepared.view, peer)
+        self._count(peer, summary, -1)
 
-    def _count(self, peer: int, stance: S, by: int) -> None:
-        answered = _answered(stance) if self._counts else ()
+    def _count(self, peer: int, summary: S, by: int) -> None:
+        answered = _answered(summary) if self._counts else ()
         for (view, peers), count in self._counts.items():
             if peer in peers:
                 count.here += by
@@ -140,7 +140,7 @@ class Tally(Generic[S]):
     @property
     def heard(self) -> KeysView[int]:
         """Who has said something, as it changes."""
-        return self.stances.keys()
+        return self.summaries.keys()
 
     def last_installed(self) -> m.InstalledView | None:
         return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
@@ -171,8 +171,8 @@ class Tally(Generic[S]):
         if count is None:
             if len(self._counts) >= COUNTS_MAX:
                 self._counts.clear()
-            here = [stance for peer, stance in self.stances.items() if peer in peers]
-            answered = sum(view in _answered(stance) for stance in here)
+            here = [summary for peer, summary in self.summaries.items() if peer in peers]
+            answered = sum(view in _answered(summary) for summary in here)
             count = self._counts[view, peers] = _Count(len(here), answered)
         return count
 
@@ -189,13 +189,13 @@ class Tally(Generic[S]):
         return found
 
 
-def _told(stance: Stance) -> list[m.PreparedView]:
-    return stance.answered if stance.prepared is None else [stance.prepared, *stance.answered]
+def _told(summary: Summary) -> list[m.PreparedView]:
+    return summary.answered if summary.prepared is None else [summary.prepared, *summary.answered]
 
 
-def _answered(stance: Stance) -> set[int]:
+def _answered(summary: Summary) -> set[int]:
     """The views after its installed one that it has answered, and that no later word of their master rules out."""
-    return {view.view for view in _told(stance) if view.answered}
+    return {view.view for view in _told(summary) if view.answered}
 
 
 def _forget(found: dict[int, dict[int, View]], view: int, peer: int) -> None:

@@ -1,4 +1,4 @@
-"""What a successor makes of testimony: beside a naive model of how a master came to die."""
+"""What a successor makes of recovery reports: beside a naive model of how a master came to die."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.quorum import majority
-from pccl.protocol.testimony import rebuild, stand, unheard
+from pccl.protocol.recovery_report import quorum_of, rebuild, unheard
 from pccl.types import Result
 
 
-def witness(peer: int, installed: m.InstalledView | None, prepared: m.PreparedView | None = None, **rest: Any) -> Any:
+def report_of(peer: int, installed: m.InstalledView | None, prepared: m.PreparedView | None = None, **rest: Any) -> Any:
     is_settled = prepared is not None and installed is not None and prepared.rings != installed.rings
     fields: dict[str, Any] = {
         "is_running": not is_settled and installed is not None,
@@ -31,7 +31,7 @@ def witness(peer: int, installed: m.InstalledView | None, prepared: m.PreparedVi
         "peer_timeout_s": 5.0,
         "engine_threads": 1,
     }
-    return m.Testimony(m.Member(peer, 0, ["10.0.0.1"], 1000, 2), installed, prepared, **{**fields, **rest})
+    return m.RecoveryReport(m.Member(peer, 0, ["10.0.0.1"], 1000, 2), installed, prepared, **{**fields, **rest})
 
 
 def view(number: int, *peers: int, epoch: int = 0) -> m.InstalledView:
@@ -46,13 +46,13 @@ def prepared(number: int, *peers: int, answered: bool = True) -> m.PreparedView:
 
 
 def test_nobody_decides_anything_alone_but_of_a_run_of_one() -> None:
-    assert not stand({}).has_majority
-    assert not stand({1: witness(1, view(2, 1, 2))}).has_majority
-    assert stand({1: witness(1, view(2, 1))}).is_complete
+    assert not quorum_of({}).has_majority
+    assert not quorum_of({1: report_of(1, view(2, 1, 2))}).has_majority
+    assert quorum_of({1: report_of(1, view(2, 1))}).is_complete
 
 
 def test_all_back_and_nothing_changed_goes_on_as_it_stands() -> None:
-    here = {peer: witness(peer, view(4, 1, 2, 3)) for peer in (1, 2, 3)}
+    here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (1, 2, 3)}
     found = rebuild(here)
     assert found.is_unchanged
     assert [group.is_steady for group in found.groups] == [True]
@@ -60,9 +60,9 @@ def test_all_back_and_nothing_changed_goes_on_as_it_stands() -> None:
 
 
 def test_who_is_missing_is_lost_and_the_group_is_flushed() -> None:
-    here = {peer: witness(peer, view(4, 1, 2, 3)) for peer in (3, 1)}
-    assert stand(here).has_majority
-    assert not stand(here).is_complete
+    here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (3, 1)}
+    assert quorum_of(here).has_majority
+    assert not quorum_of(here).is_complete
     found = rebuild(here)
     (group,) = found.groups
     assert (found.missing, group.ring, group.former) == ([2], [1, 3], [1, 2, 3])
@@ -73,56 +73,56 @@ def test_who_is_missing_is_lost_and_the_group_is_flushed() -> None:
 
 def test_a_view_that_may_be_in_force_needs_its_majority_too() -> None:
     ring = 1, 2, 3, 5, 6, 7, 8
-    here = {peer: witness(peer, view(4, 1, 2, 3, 4), prepared(5, *ring)) for peer in (1, 2, 3)}
-    assert not stand(here).has_majority
-    here[1] = witness(1, view(4, 1, 2, 3, 4), prepared(5, *ring, answered=False))
-    assert stand(here).has_majority
+    here = {peer: report_of(peer, view(4, 1, 2, 3, 4), prepared(5, *ring)) for peer in (1, 2, 3)}
+    assert not quorum_of(here).has_majority
+    here[1] = report_of(1, view(4, 1, 2, 3, 4), prepared(5, *ring, answered=False))
+    assert quorum_of(here).has_majority
 
 
 def test_so_does_one_that_a_master_in_between_has_passed_over() -> None:
     """View 5 is in force at 3. A second master has heard so, and died when 2 had been told of view 6."""
     ring = 1, 2, 3, 4, 5
     here = {
-        1: witness(1, view(4, 1), prepared(5, *ring)),
-        2: witness(2, None, prepared(6, *ring), answered=[prepared(5, *ring)]),
+        1: report_of(1, view(4, 1), prepared(5, *ring)),
+        2: report_of(2, None, prepared(6, *ring), answered=[prepared(5, *ring)]),
     }
-    assert not stand(here).has_majority
-    there = {peer: witness(peer, None, prepared(5, *ring)) for peer in (4, 5)}
-    there[3] = witness(3, view(5, *ring))
-    assert stand(there).has_majority
-    here[2] = witness(2, None, prepared(6, *ring))
-    assert stand(here).has_majority, "the master of view 5 has told 2 of view 6, and so had not come to install it"
+    assert not quorum_of(here).has_majority
+    there = {peer: report_of(peer, None, prepared(5, *ring)) for peer in (4, 5)}
+    there[3] = report_of(3, view(5, *ring))
+    assert quorum_of(there).has_majority
+    here[2] = report_of(2, None, prepared(6, *ring))
+    assert quorum_of(here).has_majority, "the master of view 5 has told 2 of view 6, and so had not come to install it"
 
 
 def test_those_who_do_not_go_on_must_be_no_majority() -> None:
     """3 was lost, and may not hear that it is: it and 2, if that lives, could go on with another master."""
-    here = {1: witness(1, view(4, 1, 2, 3), prepared(5, 1, 2, answered=False)), 3: witness(3, view(4, 1, 2, 3))}
-    assert not stand(here).has_majority
-    assert stand(here, has_rivals=False).has_majority
+    here = {1: report_of(1, view(4, 1, 2, 3), prepared(5, 1, 2, answered=False)), 3: report_of(3, view(4, 1, 2, 3))}
+    assert not quorum_of(here).has_majority
+    assert quorum_of(here, has_rivals=False).has_majority
     assert set(rebuild(here, has_rivals=False).members) == {1}
-    here[2] = witness(2, view(4, 1, 2, 3))
+    here[2] = report_of(2, view(4, 1, 2, 3))
     assert set(rebuild(here).members) == {1, 2}
 
 
 def test_so_does_one_before_the_newest_of_which_newcomers_know_alone() -> None:
     """3 has prepared view 5, which 2 and 200 have in force; 300 only knows of view 6."""
     here = {
-        1: witness(1, view(4, 1, 2, 3)),
-        3: witness(3, view(4, 1, 2, 3), prepared(5, 2, 3, 200)),
-        300: witness(300, None, prepared(6, 2, 3, 200, 300, answered=False)),
+        1: report_of(1, view(4, 1, 2, 3)),
+        3: report_of(3, view(4, 1, 2, 3), prepared(5, 2, 3, 200)),
+        300: report_of(300, None, prepared(6, 2, 3, 200, 300, answered=False)),
     }
-    assert not stand(here).has_majority
-    there = {2: witness(2, view(5, 2, 3, 200)), 200: witness(200, view(5, 2, 3, 200))}
-    assert stand(there).has_majority
-    here[2] = witness(2, view(4, 1, 2, 3), prepared(6, 2, 3, 200, 300, answered=False))
-    assert stand(here).has_majority, "it was never in force: 2 would have heard"
+    assert not quorum_of(here).has_majority
+    there = {2: report_of(2, view(5, 2, 3, 200)), 200: report_of(200, view(5, 2, 3, 200))}
+    assert quorum_of(there).has_majority
+    here[2] = report_of(2, view(4, 1, 2, 3), prepared(6, 2, 3, 200, 300, answered=False))
+    assert quorum_of(here).has_majority, "it was never in force: 2 would have heard"
 
 
-def test_a_settled_witness_speaks_for_the_peers_of_its_view_only() -> None:
+def test_a_settled_survivor_speaks_for_the_peers_of_its_view_only() -> None:
     here = {
-        1: witness(1, view(4, 1, 2, 3), prepared(5, 1, 2), commits=[OpRef(7, 0)]),
-        2: witness(2, view(4, 1, 2, 3)),
-        3: witness(3, view(4, 1, 2, 3)),
+        1: report_of(1, view(4, 1, 2, 3), prepared(5, 1, 2), commits=[OpRef(7, 0)]),
+        2: report_of(2, view(4, 1, 2, 3)),
+        3: report_of(3, view(4, 1, 2, 3)),
     }
     found = rebuild(here)
     (group,) = found.groups
@@ -135,31 +135,31 @@ def test_a_settled_witness_speaks_for_the_peers_of_its_view_only() -> None:
 def test_so_it_does_beside_an_older_view_that_may_be_in_force() -> None:
     """1 was told verdicts by a master that had lost 6, and died; 5 may have the view before that."""
     last, before = view(4, *range(1, 8)), prepared(5, *range(1, 7))
-    here = {peer: witness(peer, last, before) for peer in (2, 3, 4, 6)}
-    here[1] = witness(1, last, prepared(9, *range(1, 6), answered=False), answered=[before], commits=[OpRef(7, 0)])
-    assert set(stand(here).decisive) == {4, 5}
+    here = {peer: report_of(peer, last, before) for peer in (2, 3, 4, 6)}
+    here[1] = report_of(1, last, prepared(9, *range(1, 6), answered=False), answered=[before], commits=[OpRef(7, 0)])
+    assert set(quorum_of(here).quorum_views) == {4, 5}
     found = rebuild(here)
     assert (set(found.members), found.strangers) == ({1, 2, 3, 4}, {6})
 
 
 def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> None:
     old = view(4, 1)
-    here = {1: witness(1, old, prepared(5, 1, 2)), 2: witness(2, None, prepared(5, 1, 2))}
+    here = {1: report_of(1, old, prepared(5, 1, 2)), 2: report_of(2, None, prepared(5, 1, 2))}
     assert (rebuild(here).newcomers, set(rebuild(here).members)) == ({2}, {1})
-    here[1] = witness(1, view(5, 1, 2))
+    here[1] = report_of(1, view(5, 1, 2))
     assert (rebuild(here).newcomers, set(rebuild(here).members)) == (set(), {1, 2})
 
 
-def test_a_settled_witness_goes_on_though_a_later_view_was_prepared_without_it() -> None:
+def test_a_settled_survivor_goes_on_though_a_later_view_was_prepared_without_it() -> None:
     """Whom that one lists has come, too: it is not in force anywhere."""
-    here = {1: witness(1, view(1, 1), prepared(2, 1, 200)), 200: witness(200, None, prepared(4, 200))}
-    assert stand(here).is_complete
+    here = {1: report_of(1, view(1, 1), prepared(2, 1, 200)), 200: report_of(200, None, prepared(4, 200))}
+    assert quorum_of(here).is_complete
     assert set(rebuild(here).members) == {1}
     assert rebuild(here).newcomers == {200}
 
 
 def test_a_run_of_newcomers_is_none() -> None:
-    assert stand({1: witness(1, None, prepared(1, 1))}).peers == frozenset()
+    assert quorum_of({1: report_of(1, None, prepared(1, 1))}).peers == frozenset()
 
 
 # What was heard.
@@ -168,8 +168,8 @@ def test_a_run_of_newcomers_is_none() -> None:
 def test_verdicts_that_some_have_heard_are_known() -> None:
     abort = m.Aborted(2, 0, Result.TIMEOUT, "its caller gave up")
     here = {
-        1: witness(1, view(4, 1, 2), commits=[OpRef(1, 3)]),
-        2: witness(2, view(4, 1, 2), commits=[OpRef(1, 3), OpRef(5, 0)], aborts=[abort]),
+        1: report_of(1, view(4, 1, 2), commits=[OpRef(1, 3)]),
+        2: report_of(2, view(4, 1, 2), commits=[OpRef(1, 3), OpRef(5, 0)], aborts=[abort]),
     }
     (group,) = rebuild(here).groups
     assert group.commits == {OpRef(1, 3), OpRef(5, 0)}
@@ -179,10 +179,10 @@ def test_verdicts_that_some_have_heard_are_known() -> None:
 def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
     met = m.Met(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
     here = {
-        1: witness(1, view(4, 1, 2, 3, 4), met=[met]),
-        2: witness(2, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY),
-        3: witness(3, view(4, 1, 2, 3, 4), waits_in=Kind.ARE_PEERS_PENDING),
-        4: witness(4, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY, joined_after=9),
+        1: report_of(1, view(4, 1, 2, 3, 4), met=[met]),
+        2: report_of(2, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY),
+        3: report_of(3, view(4, 1, 2, 3, 4), waits_in=Kind.ARE_PEERS_PENDING),
+        4: report_of(4, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY, joined_after=9),
     }
     found = rebuild(here)
     assert found.meeting == 9
@@ -192,9 +192,9 @@ def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
 def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end() -> None:
     met = m.Met(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
-        1: witness(1, view(4, 1, 2, 3), met=[met], synced=(9, 30)),
-        2: witness(2, view(4, 1, 2, 3), synced=(5, 20)),
-        3: witness(3, view(4, 1, 2, 3), joined_after=11),
+        1: report_of(1, view(4, 1, 2, 3), met=[met], synced=(9, 30)),
+        2: report_of(2, view(4, 1, 2, 3), synced=(5, 20)),
+        3: report_of(3, view(4, 1, 2, 3), joined_after=11),
     }
     (group,) = rebuild(here).groups
     assert (group.revision, group.synced) == (30, {1, 2})
@@ -203,8 +203,8 @@ def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end
 def test_who_has_not_heard_that_it_is_accepted_is_no_incumbent() -> None:
     met = m.Met(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
-        1: witness(1, view(5, 1, 2), met=[met], synced=(9, 30)),
-        2: witness(2, None, prepared(5, 1, 2)),
+        1: report_of(1, view(5, 1, 2), met=[met], synced=(9, 30)),
+        2: report_of(2, None, prepared(5, 1, 2)),
     }
     (group,) = rebuild(here).groups
     assert set(group.ring) == {1, 2}
@@ -224,8 +224,8 @@ class Story:
     def peers(self) -> list[int]:
         return sorted({*self.installed, *self.prepared, *self.newcomers})
 
-    def tell(self, peers: set[int]) -> dict[int, m.Testimony]:
-        return {peer: witness(peer, self.installed.get(peer), self.prepared.get(peer)) for peer in peers}
+    def tell(self, peers: set[int]) -> dict[int, m.RecoveryReport]:
+        return {peer: report_of(peer, self.installed.get(peer), self.prepared.get(peer)) for peer in peers}
 
 
 @st.composite
@@ -268,15 +268,15 @@ def test_two_masters_never_both_have_a_majority(story: Story, data: st.DataObjec
     everybody = story.peers
     ours = data.draw(st.sets(st.sampled_from(everybody)))
     theirs = set(everybody) - ours
-    assert not (stand(story.tell(ours)).has_majority and stand(story.tell(theirs)).has_majority)
+    assert not (quorum_of(story.tell(ours)).has_majority and quorum_of(story.tell(theirs)).has_majority)
 
 
 @given(stories(), st.data())
 def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -> None:
     heard = data.draw(st.sets(st.sampled_from(story.peers)))
     told = story.tell(heard)
-    standing = stand(told)
-    if not standing.has_majority:
+    quorum = quorum_of(told)
+    if not quorum.has_majority:
         return
     found = rebuild(told)
     assert {*found.members, *found.newcomers, *found.strangers} == set(told)
@@ -293,20 +293,22 @@ def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -
 @given(stories())
 def test_all_together_have_a_majority(story: Story) -> None:
     told = story.tell(set(story.peers))
-    assert stand(told).has_majority
+    assert quorum_of(told).has_majority
 
 
 @given(stories(), st.data())
-def test_more_witnesses_never_undo_a_majority_of_the_same_view(story: Story, data: st.DataObject) -> None:
+def test_more_survivors_never_undo_a_majority_of_the_same_view(story: Story, data: st.DataObject) -> None:
     everybody = story.peers
     some = data.draw(st.sets(st.sampled_from(everybody)))
     more = some | data.draw(st.sets(st.sampled_from(everybody)))
-    before, after = stand(story.tell(some)), stand(story.tell(more))
+    before, after = quorum_of(story.tell(some)), quorum_of(story.tell(more))
     if before.has_majority and before.view == after.view and not any(peer in story.prepared for peer in more - some):
         assert after.has_majority
 
 
-def test_testimony_survives_the_wire() -> None:
+def test_report_survives_the_wire() -> None:
     figures = [(m.LinkFigure(2, True, 1e6, 250), 30)]
-    said = m.Follow(3, witness(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4), figures=figures))
+    said = m.Follow(
+        3, report_of(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4), figures=figures)
+    )
     assert msgspec.convert(msgspec.to_builtins(said, builtin_types=(bytes,)), m.Follow) == said

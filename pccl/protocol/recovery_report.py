@@ -1,0 +1,356 @@
+"""Recovery reports: what follows from what the survivors of a dead master tell the one that would go on in its place.
+
+A master dies, and with it all that it knew: who is in the run, which ops are decided, which joint calls have ended.
+Each peer that looks for another master says first which views it knows of (its summary), and, once it follows one, all
+that it has heard (its recovery report). From these a pure function decides whether that master may lead, and what the
+run is then. The problem is the one of a view change in Viewstamped Replication and of an election in Raft, with one
+difference: members come and go, so that each view that may be in force needs a quorum of its own.
+
+Which views need a quorum (quorum views):
+
+    1  The last view, the highest that any survivor has installed.
+    2  Each newer view that was prepared and may be in force at somebody who has not come. That takes that everybody in
+       it had answered, so it is ruled out by one survivor in it who had not, or whom the same master has told of a yet
+       newer one instead.
+    3  Not only the newest prepared view: those whom it admits can be all who know of it, and say nothing of one before
+       it; and a master may have died that knew, or could not rule out, that the one before was in force, and told of
+       the newer one some who have never installed the one before. So survivors tell all that they have answered, but
+       for what a master that they have followed since has ruled out (Resumed): somebody of those who follow it had not
+       answered, or all had come and none had installed it, so nobody ever will.
+
+Who may lead:
+
+    4  A majority of each quorum view must have come. Every master that leads had a majority of the same view, or of one
+       that a majority of it had to answer before it came into force, and a survivor follows the highest term only. So
+       two masters can never both lead.
+    5  Where peers know several masters, those of a quorum view who do not go on, or have not come, must be no majority
+       either: one who is sent away may never hear of it, and report to another master. (So where a view may be in force
+       that was to accept as many as there were before, or more, nobody goes on until all of them have come, or one who
+       has it installed.)
+    6  Where peers know one master only, that one evicts whomever it loses, also most of a view, and those may come to
+       its successor first. What keeps them from leading is a `Fence`, where the successor has one:
+
+       a  Of the views in force the fence's counts, unless a survivor has installed a later one. Those whom it does not
+          name are nobody.
+       b  A view that the fence says was prepared is treated as one that a survivor tells of: it may be in force unless
+          one of its peers here has not answered it. So who was left out of it cannot go on before somebody of it has
+          come.
+       c  Where it is not in force, and the one before lacks its majority, a majority of the prepared view goes on:
+          nobody but the master that has the fence can have led the others.
+       d  A master that has led the run itself until just then needs no majority: whoever does not come is lost, as it
+          would have been if that master had never doubted (`succession`).
+
+Who goes on:
+
+    7  All survivors of the last view. Whoever is missing is lost to the others, as if it had died.
+    8  Where a survivor has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of
+       that view: nobody else goes on.
+    9  Newcomers report too, for a view that would have accepted them may be in force; if it is not, they say Hello
+       again.
+
+What becomes of ops:
+
+   10  If all peers of a group are there, and their ops run, these go on and nobody notices. Otherwise the group is
+       flushed as after a loss.
+   11  A verdict that a survivor has heard stands, be it by a message or by a prepared view. For all other ops what
+       holds at every flush holds: committed if all survivors are done. A commit that was heard by somebody who does not
+       go on was made since all were done, so it is made again. An abort that only such a one heard may become a commit
+       for the others: they do not meet again.
+
+What becomes of joint calls:
+
+   12  Peers state again what they wait in. Who waits in a call of which another has heard the end, while both were
+       accepted, is told that end: whoever waits in a call has heard of all that ended before it.
+   13  So nobody is told that a sync succeeded that ended without it, and whose state it lacks: whoever has heard that
+       end has heard before, by a prepared view, whom its group had lost, and those do not go on.
+   14  An end that only such have heard as do not go on is none for the others, who make the call again: a revision that
+       is not to go back is one that somebody here has heard elected.
+
+The tests of this module put rules 1 to 11 beside naive models of how masters come to die.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pccl.protocol import messages as m
+from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.quorum import majority
+from pccl.protocol.summary_tally import Summary, SummaryTally, Views
+from pccl.types import Result
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """How far recovery reports have come."""
+
+    view: int
+    """The last one; 0 if no survivor has ever been accepted."""
+    peers: frozenset[int]
+    """Of the last one."""
+    quorum_views: dict[int, frozenset[int]]
+    """The peers of each view that counts as the last one, that in force first."""
+    expected: frozenset[int]
+    """Who can go on."""
+    has_majority: bool
+    is_complete: bool
+    """They are a majority, and none is missing."""
+    here: int
+    """How many of `peers` have come."""
+    is_reduced: bool = False
+    """It counts a view that never came into force, but which the run's last master had prepared."""
+
+    def __str__(self) -> str:
+        if not self.peers:
+            return "nobody of its last view has come"
+        return f"{self.here} of the {len(self.peers)} peers of view {self.view} have come"
+
+
+@dataclass
+class RecoveredGroup:
+    number: int
+    epoch: int
+    ring: list[int]
+    """Of those who go on, in their order."""
+    former: list[int]
+    """Of the last view."""
+    is_steady: bool
+    """All are there and their ops run."""
+    is_decided: bool = False
+    """A prepared view has settled all ops."""
+    unsettled: dict[int, int] = field(default_factory=dict)
+    """Whose ops have to be flushed, and in which epoch they are."""
+    commits: set[OpRef] = field(default_factory=set)
+    """Verdicts that some have heard and others might not have."""
+    aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
+    missing: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that have no link and need none."""
+    revision: int | None = None
+    synced: set[int] = field(default_factory=set)
+    """Who took part in the last sync."""
+    results: dict[str, m.Met] = field(default_factory=dict)
+    """The last end of each kind of joint call that any of them has heard of."""
+
+
+@dataclass
+class Recovered:
+    """A run as it stands without its master."""
+
+    view: int
+    """The last one in force."""
+    view_heard: int
+    """The highest number of one."""
+    peers: frozenset[int]
+    """Of the last view in force."""
+    quorum_views: dict[int, frozenset[int]]
+    """Those, and the peers of each view that may be in force too, by its number."""
+    members: dict[int, m.RecoveryReport]
+    """Who goes on."""
+    newcomers: set[int]
+    """Survivors who say Hello again."""
+    strangers: set[int]
+    """Survivors who were lost before."""
+    missing: list[int]
+    """Who has not come."""
+    groups: list[RecoveredGroup]
+    is_unchanged: bool
+    """All that was goes on as it stands."""
+    meeting: int
+    in_force: FencedView
+    possible: list[FencedView]
+    """As of Fence: `installed` and `prepared`."""
+
+
+def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
+    """This peer may say so: it does not contradict itself in what others rely on."""
+    installed = summary.installed
+    rings = (views or Views()).of(installed) if installed is not None else None
+    groups = rings.groups_of.get(peer, []) if rings is not None else []
+    if isinstance(summary, m.RecoveryReport):
+        own = [summary.me.group] if installed is not None else []
+        if summary.me.peer != peer or groups != own:
+            return False
+    if rings is None:
+        return not (summary.is_settled or (isinstance(summary, m.RecoveryReport) and summary.is_running))
+    return len(groups) == 1 and rings.are_peers
+
+
+def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any]) -> bool:
+    return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
+
+
+def _in_force(installed: m.InstalledView, peers: frozenset[int], fence: Fence | None) -> FencedView:
+    """The last view that certainly is, where `installed` is the last that a survivor tells of."""
+    if fence is not None and fence.installed is not None and fence.installed.view >= installed.view:
+        return fence.installed
+    return FencedView(installed.view, peers)
+
+
+def quorum_of(
+    summaries: SummaryTally[Any] | Mapping[int, Summary],
+    has_rivals: bool = True,
+    fence: Fence | None = None,
+    needs_majority: bool = True,
+) -> Quorum:
+    """`has_rivals`: survivors may follow other masters. Otherwise a `fence` counts, if there is one. Of a tally it
+    takes the same time however many have come."""
+    tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
+    installed = tally.last_installed()
+    if installed is None:
+        return Quorum(0, frozenset(), {}, frozenset(), has_majority=False, is_complete=False, here=0)
+    peers = tally.views.of(installed).peers
+    last = _in_force(installed, peers, fence)
+    settled_by = tally.settled(after=installed.view, by=peers)
+    settled = [] if settled_by is None else [tally.views.of(settled_by).peers]
+
+    def judged(quorum_views: dict[int, frozenset[int]], is_reduced: bool) -> Quorum:
+        expected = tally.common([peers, *quorum_views.values(), *settled])
+        members = tally.count(expected)  # they are in all quorum views
+        has_majority = members > 0 and all(
+            not needs_majority
+            or (
+                tally.count(listed) >= majority(len(listed))
+                and not (has_rivals and len(listed) - members >= majority(len(listed)))
+            )
+            for listed in quorum_views.values()
+        )
+        is_complete = has_majority and not is_reduced and members == len(expected)
+        here = tally.count(peers)
+        return Quorum(installed.view, peers, quorum_views, expected, has_majority, is_complete, here, is_reduced)
+
+    quorum_views = {last.view: last.peers}
+    for view, listed in _prepared(tally, last.view, fence).items():
+        if _may_be_in_force(view, listed, tally):
+            quorum_views[view] = listed
+    found = judged(quorum_views, is_reduced=False)
+    if found.has_majority or fence is None or fence.newest.view <= last.view or fence.newest.view in quorum_views:
+        return found
+    reduced = judged({fence.newest.view: fence.newest.peers}, is_reduced=True)
+    return reduced if reduced.has_majority else found
+
+
+def _prepared(tally: SummaryTally[Any], after: int, fence: Fence | None) -> dict[int, frozenset[int]]:
+    """The peers of each view newer than `after`, as one survivor or the fence tells of it."""
+    found = {view.view: view.peers for view in (fence.prepared if fence is not None else ()) if view.view > after}
+    return found | {view.view: tally.views.of(view).peers for view in tally.prepared(after)}
+
+
+def rebuild(
+    summaries: SummaryTally[m.RecoveryReport] | Mapping[int, m.RecoveryReport],
+    has_rivals: bool = True,
+    fence: Fence | None = None,
+    needs_majority: bool = True,
+) -> Recovered:
+    """The reports must have a majority, if it needs one."""
+    tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
+    reports = tally.summaries
+    quorum = quorum_of(tally, has_rivals, fence, needs_majority)
+    installed = tally.last_installed()
+    assert installed is not None
+    assert quorum.has_majority
+    seats = {(peer, ring.group) for ring in installed.rings for peer in ring.peers if peer in quorum.expected}
+    members = {peer: each for peer, each in reports.items() if (peer, each.me.group) in seats}
+    others = {peer: each for peer, each in reports.items() if peer not in members}
+    groups = [_group(ring, members) for ring in installed.rings]
+    newer = _prepared(tally, installed.view, fence)
+    in_force, *possible = (FencedView(view, listed) for view, listed in quorum.quorum_views.items())
+    if quorum.is_reduced:
+        in_force, possible = _in_force(installed, quorum.peers, fence), [in_force]
+    is_unchanged = (
+        not newer
+        and in_force.view == installed.view
+        and all(each.installed is not None and each.installed.view == installed.view for each in members.values())
+    )
+    return Recovered(
+        view=installed.view,
+        view_heard=max([installed.view, in_force.view, *newer]),
+        peers=quorum.peers,
+        quorum_views=quorum.quorum_views,
+        members=members,
+        newcomers={peer for peer, each in others.items() if each.installed is None},
+        strangers={peer for peer, each in others.items() if each.installed is not None},
+        missing=sorted(quorum.peers - set(members)),
+        groups=[group for group in groups if group.ring],
+        is_unchanged=is_unchanged and all(group.is_steady for group in groups),
+        meeting=max((number for each in members.values() for number in _meetings(each)), default=0),
+        in_force=in_force,
+        possible=possible,
+    )
+
+
+def _meetings(report: m.RecoveryReport) -> list[int]:
+    return [report.joined_after, *(met.meeting for met in report.met)]
+
+
+def _own_epoch(report: m.RecoveryReport) -> int:
+    """Of its group, as it is in force there; 0 before its first."""
+    installed = report.installed
+    rings = installed.rings if installed is not None else []
+    return next((ring.epoch for ring in rings if ring.group == report.me.group), 0)
+
+
+def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGroup:
+    ours = {peer: members[peer] for peer in ring.peers if peer in members}
+    is_steady = len(ours) == len(ring.peers) and all(
+        each.is_running and _own_epoch(each) == ring.epoch for each in ours.values()
+    )
+    group = RecoveredGroup(ring.group, ring.epoch, list(ours), list(ring.peers), is_steady)
+    for peer, each in ours.items():
+        if not each.is_settled and each.installed is not None:
+            group.unsettled[peer] = _own_epoch(each)
+        if _own_epoch(each) == ring.epoch:
+            group.is_decided = group.is_decided or each.is_settled
+            group.commits.update(each.commits)
+            group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
+        # else: what it has heard was settled by the last view itself, as everybody's was.
+    _note_links(group, ring, ours)
+    _note_meetings(group, ours)
+    return group
+
+
+def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
+    is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
+    if is_mesh:
+        return  # a link that was lost since is told anew
+    group.missing = {(min(peer, other), max(peer, other)) for peer, each in ours.items() for other in each.unlinked}
+    if not group.missing and len(ring.peers) > 1:
+        # It stands by now, but the others were told that the group is no mesh.
+        low, high, *_ = sorted(ring.peers)
+        group.missing = {(low, high)}
+
+
+def _note_meetings(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
+    for each in ours.values():
+        for met in each.met:
+            if met.kind not in group.results or group.results[met.kind].meeting < met.meeting:
+                group.results[met.kind] = met
+    synced = {peer: each.synced for peer, each in ours.items() if each.synced is not None}
+    last = max(synced.values(), default=None)
+    sync = group.results.get(Kind.SYNC)
+    if last is not None:
+        group.revision = last[1]
+        group.synced = {peer for peer, each in synced.items() if each == last}
+        if sync is not None and sync.meeting == last[0] and sync.code == Result.SUCCESS:
+            # Whoever has not heard of it yet took part in it, unless it joined later, as who does not even know that it
+            # is accepted.
+            group.synced |= {
+                peer for peer, each in ours.items() if each.installed is not None and each.joined_after < last[0]
+            }
+
+
+def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.Met | None:
+    """The end of the joint call that this peer waits in, if somebody has heard of it."""
+    kind = report.waits_in
+    heard = [met.meeting for met in report.met if met.kind == kind]
+    known = [
+        group.results[kind]
+        for group in recovered.groups
+        if kind in group.results and (kind in Kind.GLOBAL or group.number == report.me.group)
+    ]
+    last = max(known, key=lambda met: met.meeting, default=None)
+    if last is None or report.installed is None or last.meeting <= max([*heard, report.joined_after]):
+        return None
+    return last
