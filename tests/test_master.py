@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from pccl.protocol import agreement
+from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.figures import FAILURE_FRESH_S
 from pccl.protocol.master import op_verdicts
@@ -840,7 +840,7 @@ def reduce(rig: Rig, tag: int, epoch: int, sequence: int = 0) -> None:
 
 
 def test_a_group_that_has_used_many_tags_begins_a_new_epoch_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "TAGS_MAX", 20)
+    monkeypatch.setattr(completion, "TAGS_MAX", 20)
     rig = Rig(0, 0)
     for tag in range(10):
         reduce(rig, tag, 2)
@@ -861,7 +861,7 @@ def test_a_group_that_has_used_many_tags_begins_a_new_epoch_when_it_is_quiet(mon
 
 
 def test_a_group_that_is_never_quiet_begins_a_new_epoch_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "TAGS_MAX", 20)
+    monkeypatch.setattr(completion, "TAGS_MAX", 20)
     rig = Rig(0, 0)
     rig.hear(1, m.OpsDone(2, [OpRef(99, 0)]))
     for tag in range(20):
@@ -876,7 +876,7 @@ def test_a_joint_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.Mo
     rig = Rig(0, 0)
     for tag in range(11):
         reduce(rig, tag, 2)
-    monkeypatch.setattr(agreement, "TAGS_MAX", 20)
+    monkeypatch.setattr(completion, "TAGS_MAX", 20)
     offer = m.SyncOffer("enforce_popular", 0, b"root", []) if kind == Kind.SYNC else None
     for peer in (1, 2):
         rig.hear(peer, m.JointCall(5, kind, offer))
@@ -899,18 +899,18 @@ def test_all_are_asked_before_what_may_be_done_is_aborted() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     assert rig.told(1) == []
-    assert rig.told(2) == rig.told(3) == [m.Withdraw(2, TAG, 0, Result.TIMEOUT, "late")]
-    rig.hear(2, m.Withdrawn(2, TAG, 0, False))
+    assert rig.told(2) == rig.told(3) == [m.AbortVoteRequest(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(2, m.AbortVote(2, TAG, 0, False))
     assert rig.effects == []
-    rig.hear(3, m.Withdrawn(2, TAG, 0, False))
+    rig.hear(3, m.AbortVote(2, TAG, 0, False))
     assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
 
 
 def test_what_one_has_committed_is_committed_by_all() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
-    rig.hear(2, m.Withdrawn(2, TAG, 0, False))
-    rig.hear(3, m.Withdrawn(2, TAG, 0, True))
+    rig.hear(2, m.AbortVote(2, TAG, 0, False))
+    rig.hear(3, m.AbortVote(2, TAG, 0, True))
     assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpsCommit(2, [OpRef(TAG, 0)])]
     give_up(rig, 2)
     assert rig.effects == []
@@ -928,14 +928,14 @@ def test_what_cannot_be_done_any_more_is_aborted_at_once() -> None:
     give_up(rig, 1)
     give_up(rig, 2, may_be_done=False)
     assert rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
-    rig.hear(3, m.Withdrawn(2, TAG, 0, False))
+    rig.hear(3, m.AbortVote(2, TAG, 0, False))
     assert rig.effects == []
 
 
 def test_who_does_not_answer_is_evicted() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
-    rig.hear(2, m.Withdrawn(2, TAG, 0, False))
+    rig.hear(2, m.AbortVote(2, TAG, 0, False))
     rig.now += rig.master.state.options.answer_timeout_s
     rig.effects = rig.master.tick(rig.now)
     (goodbye,) = rig.told(3)

@@ -41,8 +41,8 @@ WIRE = {
     "LinkLost": "made_in peer reason has_committed=",
     "OpsDone": "epoch ops",
     "OpFailed": "epoch tag sequence code reason may_be_done=",
-    "Withdraw": "epoch tag sequence code reason",
-    "Withdrawn": "epoch tag sequence is_committed",
+    "AbortVoteRequest": "epoch tag sequence code reason",
+    "AbortVote": "epoch tag sequence is_committed",
     "OpsStalled": "epoch ops",
     "OpsOver": "epoch ops",
     "TagsUsed": "epoch tags",
@@ -93,7 +93,7 @@ def _layout(kind: type[msgspec.Struct]) -> str:
 
 
 def test_layout_of_messages() -> None:
-    assert m.PROTOCOL_VERSION == 12  # raised with what is below
+    assert m.PROTOCOL_VERSION == 13  # raised with what is below
     kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 

@@ -12,9 +12,9 @@ from pccl.protocol import peer as ps
 from pccl.protocol import topology
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.pairs import pair_tag
 from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
 from pccl.protocol.peer.ops import STALL_AFTER_S
+from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
 
 ME = 2
@@ -879,7 +879,7 @@ def mesh() -> Rig:
 
 
 COMMITTED = [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
-WITHDRAW = m.Withdraw(1, TAG, 0, Result.TIMEOUT, "late")
+ABORT_VOTE_REQUEST = m.AbortVoteRequest(1, TAG, 0, Result.TIMEOUT, "late")
 
 
 def agreed(rig: Rig, op: int) -> list[ps.Effect]:
@@ -916,13 +916,13 @@ def test_own_commits_are_told_at_a_flush(mesh: Rig) -> None:
 def test_a_promise_not_to_commit_is_kept(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
-    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, False)]
+    assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
     assert agreed(mesh, 1) == []
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == COMMITTED
 
 
 def test_a_promise_is_kept_of_what_is_launched_later(mesh: Rig) -> None:
-    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, False)]
+    assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
     mesh.launch(1)
     mesh.done(1)
     assert agreed(mesh, 1) == []
@@ -933,16 +933,16 @@ def test_who_is_asked_too_late_says_that_it_has_committed(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     agreed(mesh, 1)
-    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, True)]
+    assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, True)]
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == [], "it knows"
 
 
 def test_a_commit_may_be_here_before_the_engine_has_said_that_it_is_done(mesh: Rig) -> None:
     """Another one has heard that ours is."""
     mesh.launch(1)
-    mesh.hear(WITHDRAW)
+    mesh.hear(ABORT_VOTE_REQUEST)
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == []
-    assert said(mesh.hear(WITHDRAW)) == [m.Withdrawn(1, TAG, 0, True)]
+    assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, True)]
     assert mesh.done(1) == COMMITTED
 
 
@@ -989,7 +989,7 @@ def test_there_is_none_where_anything_else_may_come_of_it(mesh: Rig) -> None:
     for happens in (
         lambda rig: rig.hear(m.Flush(8, 1)),
         lambda rig: rig.joint(1),
-        lambda rig: rig.hear(WITHDRAW),
+        lambda rig: rig.hear(ABORT_VOTE_REQUEST),
         lambda rig: rig.hear(m.OpAbort(1, TAG, 1, Result.TIMEOUT, "late")),
         lambda rig: rig.machine.link_lost(rig.links[3], "reset"),
         lambda rig: rig.machine.leave(""),
@@ -1011,7 +1011,7 @@ def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> No
 def test_what_ran_elsewhere_is_reported(mesh: Rig) -> None:
     commit(mesh, 1)
     mesh.machine.op_ran(TAG, 1)
-    assert said(mesh.hear(m.Withdraw(1, TAG, 1, Result.TIMEOUT, "late"))) == [m.Withdrawn(1, TAG, 1, True)]
+    assert said(mesh.hear(m.AbortVoteRequest(1, TAG, 1, Result.TIMEOUT, "late"))) == [m.AbortVote(1, TAG, 1, True)]
     mesh.machine.link_lost(mesh.links[3], "reset")
     (lost,) = said(mesh.effects())
     assert isinstance(lost, m.LinkLost)
@@ -1101,7 +1101,9 @@ def test_what_was_promised_is_told_to_the_next_master() -> None:
     rig = meshed(outlives_masters=True)
     for op, tag in ((1, TAG), (2, TAG + 1), (3, TAG + 2)):
         rig.launch(op, tag)
-    rig.hear(m.Withdraw(1, TAG, 0, Result.TIMEOUT, "late"), m.Withdraw(1, 99, 0, Result.TIMEOUT, "never"))
+    rig.hear(
+        m.AbortVoteRequest(1, TAG, 0, Result.TIMEOUT, "late"), m.AbortVoteRequest(1, 99, 0, Result.TIMEOUT, "never")
+    )
     rig.machine.cancel(2, Result.INTERNAL_ERROR, "mine")
     rig.machine.op_frozen(2)
     rig.done(3)

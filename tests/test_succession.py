@@ -16,7 +16,7 @@ from pccl.protocol.figures import Figure
 from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.pairs import pair_tag
+from pccl.protocol.point_to_point import pair_tag
 from pccl.protocol.recovery import SALTS, TERMS, block
 from pccl.types import Result
 from tests.test_recovery_report import prepared, report_of, view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol import agreement
+from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.master.effects import Close, Effect, Send
@@ -73,10 +73,10 @@ class Pair:
 
 
 @pytest.mark.parametrize(
-    ("tags", "tags_max"), [(10_000, 1000), pytest.param(1_000_000, agreement.TAGS_MAX, marks=pytest.mark.slow)]
+    ("tags", "tags_max"), [(10_000, 1000), pytest.param(1_000_000, completion.TAGS_MAX, marks=pytest.mark.slow)]
 )
 def test_a_new_tag_for_every_op(monkeypatch: pytest.MonkeyPatch, tags: int, tags_max: int) -> None:
-    monkeypatch.setattr(agreement, "TAGS_MAX", tags_max)
+    monkeypatch.setattr(completion, "TAGS_MAX", tags_max)
     pair = Pair()
     epochs = set()
     for tag in range(tags):

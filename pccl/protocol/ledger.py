@@ -1,9 +1,9 @@
 """Who has said done to what: the master's book of one group's undecided ops in one epoch.
 
 An op enters the book with the first peer that says done, and leaves it with its verdict, or when it is over for all
-that are in the book: ops that peers end by themselves (`agreement`) get here only if they take long. It is committed
-when every peer of the ring has said done, or of an op of two both (`pairs`). At a flush only survivors count: the
-contribution of a peer that died is in everybody's result if every survivor is done.
+that are in the book: ops that peers end by themselves (`completion`) get here only if they take long. It is committed
+when every peer of the ring has said done, or of an op of two both (`point_to_point`). At a flush only survivors count:
+the contribution of a peer that died is in everybody's result if every survivor is done.
 
 A peer has at most one op of a tag in flight, so the uses of a tag are decided in order, and one number a tag tells
 whether what a peer says comes after the verdict. Not so where peers agree by themselves: a later use may come here
@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from pccl.protocol.agreement import is_agreed
+from pccl.protocol.completion import is_mutual
 from pccl.protocol.messages import OpRef
-from pccl.protocol.pairs import parties, ranks_of
+from pccl.protocol.point_to_point import participants, ranks_of
 
 DECIDED_TAGS_MAX = 100_000
 """Tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
@@ -41,7 +41,7 @@ class Ledger:
         assert peer in self.ring
         committed = []
         for op in ops:
-            needed = self.ring if ranks_of(op.tag) is None else parties(op.tag, self._order)
+            needed = self.ring if ranks_of(op.tag) is None else participants(op.tag, self._order)
             if self.is_decided(op) or peer not in needed:
                 continue
             holders = self._done.setdefault(op, set())
@@ -81,7 +81,7 @@ class Ledger:
     def settle(self, survivors: Collection[int]) -> list[OpRef]:
         """The ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
         alive = self.ring.intersection(survivors)
-        commits = [op for op, holders in self._done.items() if alive & parties(op.tag, self._order) <= holders]
+        commits = [op for op, holders in self._done.items() if alive & participants(op.tag, self._order) <= holders]
         self._done.clear()
         self.stalled.clear()
         return commits
@@ -111,7 +111,7 @@ class Ledger:
         return max(named, key=lambda peer: (named[peer], peer))
 
     def is_decided(self, op: OpRef) -> bool:
-        if is_agreed(op.tag, self._is_meshed):
+        if is_mutual(op.tag, self._is_meshed):
             return op in self._verdicts
         return op.sequence <= self._decided.get(op.tag, -1)
 
@@ -122,7 +122,7 @@ class Ledger:
         self._decided[op.tag] = op.sequence
         if len(self._decided) > DECIDED_TAGS_MAX:
             del self._decided[next(iter(self._decided))]
-        if is_agreed(op.tag, self._is_meshed):
+        if is_mutual(op.tag, self._is_meshed):
             self._verdicts[op] = None
         if len(self._verdicts) > DECIDED_TAGS_MAX:
             del self._verdicts[next(iter(self._verdicts))]

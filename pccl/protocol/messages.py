@@ -19,7 +19,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -365,11 +365,11 @@ class OpFailed(Message, frozen=True):
     code: int
     reason: Reason
     may_be_done: bool = False
-    """It is done here, or may become so, and others may have committed it: see `agreement`."""
+    """It is done here, or may become so, and others may have committed it: see `completion`."""
 
 
-class Withdrawn(Message, frozen=True):
-    """The answer to Withdraw: the sender has committed the op by itself, or it will not."""
+class AbortVote(Message, frozen=True):
+    """The answer to AbortVoteRequest: the sender has committed the op by itself, or promises that it will not."""
 
     epoch: int
     tag: int
@@ -587,9 +587,9 @@ class OpAbort(Message, frozen=True):
     counts_as_made: bool = False
 
 
-class Withdraw(Message, frozen=True):
-    """This op shall be aborted for this reason, unless somebody has committed it. Commit it no more by yourself, and
-    answer Withdrawn."""
+class AbortVoteRequest(Message, frozen=True):
+    """This op shall be aborted for this reason, unless somebody has committed it. Vote: say that you have, or promise
+    not to commit it by yourself any more (AbortVote)."""
 
     epoch: int
     tag: int
@@ -655,7 +655,7 @@ FromPeer = (
     | LinkLost
     | OpsDone
     | OpFailed
-    | Withdrawn
+    | AbortVote
     | OpsStalled
     | OpsOver
     | TagsUsed
@@ -678,7 +678,7 @@ FromMaster = (
     | Install
     | OpsCommit
     | OpAbort
-    | Withdraw
+    | AbortVoteRequest
     | JointResult
     | SyncPlan
     | Probe

@@ -20,7 +20,7 @@ from pccl.protocol.master.leadership import Leadership
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.master.run_state import Group, Member, RunState
-from pccl.protocol.pairs import parties
+from pccl.protocol.point_to_point import participants
 from pccl.protocol.quorum import QuorumView
 from pccl.protocol.recovery_report import Recovered, RecoveredGroup, unheard
 from pccl.protocol.returning import Returning
@@ -193,11 +193,11 @@ def _add_group(state: RunState, found: RecoveredGroup) -> None:
 def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
     """Whoever knows them ignores them."""
     for peer in found.ring:
-        commits = [op for op in sorted(found.commits) if peer in parties(op.tag, found.former)]
+        commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
         if commits:
             state.tell(peer, m.OpsCommit(found.epoch, commits))
         for op in found.aborts.values():
-            if peer in parties(op.tag, found.former):
+            if peer in participants(op.tag, found.former):
                 state.tell(peer, m.OpAbort(found.epoch, op.tag, op.sequence, op.code, op.reason))
 
 

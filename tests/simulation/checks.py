@@ -28,7 +28,7 @@ from itertools import permutations
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.master.machine import Master
-from pccl.protocol.pairs import parties
+from pccl.protocol.point_to_point import participants
 from pccl.protocol.ring_problem import RingProblem
 from pccl.runtime.master.ring_search import matrices, price
 from pccl.types import Result
@@ -170,9 +170,9 @@ class Checks:
                 self._survivors[epoch] = survivors
                 del self._flushed[epoch]
 
-    def _parties(self, key: Key, nodes: Iterable[Node]) -> list[Node]:
+    def _participants(self, key: Key, nodes: Iterable[Node]) -> list[Node]:
         """Those of them whose op it is."""
-        involved = parties(key[2], self._rings[key[:2]])
+        involved = participants(key[2], self._rings[key[:2]])
         return [node for node in nodes if node.number in involved]
 
     def _known(self, epoch: tuple[int, int]) -> list[Node]:
@@ -274,7 +274,7 @@ class Checks:
         node.lost += effect.lost
 
     def commit(self, key: Key) -> None:
-        for node in self._parties(key, self._known(key[:2])):
+        for node in self._participants(key, self._known(key[:2])):
             assert key in node.held, f"{key} is committed, but {node} lacks the result"
 
     def op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:
@@ -304,7 +304,7 @@ class Checks:
                 # Under a succession not all may have had the epoch in force, and so have nothing to answer.
                 assert self.has_succession
                 survivors = set(self._known(key[:2]))
-            involved = self._parties(key, survivors)
+            involved = self._participants(key, survivors)
             assert not involved or not all(key in survivor.held for survivor in involved), (
                 f"{key} was aborted though {involved} hold it"
             )
@@ -312,7 +312,7 @@ class Checks:
             assert key in node.held
             ring = self._rings[key[:2]]
             assert effect.world_size == len(ring)
-            involved = parties(key[2], ring)
+            involved = participants(key[2], ring)
             value = node.buffers[effect.op]
             assert (node.name, effect.op) in value
             assert sorted(name for name, _ in value) == sorted(
@@ -377,7 +377,7 @@ class Checks:
             if op not in node.keys:
                 assert waits_exclusively, f"op {op} of {node} never starts"
         for key, effect in node.submitted.items():
-            involved = self._parties(key, ring)
+            involved = self._participants(key, ring)
             assert not all(key in each.submitted for each in involved), f"op {effect.op} of {node}, {key}, hangs"
 
     def _calls_at_rest(self, accepted: list[Node]) -> None:

@@ -9,8 +9,8 @@ frame carries a buffer's value:
 
 An op of two is one of a group of two: either's value has to get to the other.
 
-Whoever is done with an op that its parties end by themselves tells each of them, in a frame, too, and has the machine
-know when all have.
+Whoever is done with an op that its participants end by themselves tells each of them, in a frame, too, and has the
+machine know when all have.
 
 The owner is another rank in every use of a tag. What arrives before its op is submitted is kept. A frame is lost with
 its link; one that two ends describe differently is a mismatch and carries nothing.
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pccl.protocol import peer as ps
-from pccl.protocol.pairs import ranks_of
+from pccl.protocol.point_to_point import ranks_of
 from pccl.types import Result
 from tests.simulation.node import Key, Node, Value, Wire
 

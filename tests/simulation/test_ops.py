@@ -6,10 +6,10 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
-from pccl.protocol.pairs import pair_tag
 from pccl.protocol.peer import verdicts
 from pccl.protocol.peer.uses import EARLY_KEPT_MAX
 from pccl.protocol.peer.verdicts import ABORTS_KEPT_MAX
+from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
@@ -228,7 +228,7 @@ def test_op_alone_in_its_group(world: World) -> None:
 
 def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody's memory grows with them, and quiet peers notice nothing."""
-    monkeypatch.setattr("pccl.protocol.agreement.TAGS_MAX", 20)
+    monkeypatch.setattr("pccl.protocol.completion.TAGS_MAX", 20)
     nodes = world.join(0, 0, 0)
     for tag in range(100):
         assert world.reduce(nodes, tag) == [Result.SUCCESS] * 3
@@ -238,7 +238,7 @@ def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a new epoch aborts can be done again."""
-    monkeypatch.setattr("pccl.protocol.agreement.TAGS_MAX", 20)
+    monkeypatch.setattr("pccl.protocol.completion.TAGS_MAX", 20)
     nodes = world.join(0, 0, 0)
     left = {node: set(range(200)) for node in nodes}
     while any(left.values()):

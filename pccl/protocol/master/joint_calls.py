@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from pccl.protocol import agreement
+from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.master.admission import Admission
 from pccl.protocol.master.op_verdicts import OpVerdicts
@@ -23,7 +23,7 @@ from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState, W
 from pccl.protocol.master.state_sync import StateSync
 from pccl.protocol.master.waits import Waits
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.pairs import callers_tag
+from pccl.protocol.point_to_point import callers_tag
 from pccl.types import Result
 
 
@@ -187,7 +187,7 @@ class JointCalls:
             f"{_account(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
-            if agreement.is_agreed(op.tag, group.agrees):
+            if completion.is_mutual(op.tag, group.agrees):
                 # For all that is known here they have launched it, and it is over for them.
                 self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_hopeless=True)
                 return False

@@ -64,7 +64,7 @@ A peer that has died must not be waited for, so:
 A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
 session: an eviction. The links that witnesses have lost are forgotten when a view is installed that has made them anew.
 
-Ops. Peers start ops without asking. In a group that is a mesh they end them without asking, too (`agreement`): the
+Ops. Peers start ops without asking. In a group that is a mesh they end them without asking, too (`completion`): the
 master hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of others
 it hears every end, see `ledger`. A verdict of the master is made once and sent to each peer of the ring before anything
 that follows from it.
@@ -174,7 +174,7 @@ class Master:
             m.LinkLost: self._links.link_lost,
             m.OpsDone: self._verdicts.ops_done,
             m.OpFailed: self._verdicts.op_failed,
-            m.Withdrawn: self._verdicts.voted,
+            m.AbortVote: self._verdicts.voted,
             m.OpsStalled: self._verdicts.ops_stalled,
             m.OpsOver: self._verdicts.ops_over,
             m.TagsUsed: self._verdicts.tags_used,

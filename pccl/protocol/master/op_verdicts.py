@@ -1,6 +1,6 @@
 """Verdicts on ops: committed or aborted, once, the same for all peers of a ring.
 
-Peers start ops without asking. In a group that is a mesh they end them without asking, too (`agreement`): the master
+Peers start ops without asking. In a group that is a mesh they end them without asking, too (`completion`): the master
 hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of other groups it
 hears every end, see `ledger`.
 
@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
-from pccl.protocol import agreement
+from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.master.options import NAMED_MAX
 from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState
 from pccl.protocol.messages import OpRef
-from pccl.protocol.pairs import ranks_of
+from pccl.protocol.point_to_point import ranks_of
 from pccl.types import Result
 
 STALLS_LOGGED_MAX = 3
@@ -100,7 +100,7 @@ class OpVerdicts:
         elif member.peer in group.participants(op):
             self.call_vote(group, op, message.code, message.reason, by=member.peer)
 
-    def voted(self, member: Member, message: m.Withdrawn) -> None:
+    def voted(self, member: Member, message: m.AbortVote) -> None:
         group = self._state.group_of(member)
         op = OpRef(message.tag, message.sequence)
         if message.epoch == group.epoch and group.running and op in group.votes:
@@ -166,7 +166,7 @@ class OpVerdicts:
         group.votes[op] = AbortVote(code, reason, set(participants) - {by}, is_hopeless)
         for peer in participants:
             if peer != by:
-                self._state.ask(peer, m.Withdraw(group.epoch, *op, code, reason))
+                self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
 
     def _note_vote(self, group: Group, op: OpRef, peer: int) -> None:
         """This peer has not committed the op by itself, and will not."""
@@ -228,7 +228,7 @@ class OpVerdicts:
         """Begin a new epoch with the same ring once too many tags were used in this one; sooner if no op is known to be
         in flight, so that as a rule none is aborted by it."""
         tags = group.ledger.tags
-        if group.running and agreement.is_full(tags, is_idle or not group.ledger.entries):
+        if group.running and completion.is_full(tags, is_idle or not group.ledger.entries):
             self._renew(group, tags)
 
     def _renew(self, group: Group, tags: int) -> None:

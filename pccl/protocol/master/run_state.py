@@ -22,7 +22,7 @@ from pccl.protocol.ledger import Ledger
 from pccl.protocol.master.effects import Close, Effect, Log, Send
 from pccl.protocol.master.options import NAMED_MAX, MasterOptions
 from pccl.protocol.messages import OpRef
-from pccl.protocol.pairs import parties
+from pccl.protocol.point_to_point import participants
 from pccl.protocol.throughput import Throughput
 from pccl.protocol.traffic import Traffic
 
@@ -161,7 +161,7 @@ class Group:
 
     def participants(self, op: OpRef) -> list[int]:
         """The peers whose op it is, in the order of the ring."""
-        found = parties(op.tag, self.ring)
+        found = participants(op.tag, self.ring)
         return [peer for peer in self.ring if peer in found]
 
     def forget(self, peer: int) -> None:

@@ -529,8 +529,8 @@ class Peer:
     def _on_op_abort(self, message: m.OpAbort) -> None:
         self.ops.on_abort(message)
 
-    def _on_withdraw(self, message: m.Withdraw) -> None:
-        self.ops.on_withdraw(message)
+    def _on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
+        self.ops.on_abort_vote_request(message)
 
     _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
         m.Welcome: _on_welcome,
@@ -546,7 +546,7 @@ class Peer:
         m.Install: _on_install,
         m.OpsCommit: _on_ops_commit,
         m.OpAbort: _on_op_abort,
-        m.Withdraw: _on_withdraw,
+        m.AbortVoteRequest: _on_abort_vote_request,
         m.JointResult: _on_joint_result,
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,

@@ -73,13 +73,13 @@ class Op:
     ref: OpRef | None = None
     """As the others know it, once it is submitted."""
     agrees: bool = False
-    """Its participants end it by themselves: see `agreement`."""
+    """Its participants end it by themselves: see `completion`."""
     world_size: int = 0
     traffic: tuple[int, int] = (0, 0)
     """Payload bytes sent and received."""
     failure: Failure | None = None
     """Why it cannot or must not complete, as the master is told."""
-    is_withdrawn: bool = False
+    has_voted_abort: bool = False
     """This peer has promised not to commit it by itself."""
     stall_reported: bool = False
     verdict: Failure | None = None

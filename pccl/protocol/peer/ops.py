@@ -1,7 +1,7 @@
 """Ops of one peer: launched by its callers, run by its engine, ended by verdicts.
 
 An op starts in the installed view, under the epoch, the tag and the use count of the tag (`uses`), and goes through the
-states of `op`. Its verdict is the master's, or what all participants have agreed on (`agreement`). A view that changes
+states of `op`. Its verdict is the master's, or what all participants have agreed on (`completion`). A view that changes
 the ring ends every op that has started; those that a flush ends return when the view is installed, so that a caller who
 then asks for the world size sees who is left.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
-from pccl.protocol import agreement
+from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
@@ -109,7 +109,7 @@ class Ops:
         """How an op of the whole group would start with a tag that was used in this epoch; its number, tag and use are
         not filled in. None: something else may come of it, or it would not end by agreement."""
         view = self._view
-        if view is None or not self._may_start or view.world_size < 2 or not agreement.is_agreed(0, view.is_meshed):
+        if view is None or not self._may_start or view.world_size < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
         if self._queued or self.uses.aborts or self.uses.promises:
             return None
@@ -203,9 +203,9 @@ class Ops:
             self._finish(op, *refused)
             return
         tag = shared_tag(view, op.tag, op.pair)
-        op.agrees = agreement.is_agreed(tag, view.is_meshed)
+        op.agrees = completion.is_mutual(tag, view.is_meshed)
         is_idle = not self._undecided
-        if op.agrees and self._outbox.is_led and agreement.is_full(self.uses.tags, is_idle):
+        if op.agrees and self._outbox.is_led and completion.is_full(self.uses.tags, is_idle):
             self._is_full = True
             self._queued.appendleft(op)
             self._outbox.say(m.TagsUsed(view.epoch, self.uses.tags))
@@ -218,7 +218,7 @@ class Ops:
         promised = self.uses.take_promise(ref)
         if promised is not None:
             op.failure = promised
-            op.is_withdrawn = True
+            op.has_voted_abort = True
         self._submit(op, ref)
         self._outbox.act(submission(view, op, ref, self._link_to))
 
@@ -276,7 +276,7 @@ class Ops:
         assert self._view is not None
         assert op.ref is not None
         assert op.failure is not None
-        may_be_done = op.is_withdrawn and op.state in MAY_BE_DONE
+        may_be_done = op.has_voted_abort and op.state in MAY_BE_DONE
         self._outbox.say(m.OpFailed(self._view.epoch, *op.ref, *op.failure, may_be_done))
 
     # Verdicts of the master.
@@ -319,21 +319,21 @@ class Ops:
             self._outbox.act(Log("info", text, {"tag": ref.tag}))
         self._outbox.act(ForgetUnmade(view.epoch, ref.tag, self.uses.unmade_until(ref)))
 
-    def on_withdraw(self, message: m.Withdraw) -> None:
+    def on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
         """Promise not to commit an op by oneself, unless that has happened."""
         self._require_running(message.epoch)
         ref, failure = OpRef(message.tag, message.sequence), failure_of(message.code, message.reason)
         op = self._undecided.get(ref)
         has_ended = op is None and self.uses.is_made(ref)
         if op is not None:
-            op.is_withdrawn = True
+            op.has_voted_abort = True
             op.failure = op.failure or failure
         elif not has_ended:
             self.uses.promise(ref, failure)
         is_committed = has_ended and not self.heard.was_aborted(ref)
         if op is not None:
             is_committed = op.state is OpState.COMMITTED
-        self._outbox.say(m.Withdrawn(message.epoch, *ref, is_committed))
+        self._outbox.say(m.AbortVote(message.epoch, *ref, is_committed))
 
     def _require_running(self, epoch: int) -> None:
         if not self.is_running or self._view is None or epoch != self._view.epoch:
@@ -359,7 +359,7 @@ class Ops:
     def agreed(self, op: int) -> None:
         """Commit an op, unless it was promised not to: all participants are done."""
         entry = self._ops.get(op)
-        if entry is None or entry.verdict is not None or entry.is_withdrawn or not self.is_running:
+        if entry is None or entry.verdict is not None or entry.has_voted_abort or not self.is_running:
             return
         assert entry.state is OpState.DONE
         assert entry.ref is not None
@@ -375,7 +375,7 @@ class Ops:
             return
         if entry.state is OpState.RUNNING:
             entry.move(OpState.STOPPED)
-        entry.is_withdrawn = True
+        entry.has_voted_abort = True
         if self.is_running:
             self._tell_failure(entry)
 
@@ -475,7 +475,7 @@ class Ops:
             self._outbox.say(m.OpsDone(view.epoch, done))
         for op in self._undecided.values():
             op.stall_reported = False
-            if op.failure is not None and (op.is_withdrawn or op.state is OpState.REFUSED or not op.agrees):
+            if op.failure is not None and (op.has_voted_abort or op.state is OpState.REFUSED or not op.agrees):
                 self._tell_failure(op)
         for ref, failure in self.uses.promises.items():
             self._outbox.say(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))

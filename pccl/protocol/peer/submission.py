@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol.messages import OpRef
-from pccl.protocol.pairs import pair_tag
 from pccl.protocol.peer.effects import SubmitOp
 from pccl.protocol.peer.op import Failure, Op
 from pccl.protocol.peer.view import View, alone_in
+from pccl.protocol.point_to_point import pair_tag
 from pccl.protocol.topology import neighbours
 from pccl.types import Result
 

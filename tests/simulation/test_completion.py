@@ -94,7 +94,7 @@ def test_who_gives_up_what_others_lack_fails_it_for_all(world: World, nodes: lis
     world.cancel(a, ops[0])
     world.run()
     assert results(nodes, ops) == [Result.TIMEOUT] * 3
-    assert len(said(world, m.Withdrawn)) == 2
+    assert len(said(world, m.AbortVote)) == 2
     world.engines.release()
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
 
@@ -146,7 +146,7 @@ def test_who_has_not_called_makes_nobody_wait(world: World, nodes: list[Node]) -
     world.cancel(a, ops[0])
     world.run_until(lambda: a.results and b.results)
     assert results([a, b], ops) == [Result.TIMEOUT] * 2
-    assert not said(world, m.Withdrawn)
+    assert not said(world, m.AbortVote)
     world.thaw(c)
     late = world.launch(c, TAG)
     world.run()
@@ -161,7 +161,7 @@ def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int)
     for other in nodes:
         world.block(nodes[lost], other)
     world.cancel(nodes[0], ops[0])
-    world.run_until(lambda: said(world, m.Withdrawn))
+    world.run_until(lambda: said(world, m.AbortVote))
     assert not nodes[0].results, "one has not answered"
     world.kill(nodes[lost])
     world.run()

@@ -1,15 +1,16 @@
-"""Ops of two peers alone, among those of their group: how they are named, and who has a say in them.
+"""Point-to-point ops: how a send and its recv are named, and who takes part in them.
 
-A send and its recv are one op. It needs a name of its own, for the others of the group make no such call and count no
-use of its tag: the pair and the direction are part of the tag that peers, master and engines know it by. They are given
-as ranks, which stay the same for as long as such a name is used, an epoch.
+A send and its recv are one op of two peers among those of their group. It needs a name of its own, for the others of
+the group make no such call and count no use of its tag: the pair and the direction are part of the tag that peers,
+master and engines know it by. They are given as ranks, which stay the same for as long as such a name is used, which
+is an epoch.
 
     bit 63    1    so the tags of callers, which are smaller, never meet these
     49 .. 62  the sender's rank
     35 .. 48  the receiver's
      0 .. 34  the caller's tag
 
-Whoever is no party to an op is neither asked about it nor told of it, and never waits for it.
+Whoever is no participant of an op is neither asked about it nor told of it, and never waits for it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def callers_tag(tag: int) -> int:
     return tag & PAIR_TAG_MAX if tag & PAIR_BIT else tag
 
 
-def parties(tag: int, ring: Sequence[int]) -> frozenset[int]:
+def participants(tag: int, ring: Sequence[int]) -> frozenset[int]:
     """Those of the group whose op it is. Nobody, if it names ranks that are not there."""
     ranks = ranks_of(tag)
     if ranks is None:

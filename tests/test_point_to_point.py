@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pccl import Communicator, ReduceOp, Result
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.messages import OpRef
-from pccl.protocol.pairs import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, parties, ranks_of
+from pccl.protocol.point_to_point import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, participants, ranks_of
 from pccl.reduce import TAG_MAX
 from tests.crew import Background, outcomes, refusal, results, run_of, until
 
@@ -33,13 +33,13 @@ def test_names_tell_who_and_which_way(sender: int, receiver: int, tag: int) -> N
 def test_other_tags_are_everybodys(tag: int) -> None:
     assert ranks_of(tag) is None
     assert callers_tag(tag) == tag
-    assert parties(tag, [4, 2, 9]) == {2, 4, 9}
+    assert participants(tag, [4, 2, 9]) == {2, 4, 9}
 
 
 def test_parties_are_peers_of_the_ring() -> None:
-    assert parties(pair_tag(0, 2, 7), [4, 2, 9]) == {4, 9}
-    assert parties(pair_tag(0, 3, 7), [4, 2, 9]) == frozenset()
-    assert parties((1 << 63) | 5, [4, 2, 9]) == frozenset()  # with itself
+    assert participants(pair_tag(0, 2, 7), [4, 2, 9]) == {4, 9}
+    assert participants(pair_tag(0, 3, 7), [4, 2, 9]) == frozenset()
+    assert participants((1 << 63) | 5, [4, 2, 9]) == frozenset()  # with itself
 
 
 def test_two_commit_what_is_theirs() -> None:
