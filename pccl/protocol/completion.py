@@ -63,6 +63,6 @@ def is_mutual(tag: int, is_meshed: bool) -> bool:
 
 
 def is_full(tags: int, is_idle: bool) -> bool:
-    """So many tags were used that a new epoch is due; sooner where no op is known to be in flight, so that as a rule
-    none is aborted by it."""
+    """Whether a new epoch is due for the number of tags used; sooner where no op is known to be in flight, so that as a
+    rule none is aborted by it."""
     return tags > (TAGS_MAX // 2 if is_idle else TAGS_MAX)

@@ -39,7 +39,7 @@ class FencedView(msgspec.Struct, frozen=True):
 class Fence(msgspec.Struct, frozen=True):
     run: str
     secret: Secret
-    """As of Welcome: by it the run's peers know who may send them away."""
+    """The secret of Welcome: by it the run's peers know who may send them away."""
     term: int
     installed: FencedView | None
     """The last view in force, as far as it was recorded."""
@@ -51,7 +51,7 @@ class Fence(msgspec.Struct, frozen=True):
 
     @property
     def newest(self) -> FencedView:
-        """What the run goes on with, if nobody tells of a later view."""
+        """The view that the run goes on with, if nobody tells of a later one."""
         if self.prepared:
             return self.prepared[-1]
         return self.installed or FencedView(0, frozenset())
@@ -62,5 +62,5 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 def bounded_s(seconds: float, otherwise: float) -> float:
-    """What a peer says of its patience, made harmless."""
+    """The patience that a peer claims, made harmless."""
     return min(max(seconds, 0.0), MASTER_TIMEOUT_S_MAX) if seconds == seconds else otherwise

@@ -1,4 +1,4 @@
-"""Who has said done to what: the master's book of one group's undecided ops in one epoch.
+"""Ledger: the master's book of one group's undecided ops in one epoch, and of who has said done to them.
 
 An op enters the book with the first peer that says done, and leaves it with its verdict, or when it is over for all
 that are in the book: ops that peers end by themselves (`completion`) get here only if they take long. It is committed
@@ -24,6 +24,8 @@ DECIDED_TAGS_MAX = 100_000
 
 
 class Ledger:
+    """One group's book of one epoch."""
+
     def __init__(self, ring: Sequence[int], is_meshed: bool = False) -> None:
         self.ring = frozenset(ring)
         self._is_meshed = is_meshed
@@ -32,12 +34,12 @@ class Ledger:
         """Undecided ops that peers have waited in for long, and who has."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
-        """By tag its last use that has a verdict."""
+        """The last use of each tag that has a verdict."""
         self._verdicts: dict[OpRef, None] = {}
-        """Of ops that peers end by themselves, those that were decided here."""
+        """Ops that peers end by themselves and that were decided here, the oldest first."""
 
     def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
-        """Notes that `peer` is done; returns the ops that are committed by that."""
+        """Note that `peer` is done; return the ops that are committed by that."""
         assert peer in self.ring
         committed = []
         for op in ops:
@@ -52,14 +54,15 @@ class Ledger:
         return committed
 
     def decide(self, op: OpRef) -> bool:
-        """Notes the verdict on one op unless it has one. What peers still say of it is ignored from now on."""
+        """Note the verdict on one op, unless it has one: then return false. Words of peers on it are ignored from now
+        on."""
         if self.is_decided(op):
             return False
         self._decide(op)
         return True
 
     def forget(self, ops: Iterable[OpRef]) -> None:
-        """Notes that these have verdicts."""
+        """Note that these have verdicts."""
         for op in ops:
             if not self.is_decided(op):
                 self._decide(op)
@@ -70,7 +73,7 @@ class Ledger:
                 self.stalled.setdefault(op, set()).add(peer)
 
     def over(self, peer: int, ops: Iterable[OpRef]) -> None:
-        """Notes that these are over for `peer`, which had said to be stalled in them."""
+        """Note that these are over for `peer`, which had said to be stalled in them."""
         for op in ops:
             for book in (self.stalled, self._done):
                 if op in book:
@@ -87,7 +90,7 @@ class Ledger:
         return commits
 
     def holders(self, op: OpRef) -> frozenset[int]:
-        """Who has said done to an undecided op."""
+        """Peers that have said done to an undecided op."""
         return frozenset(self._done.get(op, ()))
 
     @property
@@ -101,7 +104,7 @@ class Ledger:
 
     @property
     def entries(self) -> int:
-        """What the book holds of undecided ops."""
+        """Number of entries on undecided ops."""
         return len(self._done) + len(self.stalled)
 
     @property

@@ -44,7 +44,7 @@ def callers_tag(tag: int) -> int:
 
 
 def participants(tag: int, ring: Sequence[int]) -> frozenset[int]:
-    """Those of the group whose op it is. Nobody, if it names ranks that are not there."""
+    """Peers of the group whose op it is. Nobody, if it names ranks that are not there."""
     ranks = ranks_of(tag)
     if ranks is None:
         return frozenset(ring)

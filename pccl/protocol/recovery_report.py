@@ -90,16 +90,16 @@ class Quorum:
     view: int
     """The last one; 0 if no survivor has ever been accepted."""
     peers: frozenset[int]
-    """Of the last one."""
+    """Peers of the last view."""
     quorum_views: dict[int, frozenset[int]]
     """The peers of each view that counts as the last one, that in force first."""
     expected: frozenset[int]
-    """Who can go on."""
+    """Peers that can go on."""
     has_majority: bool
     is_complete: bool
     """They are a majority, and none is missing."""
     here: int
-    """How many of `peers` have come."""
+    """Number of `peers` that have come."""
     is_reduced: bool = False
     """It counts a view that never came into force, but which the run's last master had prepared."""
 
@@ -114,15 +114,15 @@ class RecoveredGroup:
     number: int
     epoch: int
     ring: list[int]
-    """Of those who go on, in their order."""
+    """Peers that go on, in their order."""
     former: list[int]
-    """Of the last view."""
+    """The ring in the last view."""
     is_steady: bool
     """All are there and their ops run."""
     is_decided: bool = False
     """A prepared view has settled all ops."""
     unsettled: dict[int, int] = field(default_factory=dict)
-    """Whose ops have to be flushed, and in which epoch they are."""
+    """Peers whose ops have to be flushed, and the epoch of these ops."""
     commits: set[OpRef] = field(default_factory=set)
     """Verdicts that some have heard and others might not have."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RecoveredGroup:
     """Pairs that have no link and need none."""
     revision: int | None = None
     synced: set[int] = field(default_factory=set)
-    """Who took part in the last sync."""
+    """Peers that took part in the last sync."""
     results: dict[str, m.Met] = field(default_factory=dict)
     """The last end of each kind of joint call that any of them has heard of."""
 
@@ -144,28 +144,28 @@ class Recovered:
     view_heard: int
     """The highest number of one."""
     peers: frozenset[int]
-    """Of the last view in force."""
+    """Peers of the last view in force."""
     quorum_views: dict[int, frozenset[int]]
-    """Those, and the peers of each view that may be in force too, by its number."""
+    """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
     members: dict[int, m.RecoveryReport]
-    """Who goes on."""
+    """Reports of the peers that go on."""
     newcomers: set[int]
     """Survivors who say Hello again."""
     strangers: set[int]
     """Survivors who were lost before."""
     missing: list[int]
-    """Who has not come."""
+    """Peers that have not come."""
     groups: list[RecoveredGroup]
     is_unchanged: bool
     """All that was goes on as it stands."""
     meeting: int
     in_force: FencedView
     possible: list[FencedView]
-    """As of Fence: `installed` and `prepared`."""
+    """The two as in Fence: `installed` and `prepared`."""
 
 
 def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
-    """This peer may say so: it does not contradict itself in what others rely on."""
+    """Whether this peer may say so: it does not contradict itself in what others rely on."""
     installed = summary.installed
     rings = (views or Views()).of(installed) if installed is not None else None
     groups = rings.groups_of.get(peer, []) if rings is not None else []
@@ -286,7 +286,7 @@ def _meetings(report: m.RecoveryReport) -> list[int]:
 
 
 def _own_epoch(report: m.RecoveryReport) -> int:
-    """Of its group, as it is in force there; 0 before its first."""
+    """Epoch of its group, as it is in force there; 0 before its first."""
     installed = report.installed
     rings = installed.rings if installed is not None else []
     return next((ring.epoch for ring in rings if ring.group == report.me.group), 0)

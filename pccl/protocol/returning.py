@@ -12,22 +12,24 @@ RETURN_TIMEOUTS = 3.0
 
 
 class Returning:
+    """Peers that are still expected."""
+
     def __init__(self, peers: Iterable[int] = (), now: float = 0.0, timeout_s: float = 0.0) -> None:
         self.peers = dict.fromkeys(peers)
-        """Who has not come yet, as an ordered set."""
+        """Peers that have not come yet, as an ordered set."""
         self.since = now
         self.until = now + timeout_s
-        """Whoever has not come by then is lost."""
+        """Peers that have not come by then are lost."""
         self._timeout_s = timeout_s
 
     def came(self, peer: int, now: float) -> None:
-        """Others are ignored."""
+        """Expect this peer no more, and the others for longer. Others than those expected are ignored."""
         if peer in self.peers:
             del self.peers[peer]
             self.until = min(now + self._timeout_s, self.since + RETURN_TIMEOUTS * self._timeout_s)
 
     def gone(self, peer: int) -> None:
-        """It is lost, or has left. Others are ignored."""
+        """Expect this peer no more: it is lost, or has left."""
         self.peers.pop(peer, None)
 
     def late(self, now: float) -> list[int]:

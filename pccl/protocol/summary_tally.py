@@ -18,8 +18,8 @@ from pccl.protocol import messages as m
 Summary = m.Stand | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
-"""So much is remembered of views and of what is asked about them. More is only told of by who makes it up, and looked
-into anew."""
+"""Bounds of what is remembered of views and of what is asked about them. More is only told of by who makes it up, and
+looked into anew."""
 
 S = TypeVar("S", bound=Summary)
 View = TypeVar("View", m.InstalledView, m.PreparedView)
@@ -31,7 +31,7 @@ class Rings:
     def __init__(self, rings: list[m.Ring]) -> None:
         self.rings = rings
         self.groups_of: dict[int, list[int]] = {}
-        """By peer, of which groups it is in the ring."""
+        """Groups whose ring a peer is in, by peer."""
         for ring in rings:
             for peer in dict.fromkeys(ring.peers):
                 self.groups_of.setdefault(peer, []).append(ring.group)
@@ -87,13 +87,13 @@ class _Count:
 
 @dataclass
 class SummaryTally(Generic[S]):
-    """What peers have said last. `views` may be shared with other tallies."""
+    """The last summary of each peer. `views` may be shared with other tallies."""
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)
-    """By peer."""
+    """Summaries by peer."""
     _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
-    """By view and peer; so are the next two."""
+    """Views that peers tell of, by view and peer; so are the next two."""
     _told: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _settled: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _counts: dict[tuple[int, frozenset[int]], _Count] = field(default_factory=dict)
@@ -139,14 +139,14 @@ class SummaryTally(Generic[S]):
 
     @property
     def heard(self) -> KeysView[int]:
-        """Who has said something, as it changes."""
+        """Peers that have said something, as it changes."""
         return self.summaries.keys()
 
     def last_installed(self) -> m.InstalledView | None:
         return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
 
     def prepared(self, after: int) -> list[m.PreparedView]:
-        """Those newer than view `after`, each as one peer tells of it."""
+        """Prepared views newer than view `after`, each as one peer tells of it."""
         return [next(iter(told.values())) for view, told in self._told.items() if view > after]
 
     def settled(self, after: int, by: frozenset[int]) -> m.PreparedView | None:
@@ -158,7 +158,7 @@ class SummaryTally(Generic[S]):
         return None
 
     def count(self, peers: frozenset[int]) -> int:
-        """How many of them have said something."""
+        """Number of these peers that have said something."""
         return self._counted(0, peers).here
 
     def have_answered(self, view: int, peers: frozenset[int]) -> bool:
@@ -177,7 +177,7 @@ class SummaryTally(Generic[S]):
         return count
 
     def common(self, sets: Iterable[frozenset[int]]) -> frozenset[int]:
-        """Whoever is in all of these sets."""
+        """Peers that are in all of these sets."""
         key = tuple(sets)
         found = self._common.get(key)
         if found is None:

@@ -163,7 +163,7 @@ class ProbedLink:
     member: m.Member
     is_inbound: bool
     connections: int
-    """As many as the link has, or would have once it is used."""
+    """The number that the link has, or would have once it is used."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,10 @@ class Log:
     level: str
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
-    """As in `pccl.logs.FIELDS`."""
+    """Fields of the record: see `pccl.logs.FIELDS`."""
     link: int = 0
-    """If one is named: not to be said before it has stood for a moment longer, nor once it is closed."""
+    """The link that it is about, else 0: not to be logged before that has stood for a moment longer, nor once it is
+    closed."""
 
 
 @dataclass(frozen=True)

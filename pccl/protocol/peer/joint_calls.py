@@ -22,7 +22,7 @@ from pccl.types import Result, SharedStateSyncStrategy
 
 
 class OpenOps(Protocol):
-    """What a joint call has to know of ops."""
+    """The part of the ops that joint calls have to know."""
 
     @property
     def tags(self) -> Sequence[int]:
@@ -38,16 +38,16 @@ class _Call:
     call: int
     kind: str
     offer: m.SyncOffer | None
-    """What its caller came with."""
+    """The offer that its caller came with."""
     held: m.SyncOffer | None = None
-    """What there was when the plan came."""
+    """The offer as it was when the plan came."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
     """All that the plan asks for has come."""
 
     def current_offer(self) -> m.SyncOffer | None:
-        """What it brings: not what it came with, once that has been overwritten under earlier masters."""
+        """The offer as it is: not what the caller came with, once that has been overwritten under earlier masters."""
         offer, plan = self.offer, self.plan
         if offer is None or plan is None:
             return offer
@@ -78,7 +78,7 @@ class JointCalls:
 
     @property
     def kind(self) -> str:
-        """Of the call that is under way; empty: none is."""
+        """Kind of the call that is under way; empty: none is."""
         return self._call.kind if self._call is not None else ""
 
     @property
@@ -88,7 +88,7 @@ class JointCalls:
 
     @property
     def met(self) -> list[m.Met]:
-        """How the last call of each kind ended."""
+        """Ends of the last call of each kind."""
         return list(self._met.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:

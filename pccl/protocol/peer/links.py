@@ -34,11 +34,11 @@ LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
 """More are refused, whoever dials."""
 GROWN_CONNECTIONS_MAX = 16
-"""Beyond these we add none by ourselves."""
+"""A link with so many gets no more by growth."""
 PROBE_CONNECTIONS_MIN = 4
 """Connections of a measurement where links may grow: it must not stop at a window that an op would have outgrown."""
 GRACE_S = 0.5
-"""How much later the other end may have begun to make a link."""
+"""The other end may have begun to make a link so much later."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Link:
     peer: int
     made_in: int
     connections: int
-    """Without which it does not stand."""
+    """It does not stand without so many."""
     dial: bool
     connected: int = 0
     is_up: bool = False
@@ -84,10 +84,10 @@ class Links:
         self._members: Mapping[int, m.Member] = {}
         self._target = _Target()
         self._links: dict[int, _Link] = {}
-        """By peer."""
+        """Links by peer."""
         self._last_link = 0
         self._broken: dict[int, m.LinkLost] = {}
-        """By peer, links of the installed view that were lost since."""
+        """Links of the installed view that were lost since, by peer."""
 
     def welcomed(self, own: int, engine_threads: int, peer_timeout_s: float) -> None:
         """Note what the master has said: this peer's number, and what all of a run have in common."""
@@ -97,7 +97,7 @@ class Links:
 
     @property
     def timeout_s(self) -> float:
-        """How long bytes may lie on a link without anything getting through; 0 before Welcome."""
+        """Bytes may lie on a link for so long without anything getting through; 0 before Welcome."""
         return LINK_SHARE * self.peer_timeout_s
 
     def number_of(self, peer: int) -> int:
@@ -106,7 +106,7 @@ class Links:
         return link.link if link is not None else 0
 
     def peer_at(self, link: int) -> int | None:
-        """Who is at the other end; None once the link is closed."""
+        """The peer at the other end; None once the link is closed."""
         found = self._find(link)
         return found.peer if found is not None else None
 
@@ -115,7 +115,7 @@ class Links:
         return link is not None and link.is_up
 
     def connections_to(self, member: m.Member) -> int:
-        """How many connections the link with this peer has, or would have once it is used."""
+        """Number of connections that the link with this peer has, or would have once it is used."""
         link = self._links.get(member.peer)
         count = max(self._begun_with(member), link.connected if link is not None else 0)
         return max(count, PROBE_CONNECTIONS_MIN) if self.may_grow else count
@@ -171,7 +171,7 @@ class Links:
     # What the engine and the makers of links report.
 
     def lost(self, link: int, reason: str, has_committed: bool) -> m.LinkLost | None:
-        """Note that an established link broke. What is to be told of it, if anything."""
+        """Note that an established link broke. Return what is to be told of it, if anything."""
         found = self._find(link)
         if found is None:
             return None
@@ -221,7 +221,8 @@ class Links:
         self._add(found, thread, count, is_replacement=False)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
-        """Note that a link could not be made. What a master is told of it that still waits for this peer's links."""
+        """Note that a link could not be made. Return what a master is told of it that still waits for this peer's
+        links."""
         found = self._find(link)
         if found is None or found.is_up:
             return None

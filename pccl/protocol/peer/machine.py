@@ -64,7 +64,7 @@ class _Prepared:
     view: int
     ring: m.Ring
     term: int
-    """Of the master that has prepared it."""
+    """The term of the master that has prepared it."""
     rings: list[m.Ring]
     lost: list[tuple[int, str]]
     answered: bool = False
@@ -72,12 +72,14 @@ class _Prepared:
 
 
 class Peer:
+    """One peer of one run."""
+
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
         """`connections` is how many each link begins with; it may add more where it `may_grow`. One that does not
         outlive its master ends with it."""
         self.site = ""
         self.site_size = 0
-        """As of Hello."""
+        """The two as in Hello."""
         self.outlives_masters = outlives_masters
         self.obstacle = ""
         """Why the master does not let this peer in for a while; empty: nothing but the others holds it up."""
@@ -90,17 +92,17 @@ class Peer:
         self.peer_timeout_s = 0.0
         """The master has said how long a silence means a loss; 0 before."""
         self.engine_threads = 1
-        """As the master has said."""
+        """Number of threads in the engine of each peer, as the master has said."""
         self.view: View | None = None
         self._secret = b""
-        """Of the run."""
+        """The run's: whoever has it knows the run."""
         self._members: dict[int, m.Member] = {}
         self._prepared: _Prepared | None = None
         self._answered: list[m.PreparedView] = []
         """Views newer than the installed one that this peer has answered to masters before the one that has prepared
         the last one. Those masters have not ruled out that they are in force elsewhere."""
         self._rings: list[m.Ring] = []
-        """Of the installed view."""
+        """Rings of the installed view."""
         self._flush: m.Flush | None = None
         """The flush that waits for the engine to stop."""
         self._resumed_at = 0.0
@@ -194,7 +196,7 @@ class Peer:
 
     @property
     def link_timeout_s(self) -> float:
-        """How long bytes may lie on a link without anything getting through; 0 before Welcome."""
+        """Bytes may lie on a link for so long without anything getting through; 0 before Welcome."""
         return self.links.timeout_s
 
     def link_lost(self, link: int, reason: str) -> None:
@@ -223,7 +225,7 @@ class Peer:
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
-        """What has come of `TryLinks`: with whom it did not work, and why."""
+        """Tell the master what has come of `TryLinks`: with whom it did not work, and why."""
         for _, reason in failed[:1]:
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
             self._outbox.act(Log("warning", self.obstacle))
@@ -232,7 +234,7 @@ class Peer:
     # The session.
 
     def report(self, message: m.Report) -> None:
-        """Tells the master what was done so far."""
+        """Tell the master what was done so far."""
         if self.view is not None:
             self._outbox.say(message)
 
@@ -241,12 +243,12 @@ class Peer:
         self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
     def fail(self, reason: str) -> None:
-        """What cannot be gone on without is missing on this side."""
+        """Leave since something is missing on this side that the session cannot go on without."""
         self._outbox.say(m.Leave(reason))
         self._end(Result.INTERNAL_ERROR, reason)
 
     def give_up(self, reason: str) -> None:
-        """There is no master."""
+        """End the session since there is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
     def _end(self, code: Result, reason: str) -> None:
@@ -262,7 +264,7 @@ class Peer:
     # Masters.
 
     def received(self, message: m.FromMaster) -> None:
-        """ProtocolError if the message cannot be: the runtime then calls `give_up`."""
+        """Take in a message. ProtocolError if it cannot be: the runtime then calls `give_up`."""
         if self.is_over:
             return
         if not self.is_led and type(message) not in self._BEFORE_LEADERSHIP:
@@ -408,7 +410,7 @@ class Peer:
         self._restate()
 
     def _restate(self) -> None:
-        """All that the last master may not have heard."""
+        """Say all that the last master may not have heard."""
         self.ops.restate()
         if self.view is not None and self.ops.is_running:
             for lost in self.links.lost_needed(self.view.ring, self.view.is_meshed):

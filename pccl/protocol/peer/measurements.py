@@ -1,4 +1,4 @@
-"""What this peer has measured of its links with others, remembered for a master after this one."""
+"""Measurements of links that this peer has made, remembered for a master after this one."""
 
 from __future__ import annotations
 

@@ -63,15 +63,17 @@ MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
 
 @dataclass(eq=False)
 class Op:
+    """One op of this peer."""
+
     op: int
     tag: int
-    """As its caller has named it."""
+    """The tag that its caller has given."""
     launched_at: float
     pair: tuple[int, bool] | None = None
     """The other peer of a point-to-point op, and whether this one sends."""
     state: OpState = OpState.QUEUED
     ref: OpRef | None = None
-    """As the others know it, once it is submitted."""
+    """Its name among all participants, once it is submitted."""
     agrees: bool = False
     """Its participants end it by themselves: see `completion`."""
     world_size: int = 0
@@ -83,7 +85,7 @@ class Op:
     """This peer has promised not to commit it by itself."""
     stall_reported: bool = False
     verdict: Failure | None = None
-    """How it ends, success included, once that is carried out."""
+    """Its end, success included, once that is carried out."""
     awaits_view: bool = False
     """Its result is held until the next view is installed."""
 

@@ -55,7 +55,7 @@ class Ops:
         self.has_committed = False
         """This peer has committed ops of the epoch by itself."""
         self._is_full = False
-        """So many tags were used in the epoch that nothing may start before the next one."""
+        """Nothing may start before the next epoch: too many tags were used in this one."""
         self._ops: dict[int, Op] = {}
         self._queued: deque[Op] = deque()
         self._undecided: dict[OpRef, Op] = {}
@@ -106,8 +106,8 @@ class Ops:
         return True
 
     def plain_start(self) -> SubmitOp | None:
-        """How an op of the whole group would start with a tag that was used in this epoch; its number, tag and use are
-        not filled in. None: something else may come of it, or it would not end by agreement."""
+        """The submission of an op of the whole group with a tag that was used in this epoch; its number, tag and use
+        are not filled in. None: something else may come of such an op, or its participants would not end it."""
         view = self._view
         if view is None or not self._may_start or view.world_size < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -116,7 +116,7 @@ class Ops:
         return plain_submission(view, self._link_to)
 
     def uses_of(self, tag: int) -> int:
-        """How often a tag was used in this epoch. May be called from any thread."""
+        """Use count of a tag in this epoch. May be called from any thread."""
         return self.uses.made(tag)
 
     def started(self, op: int, tag: int, sequence: int, now: float) -> None:
@@ -182,7 +182,7 @@ class Ops:
 
     @property
     def queued(self) -> int:
-        """How many ops wait for their start."""
+        """Number of ops that wait for their start."""
         return len(self._queued)
 
     @property

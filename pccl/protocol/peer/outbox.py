@@ -13,7 +13,7 @@ from pccl.protocol.peer.effects import Effect, ToMaster
 
 
 class Outbox:
-    """What one peer does and says."""
+    """All that one peer does and says."""
 
     def __init__(self) -> None:
         self.is_led = True

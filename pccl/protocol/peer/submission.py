@@ -1,4 +1,5 @@
-"""How an op starts in a view: the name that all its participants know it by, and what the engine is given."""
+"""Submission of an op to the engine in a view: the name that all its participants know it by, and what the engine is
+given."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
 
 
 def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
-    """How an op of the whole group starts that its participants end by themselves. Its number, tag and use are not
-    filled in. None: a link is missing."""
+    """The submission of an op of the whole group that its participants end by themselves. Its number, tag and use are
+    not filled in. None: a link is missing."""
     links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
     return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, agrees=True)
 

@@ -32,7 +32,7 @@ class Uses:
 
     @property
     def tags(self) -> int:
-        """How many different tags were used."""
+        """Number of different tags that were used."""
         return len(self._made)
 
     def made(self, tag: int) -> int:
@@ -94,7 +94,7 @@ class Uses:
         return given_up
 
     def is_overtaken(self, tag: int) -> bool:
-        """So many uses of the tag were aborted since this peer has used it that further ones count as made."""
+        """Further aborted uses of the tag count as made: very many were aborted since this peer has used it."""
         return tag in self._overtaken
 
     def unmade_until(self, op: OpRef) -> range:
