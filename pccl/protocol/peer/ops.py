@@ -124,17 +124,16 @@ class Ops:
         assert self._view is not None
         assert self.is_running
         entry = self._ops[op] = Op(op, tag, now, world_size=self._view.world_size, agrees=True)
-        self._submit(entry, self._made(tag, sequence))
+        ref = self.uses.make(tag)
+        assert ref.sequence == sequence
+        self._submit(entry, ref)
 
     def ran(self, tag: int, sequence: int) -> None:
         """Note that an op that was started so is committed: all participants are done."""
         self.has_committed = True
-        self.heard.commit(self._made(tag, sequence))
-
-    def _made(self, tag: int, sequence: int) -> OpRef:
         ref = self.uses.make(tag)
         assert ref.sequence == sequence
-        return ref
+        self.heard.commit(ref)
 
     # Time.
 
