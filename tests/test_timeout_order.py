@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.protocol import failover as succession
-from pccl.protocol import gathering
-from pccl.protocol.master import options as master
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol import failover, gathering
+from pccl.protocol.master.options import ANSWER_TIMEOUTS, MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.protocol.peer import links as peer
+from pccl.protocol.peer import links
 from pccl.runtime.network import heartbeat, master_addresses
 from pccl.runtime.session import peer_session
 from tests.crew import WAIT_S, Crew, outcomes, reduce_once, results, until
@@ -19,12 +17,12 @@ from tests.crew import WAIT_S, Crew, outcomes, reduce_once, results, until
 @pytest.mark.parametrize("peer_timeout_s", [PEER_TIMEOUT_S_MIN, 5.0, 600.0, PEER_TIMEOUT_S_MAX])
 def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s: float) -> None:
     options = MasterOptions(peer_timeout_s=peer_timeout_s)
-    link_s = max(peer.LINK_TIMEOUT_S_MIN, peer.LINK_TIMEOUTS * peer_timeout_s)
+    link_s = max(links.LINK_TIMEOUT_S_MIN, links.LINK_TIMEOUTS * peer_timeout_s)
     assert options.answer_limit_s > link_s, "who makes links is not evicted for it"
-    assert 2 * peer.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
+    assert 2 * links.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
     assert 1.0 < master_addresses.LEAD_TIMEOUTS < gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
-    assert master.ANSWER_TIMEOUTS > peer.LINK_TIMEOUTS
-    assert succession.HOLD_S < peer_session.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
+    assert ANSWER_TIMEOUTS > links.LINK_TIMEOUTS
+    assert failover.HOLD_S < peer_session.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
     assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_BEAT_S
     assert peer_session.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 

@@ -1,105 +1,34 @@
-"""The master: keeps membership, arbitrates outcomes, never touches payload.
+"""The master's machine: keeps membership, arbitrates outcomes, never touches payload.
+
+Peers must agree on who is in the run and on how every op ended, although any of them may die at any moment. The master
+orders both by views, as in view-synchronous membership: a new view is in force on all of its peers only when the ops of
+the one before are settled in the same way on all of them.
 
 Events come in through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns the effects to carry
-out, in order. Within one control connection order is kept, and all arguments below rest on that.
+out, in order. Within one control connection order is kept, and the rules below rest on that.
 
-Views. `view` counts every membership that was prepared. A change runs through three stages:
+A change of view runs through three stages:
 
     flush     a group that lost a peer (or a link) stops its ops; every survivor says which of them are done
-    prepare   all peers of the next view hear of it, make the links they lack, and answer. Those that keep their
-              ring only say that they have heard it, and of them only so many are waited for that no majority of the
-              view in force is left who could go on with another master from there
+    prepare   all peers of the next view hear of it, make the links they lack, and answer. Those that keep their ring
+              only say that they have heard it, see `leadership`
     install   the view is in force, ops start in it
 
-Groups are flushed and re-formed one by one: a loss in one group neither stops nor aborts ops of another. What marks
-a group's ring is its epoch, the view in which it last changed. Ops are named by it, so a frame or message of an older
-ring can never be taken for one of the present.
+    1  View numbers only grow. A further loss during a change starts the stages it needs again.
+    2  Groups are flushed and formed anew one by one: a loss in one group neither stops nor aborts ops of another. The
+       *epoch* of a group's ring is the view in which it last changed. Ops are named by it, so a frame or message of an
+       older ring is never taken for one of the present.
+    3  A small group makes links between all pairs. If they all stand it is a mesh, and ops may take the direct
+       algorithm (`Install.is_meshed`), up to a size that depends on the links' speeds (`direct_limit`) as they are
+       known when the ring is installed. A link that is not needed and does not stand costs nothing but that.
+    4  A master that is `deposed` does nothing further, and evicts nobody.
 
-Links. A group's ring needs the links between neighbours; a pair of neighbours that cannot connect must be separated. A
-small group also makes the links between all other pairs; if they all stand it is a mesh, and ops may take the direct
-algorithm (`Install.is_meshed`). One that does not stand costs nothing but that. Which algorithm an op takes that is not
-told also depends on the links' speeds (`direct_limit`), as they are known when the ring is installed.
+Who is admitted, taken for dead, evicted for its links, and how ops and joint calls end is decided by the parts, each
+with its own rules. `failover` drives this machine and replaces it.
 
-A further loss during a change starts the stages it needs again; view numbers only grow. A pair that reports that it
-cannot connect is resolved by the fewest evictions (`topology.fewest_evictions`); a link that breaks between two live
-peers is made anew first (`Prepare.relink`), and the pair counts as failed when that does not last.
-
-Evidence. A pair that fails says nothing about which of the two is ill: that is told by how they get on with others. So
-with a link that broke all links of both ends are made anew, which tries them; and nobody is evicted for a pair before
-all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed since the first failure was: what fails
-for one reason fails at one time. Who was evicted for its links waits for a delay that grows (`probation`), then tries
-to connect to the others while these go on, and is pending in their eyes when that has worked.
-
-Rings. An optimize_topology measures links and has rings searched (`optimization`, `figures`); what comes of it changes
-a ring as a loss does. Otherwise a ring keeps its order: who is lost is left out, and newcomers come where they hurt
-least.
-
-Silence. Beside its control connection each peer keeps one that carries nothing but signs of life. Who falls silent
-there for `peer_timeout_s` is evicted, in whatever stage anything else is; so is one whose connection was closed and who
-has made no other within that time. The runtime watches the connections and says `silent` or `disconnected`. A newcomer
-is not admitted before it has one, so that whoever may hold up the others can be missed.
-
-One peer's silence is the peer's, also that of the only one. Where most peers of a view fall silent at once, by signs of
-life that are late by half that time already, it is rather this master that hears nobody: it is `deposed` then, and
-evicts none of them. Unless it does hear others: newcomers count as those of the view do. So it is where most are silent
-or absent when the first of them would be lost for want of a sign or a connection.
-
-Absence. A peer whose control connection breaks dials again and goes on in its session (`control_session`): the runtime
-says `detached`, then `reattached`, and until then the peer is absent: it is told nothing, and what is said to it waits.
-A peer that has died must not be waited for, so:
-
-    1  An absent peer whose signs of life stand lives. It is kept for `peer_timeout_s`, and lost after that.
-    2  When a process ends, its signs of life and its links end, too. So one whose signs of life have ended as well is
-       lost at once when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its
-       witnesses are the peers of its ring that have a link with it and are not absent, newcomers only if there is
-       nobody else. Who is still making its link with it is none: it may wait for the dead to dial.
-    3  One that has no witness, because it is alone in its group or the others are absent, is kept as in 1: if all are
-       gone at once, the network is more likely to have failed here than all of them there. So of several peers
-       nobody is lost by 1 while most are absent or silent: this master is `deposed`.
-    4  A pending peer is kept as in 1, unless it holds up others since it is being admitted: then it is lost as soon as
-       both have ended, for it loses nothing by starting over. An
-       absent one is not admitted, and a pair that cannot connect is not judged while one of the two is absent.
-    5  Who dies without a word, with its machine, is silent.
-
-A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
-session: an eviction. The links that witnesses have lost are forgotten when a view is installed that has made them anew.
-
-Ops. Peers start ops without asking. In a group that is a mesh they end them without asking, too (`completion`): the
-master hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of others
-it hears every end, see `ledger`. A verdict of the master is made once and sent to each peer of the ring before anything
-that follows from it.
-
-Tags. Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
-epoch with the ring that it has, as after a loss, when it is quiet: so whoever takes a new tag for every step may.
-
-Joint calls. A peer waits in one at a time. A call is complete when all accepted peers (of the group for
-sync_shared_state, of the run otherwise) wait in it. Whoever is lost is taken out of it. How a sync then ends is told
-after the Prepare that leaves the lost one out, so that no master after this one takes it for one of those who were
-brought up (`recovery_report`).
-
-Nothing could ever end the wait if all peers of a group wait and not all for the same, if all peers of the run wait for
-its calls and not all for the same, or if one waits in a call while another has long waited for an op that only the
-first could launch. Then those who are in are_peers_pending are told no; if there are none, the calls (and the op) fail
-with INVALID_USAGE and an account of who waits in what.
-
-Sites. Peers that work as one, such as the ranks that share a model's shards, name a common site and its size. None is
-pending in the eyes of the others before so many are there, one view admits them all, and when one is lost the others of
-its site are evicted in the same event. So every group sees the same sites come and go, in the same views. A peer that
-leaves on purpose leaves alone.
-
-Meetings. Joint calls that ended for all who were to make them are counted. So when a master has died and some heard
-the end of one and others not, it can be told whose wait is for that one. See `recovery_report`.
-
-Rivals. Where peers know of several masters, those that this one loses may follow another. It then leads no further once
-it has lost a majority of the view in force: it is `deposed`, and whoever has a majority takes over. So it is, until its
-first view is in force, with every view that may be at somebody whom it has not heard (`recovery_report`). A peer that
-leaves does not count. See `failover`, which drives this machine and replaces it.
-
-A peer is here unknown (connected), then pending (Hello), accepted (Install of a view that has it), gone.
-
-Cost. What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at
-some time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers,
-and a message to many is one object, so that it can be encoded once.
+What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at some
+time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers, and a
+message to many is one object, so that it can be encoded once.
 """
 
 from __future__ import annotations
