@@ -23,7 +23,8 @@ from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime.data_plane.engine import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network import addresses
-from pccl.runtime.session.peer_session import PeerSession, SessionError, SessionOptions, open_session
+from pccl.runtime.session.options import SessionError, SessionOptions
+from pccl.runtime.session.peer_session import PeerSession, open_session
 from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprint
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads import portal
@@ -346,22 +347,22 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
     async def _run(self, session: PeerSession, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
         """Launches an op and waits for its end, or has it aborted on all peers."""
         timeout_s = self.timeout_s(timeout, func_name)
-        pending = session.new_op(spec)
+        pending = session.ops.new(spec)
         try:
             with converting(func_name):
-                session.launch(pending)
+                session.ops.launch(pending)
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
                 await pending.async_wait()
             if not pending.is_over:
                 assert timeout_s is not None
-                session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
+                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 with trio.move_on_after(CANCEL_GRACE_S):
                     await pending.async_wait()
                 await pending.async_reclaim()
         except PCCLError:
             raise
         except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
-            session.cancel(pending, Result.TIMEOUT, "its caller was cancelled")
+            session.ops.cancel(pending, Result.TIMEOUT, "its caller was cancelled")
             await pending.async_reclaim()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + INTERRUPT_GRACE_S):
                 await pending.async_wait()
@@ -453,17 +454,17 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         view = self.view(func_name)
         if view.world_size < 2:
             raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group))
-        op = session.new_op(spec)
+        op = session.ops.new(spec)
         try:
             handle = handle_of(op)
             with converting(func_name):
-                session.launch(op)
+                session.ops.launch(op)
             return handle
         except PCCLError:
             raise
         except BaseException:
             try:
-                session.cancel(op, Result.TIMEOUT, gave_up(session, None))
+                session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None))
             finally:
                 op.reclaim()
             raise
@@ -605,11 +606,11 @@ class Retry:
         return [self._specs[self._left.pop()] for _ in range(min(room, len(self._left)))]
 
     def launch(self, session: PeerSession, spec: OpSpec) -> None:
-        op = session.new_op(spec)
+        op = session.ops.new(spec)
         self.in_flight.append(op)
         try:
             with converting(self._func_name):
-                session.launch(op)
+                session.ops.launch(op)
         except PCCLError:
             self.in_flight.remove(op)
             raise
@@ -638,7 +639,7 @@ class Retry:
         if self._failure is not None and not self._gave_up:
             self._gave_up = True
             for op in still:
-                session.cancel(op, self._failure.result, self._failure.message)
+                session.ops.cancel(op, self._failure.result, self._failure.message)
         self.in_flight = still
         if self._failure is not None and not still:
             raise self._failure
@@ -646,7 +647,7 @@ class Retry:
     def abandon(self, session: PeerSession, timeout_s: float | None) -> None:
         """Has whatever is still in flight aborted on all peers."""
         for op in self.in_flight:
-            session.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
 
     def is_committed_after_all(self) -> bool:
         """Whether what was given up has been committed by then, and with it all there is to do."""

@@ -322,15 +322,15 @@ class Communicator(Collectives[CollectiveInfo]):
         """Launches an op and waits for its end, or has it aborted on all peers."""
         timeout_s = self._inner.timeout_s(timeout, func_name)
         session = self._inner.session(func_name)
-        pending = session.new_op(spec)
+        pending = session.ops.new(spec)
         try:
             with converting(func_name):
                 if timeout_s is None or timeout_s > SHORT_S:
-                    session.launch_waiting(pending)
+                    session.ops.launch_waiting(pending)
                 else:
-                    session.launch(pending)
+                    session.ops.launch(pending)
             if not pending.wait(timeout_s):
-                session.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
+                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
                 pending.wait(CANCEL_GRACE_S)
                 pending.reclaim()
         except PCCLError:
@@ -432,14 +432,14 @@ def _withdraw(session: PeerSession, ops: Sequence[PendingOp]) -> None:
     """For a caller that was interrupted: has ops aborted on all peers, and their arrays back, whatever signals come."""
     try:
         for op in ops:
-            session.cancel(op, Result.TIMEOUT, gave_up(session, None))
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None))
         for op in ops:
             op.reclaim()
         _await_verdicts(ops, INTERRUPT_GRACE_S)
     finally:
         for op in ops:
             op.reclaim()
-            session.let_go(op)
+            session.ops.let_go(op)
 
 
 def _close_forgotten(inner: AsyncCommunicator) -> None:

@@ -61,7 +61,7 @@ def arrivals(master: MasterNode, crew: Crew) -> int:
     """How many strangers have come to any port so far and are there still, or were dropped."""
     assert master._service is not None
     sessions = [peer._inner._session for peer in crew.peers]
-    doors = [master._service._server._strangers, *(session._strangers for session in sessions if session)]
+    doors = [master._service._server._strangers, *(session._inbound.strangers for session in sessions if session)]
     return sum(len(door) + door.dropped for door in doors)
 
 

@@ -185,7 +185,7 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
         signal.raise_signal(signal.SIGINT)
 
     async def ctrl_c() -> None:
-        await trio.to_thread.run_sync(until, lambda: session._ops or session._calls, "it waits")
+        await trio.to_thread.run_sync(until, lambda: session._table.ops or len(session._calls), "it waits")
         press()
 
     for call in calls:
@@ -193,7 +193,7 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
             nursery.start_soon(ctrl_c)
             with pytest.raises(KeyboardInterrupt):
                 await call()
-        assert not session._ops
+        assert not session._table.ops
     found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
     assert [info.world_size for info in found] == [2, 2]
     assert await all_of(*(peer.update_topology for peer in peers)) == [None, None]
@@ -207,10 +207,10 @@ async def test_ctrl_c_in_a_task_of_pccl_comes_to_the_main_task_and_the_communica
     x = ones()
     session = peers[0]._session
     assert session is not None
-    session._spawn(press)
+    session._lifetime.spawn(press)
     with pytest.raises(KeyboardInterrupt):
         await peers[0].all_reduce(x, op=SUM, tag=5)
-    assert not session._ops
+    assert not session._table.ops
     assert np.all(x == 1)
     found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
     assert [info.world_size for info in found] == [2, 2]
@@ -366,9 +366,9 @@ def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
                 finally:
                     may_end.set()
 
-            session._spawn(linger)
-            session._machine.give_up("as if it were evicted")
-            session._pump()
+            session._lifetime.spawn(linger)
+            with session._driver.taking_over as machine:
+                machine.give_up("as if it were evicted")
             assert not peer.is_connected
             nursery.start_soon(connect_again)
             await trio.testing.wait_all_tasks_blocked(0.01)

@@ -171,7 +171,7 @@ def test_a_fault_in_a_task_of_the_session(crews: tuple[Crew, Crew], monkeypatch:
         raise AssertionError("made up by a test")
 
     with going_on(others):
-        portal.current().post(session._spawn, fail)
+        portal.current().post(session._lifetime.spawn, fail)
         until(lambda: session.failure, "it is over")
         assert refusal(partial(crew[0].all_reduce, ones(), op=SUM)).result is Result.INTERNAL_ERROR
         until(lambda: crew[1].world_size == 2, "the others know")
@@ -183,13 +183,13 @@ def test_arrays_that_are_given_up_as_a_session_ends_come_back_after_its_engine(
     """Of an op that came through the gate, and of which the session has not heard yet."""
     crew, _ = crews
     session = session_of(crew[0])
-    until(lambda: session._gate._opening, "the gate is open")
+    until(lambda: session._fast_path._opening, "the gate is open")
     monkeypatch.setattr("pccl.communicator.CANCEL_GRACE_S", 0.01)
     is_closed = list[bool]()
     release = PendingOp.release
 
     def released(op: PendingOp) -> None:
-        if op._session is session:
+        if op._session is session.ops:
             is_closed.append(session._engine.is_closed)
         release(op)
 
@@ -198,8 +198,8 @@ def test_arrays_that_are_given_up_as_a_session_ends_come_back_after_its_engine(
 
     def hold() -> None:
         is_held.set()
-        until(lambda: session._reclaims, "the caller wants its array back")
-        session._break(AssertionError("made up by a test"))
+        until(lambda: session.ops._reclaimed, "the caller wants its array back")
+        session._lifetime.break_off(AssertionError("made up by a test"))
 
     portal.current().post(hold)
     assert is_held.wait(WAIT_S)

@@ -113,7 +113,7 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(crew: Crew, monkeypatch: 
         host, _, port = crew.address.rpartition(":")
         ports = [int(port), session._listener.getsockname()[1]]
         strangers = [socket.create_connection((host, port)) for port in ports]
-        until(lambda: len(session._strangers) == 1, "the stranger is at the door")
+        until(lambda: len(session._inbound.strangers) == 1, "the stranger is at the door")
         ours = {os.readlink(f"/proc/self/fd/{stranger.fileno()}") for stranger in strangers}
         of_pccl = sockets() - before - ours
         assert len(of_pccl) > 20
@@ -125,7 +125,7 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(crew: Crew, monkeypatch: 
     assert left == ""
     newcomer.close()
     assert isinstance(connecting.outcome(), PCCLError)
-    session._token.run_sync_soon(may_move.set)
+    session.ops._token.run_sync_soon(may_move.set)
     assert [call.result().revision for call in syncing] == [0, 0]
     crew[3].all_reduce(np.ones(8), op=SUM)
     assert op.wait(WAIT_S)[0]

@@ -178,7 +178,7 @@ def stopped_master(monkeypatch: pytest.MonkeyPatch) -> Callable[[Crew], None]:
         for peer in crew.peers:
             session = peer._inner._session
             assert session is not None
-            monkeypatch.setattr(session._connection, "send", lambda _: None)
+            monkeypatch.setattr(session._line.connection, "send", lambda _: None)
 
     monkeypatch.setattr("pccl.communicator.CANCEL_GRACE_S", 0.2)
     return stop
@@ -280,7 +280,7 @@ def test_an_array_on_a_device_is_its_callers_once_it_has_been_copied(crew: Crew,
 def test_a_device_that_copies_nothing_does_not_keep_its_caller(
     crew: Crew, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.runtime.session.peer_session.DEVICE_GRACE_S", 0.1)
+    monkeypatch.setattr("pccl.runtime.session.reclaims.DEVICE_GRACE_S", 0.1)
     crew.join(2)
     held = [devices[index].array(np.full(50_000, index + 1, np.float32)) for index in range(2)]
     devices[0].reads_held.clear()

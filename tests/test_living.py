@@ -134,7 +134,7 @@ def test_closing_ends_the_calls_of_other_threads(crew: Crew, name: str) -> None:
     waiting = [Background(calls.get(name) or getattr(crew[0], name)) for _ in range(1)]
     session = crew[0]._inner._session
     assert session is not None
-    until(lambda: session._ops or session._calls, "it waits")
+    until(lambda: session._table.ops or len(session._calls), "it waits")
     crew.peers.pop(0).close()
     assert results([call.outcome() for call in waiting]) == [Result.NOT_INITIALIZED]
     assert np.all(x == 1)
@@ -208,7 +208,7 @@ def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(crew: Crew, 
         if interrupted_at(step, call):
             assert step > 20
             break
-        until(lambda: not session._tags and not session._ops, f"nothing is in flight after step {step}")
+        until(lambda: not session._table, f"nothing is in flight after step {step}")
     # The other side hears late of each that was given up, and then meets the one that was not.
     until(lambda: results(outcomes([partial(reduce_once, crew[1])])) == [Result.SUCCESS], "they meet")
     assert handle.wait(WAIT_S)[0]
@@ -218,7 +218,7 @@ def is_in_no_call(peer: Communicator) -> bool:
     session = peer._inner._session
     assert session is not None
     portal.current().call(trio.lowlevel.checkpoint)  # a call that was on its way to the trio thread has begun there
-    return not session._calls
+    return not len(session._calls)
 
 
 @pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"])
@@ -296,7 +296,7 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
     session.cancel(*cancelled[0])
-    until(lambda: not session._ops, "it is given up")
+    until(lambda: not session._table.ops, "it is given up")
     assert crew.each(reduce_once) == [2, 2]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.logs import FIELDS, AboutLogger, BackgroundHandler, JsonFormatter, TextFormatter
-from pccl.runtime.session import peer_session
+from pccl.runtime.session import outbound
 from tests.crew import WAIT_S, Crew, until
 
 RUN = """
@@ -76,13 +76,15 @@ def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCa
 
 
 def test_an_orderly_leave_is_no_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_session, "STANDS_S", 1000.0)
+    monkeypatch.setattr(outbound, "STANDS_S", 1000.0)
     with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.WARNING, "pccl"):
         crew = Crew(node.address, p2p_connection_pool_size=8)
         crew.join(3)
         crew.close(crew[1])
         sessions = [peer._inner._session for peer in crew.peers]
-        assert [len(session._making) for session in sessions if session] == [1, 1], "nobody will say anything of it"
+        assert [session._outbound.links_made for session in sessions if session] == [1, 1], (
+            "nobody will say anything of it"
+        )
         # One by one: of two that leave at once, one may miss the other before the master has heard of either.
         while crew.peers:
             crew.close(crew[-1])

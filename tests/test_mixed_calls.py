@@ -56,16 +56,16 @@ def test_what_comes_between_hearing_and_taking_is_not_taken_yet(crew: Crew, monk
     for tag in range(2):
         crew.each(lambda peer, _, tag=tag: peer.all_reduce(ones(), op=SUM, tag=tag))  # type: ignore[misc]
     session = crew[0]._inner.session("")
-    pause = Pause(session._hear_engine)
-    monkeypatch.setattr(session, "_hear_engine", pause)
+    pause = Pause(session._driver.hear)
+    monkeypatch.setattr(session._driver, "hear", pause)
 
     def begin() -> None:
         pause.arm()
-        session._take_launches()
+        session.ops._take()
 
     portal.current().post(begin)
     assert pause.is_there.wait(WAIT_S)
-    with_lanes = session._gate.has_lanes  # then the gate was closed to hear
+    with_lanes = session._fast_path.has_lanes  # then the gate was closed to hear
     calls = [Background(partial(reduce_once, peer)) for peer in crew.peers]
     handles = []
     if not with_lanes:
@@ -138,9 +138,9 @@ def test_a_cancel_is_not_taken_before_the_launch_that_it_follows(crew: Crew, mon
     session = crew[0]._inner.session("")
     cancels = WatchedQueue()
     pause = cancels.pause = Pause(lambda: None)
-    monkeypatch.setattr(session, "_cancels", cancels)
+    monkeypatch.setattr(session.ops, "_cancelled", cancels)
     pause.arm()
-    portal.current().post(session._take_launches)
+    portal.current().post(session.ops._take)
     assert pause.is_there.wait(WAIT_S)
     x = ones()
     call = Background(partial(crew[0].all_reduce, x, op=SUM, tag=6, timeout=0.05))

@@ -10,7 +10,7 @@ from pccl.protocol.master.options import ANSWER_TIMEOUTS, MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.protocol.peer import links
 from pccl.runtime.network import heartbeat, master_addresses
-from pccl.runtime.session import peer_session
+from pccl.runtime.session import control
 from tests.crew import WAIT_S, Crew, outcomes, reduce_once, results, until
 
 
@@ -22,9 +22,9 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     assert 2 * links.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
     assert 1.0 < master_addresses.LEAD_TIMEOUTS < gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
     assert ANSWER_TIMEOUTS > links.LINK_TIMEOUTS
-    assert failover.HOLD_S < peer_session.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
+    assert failover.HOLD_S < control.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
     assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_BEAT_S
-    assert peer_session.REATTACH_SHARE < 1.0, "some time is left to look for another master"
+    assert control.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 
 
 def test_a_peer_that_a_majority_waits_with_does_not_give_up_before_it_is_led() -> None:

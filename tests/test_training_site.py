@@ -82,10 +82,10 @@ class SiteOfRanks:
         assert session is not None
 
         def die() -> None:
-            session._is_broken = True  # or the ops under way would be awaited, and Leave be said
-            session._fail(Result.NOT_INITIALIZED, "killed")
+            session._lifetime.is_broken = True  # or the ops under way would be awaited, and Leave be said
+            session._lifetime.fail(Result.NOT_INITIALIZED, "killed")
 
-        session._token.run_sync_soon(die)
+        session.ops._token.run_sync_soon(die)
         until(session.over.is_set, "it has died")
 
 

@@ -23,8 +23,8 @@ they read and what they write, each pinned. On the device nothing is needed.
 of their launches. That needs the GIL for a moment between two pieces, unlike what the engine does with a piece.
 
 *Giving up.* Who gives a call up has the op abandoned: what has not been copied from the device is not. Who gives a wait
-up has its array back when all has been copied, or after `DEVICE_GRACE_S` of `runtime.session`; the op goes on in
-host memory, and the result comes to the device with the next wait.
+up has its array back when all has been copied, or after `DEVICE_GRACE_S` of `runtime.session.reclaims`; the op goes on
+in host memory, and the result comes to the device with the next wait.
 
 *Errors* of the device before the op is done fail it on all peers. Those after the verdict are the caller's alone: the
 others have their results, and this peer leaves the run, for its arrays differ from theirs.

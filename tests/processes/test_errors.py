@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
-from pccl.runtime.session import peer_session
+from pccl.runtime.session import control
 from tests.crew import WAIT_S, Background, Crew, results, together, until, waits_at_master
 
 
@@ -106,7 +106,7 @@ def test_a_server_that_is_no_master_is_named(answers: Callable[[socket.socket], 
 
 
 def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_session, "WELCOME_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(control, "WELCOME_TIMEOUT_S", 0.05)
     given_up = threading.Event()
 
     def says_nothing(_: socket.socket) -> None:

@@ -1,0 +1,334 @@
+"""The control connection of a session, and the search for another master when there is none.
+
+A control connection that breaks is made anew, to the same master, and carries the session on (`control_session`); the
+machine does not hear of it. The master is lost
+
+1. when it does not know the session;
+2. when no connection has come about for a peer timeout, or half of `master_timeout_s` if that is less;
+3. at once where there are other masters to ask, nothing listens at its port any more and its heartbeats have ended.
+
+A master that is lost is looked for, at all its addresses in turn (`master_addresses`), while the engine goes on; who
+finds none for `master_timeout_s` gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Callable
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.auth import AuthError
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, Candidates
+from pccl.runtime.network.tls import TlsEnd, TlsError
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
+from pccl.runtime.session.driver import Driver, Handlers
+from pccl.runtime.session.heartbeats import Heartbeats
+from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.session.master_line import MasterLine
+from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.threads.tasks import start_task
+from pccl.version import __version__
+
+WELCOME_TIMEOUT_S = 10.0
+REATTACH_SHARE = 0.5
+"""A broken control connection may take this share of the master timeout to be made anew, at most."""
+REATTACH_PAUSE_S_MIN = 0.02
+"""The first pause between two attempts to make a control connection anew."""
+REATTACH_PAUSE_S_MAX = 0.5
+
+
+class Control:
+    """Only for the trio thread."""
+
+    def __init__(
+        self,
+        line: MasterLine,
+        options: SessionOptions,
+        candidates: Candidates,
+        listen_port: Callable[[], int],
+        driver: Driver,
+        lifetime: Lifetime,
+        heartbeats: Heartbeats,
+        logger: logging.LoggerAdapter[logging.Logger],
+    ) -> None:
+        """The line leads to one of the `candidates`."""
+        self.attached = trio.Event()
+        """The control connection stands, as far as is known."""
+        self.attached.set()
+        self.senders: trio.Nursery | None = None
+        """Tasks that outlive all others, for last words."""
+        self._line = line
+        self._options = options
+        self._candidates = candidates
+        self._listen_port = listen_port
+        self._driver = driver
+        self._lifetime = lifetime
+        self._heartbeats = heartbeats
+        self._logger = logger
+        self._attending = trio.CancelScope()
+        """Around what concerns the present control connection."""
+        self._patience: trio.CancelScope | None = None
+        """Ends when a master takes this peer in; its deadline is when the search ends."""
+        self._heard = trio.Event()
+        self.handlers: Handlers = {ps.SeekMaster: self._seek_master}
+
+    async def until_master_speaks(self) -> None:
+        """Waits for the next messages of a master, or its loss."""
+        await self._heard.wait()
+
+    async def follow_masters(self) -> None:
+        """From one master to the next, until the session is over."""
+        while True:
+            self._attending = trio.CancelScope()
+            self._start_sender()
+            with self._attending:
+                await self._attend()
+            if self._driver.facts.is_over:
+                return
+            await self._line.end()
+            await self._find_master()
+
+    def _start_sender(self) -> None:
+        assert self.senders is not None
+        start_task(self.senders, self._lifetime.contained, self._line.connection.run_sender)
+
+    # One master.
+
+    async def _attend(self) -> None:
+        """Hears a master until the connection ends, or the machine has done with it."""
+        driver, facts = self._driver, self._driver.facts
+        session = ControlSession(secrets.token_bytes(KEY_BYTES))
+        with driver.taking_over as machine:
+            opening = self._resume(machine, session.key) or self._hello(session.key)
+        patience_s = WELCOME_TIMEOUT_S
+        messages: list[m.FromMaster] | None = None
+        while not facts.is_over and not self._attending.cancel_called:
+            reason, is_breach = "", False
+            try:
+                with trio.move_on_after(patience_s) as scope:
+                    if messages is None:
+                        messages = [await self._open(opening, session)]
+                    else:
+                        messages = await self._line.connection.receive()
+                if scope.cancelled_caught:
+                    reason = f"it leads no run yet, after {patience_s:g} s"
+                    if messages is None:
+                        reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
+            except ConnectionLost as error:
+                reason = f"lost the master: {error}"
+                if facts.is_led:
+                    failure = await self._reattach(session, str(error))
+                    if not failure:
+                        messages = []
+                        continue
+                    reason = f"{reason}; {failure}"
+            except TlsError as error:
+                reason = f"no TLS with the master: {error}"
+            except AuthError as error:
+                reason = f"the master was not accepted: {error}"
+            except ProtocolError as error:
+                reason, is_breach = str(error), True
+            with driver.taking_over as machine:
+                if not reason and messages is not None:
+                    try:
+                        reason = self._deliver(machine, messages)
+                    except ProtocolError as error:
+                        reason, is_breach = str(error), True
+                if reason:
+                    self._lose(machine, reason, is_breach)
+                patience_s = self._patience_with(messages)
+                self._heard.set()
+                self._heard = trio.Event()
+
+    def _deliver(self, machine: ps.Peer, messages: list[m.FromMaster]) -> str:
+        """Tells the machine what the master says. Returns why that master will not do, or "". ProtocolError."""
+        for message in messages:
+            if isinstance(message, m.Goodbye) and not (machine.run or self._candidates.are_all_asked_again):
+                return f"refused: {message.reason}"
+            machine.received(message)
+            if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
+                refused = "refused: " if isinstance(message, m.Goodbye) else ""
+                self._candidates.failed(self._line.address, f"{refused}{message.reason}")
+                break
+        return ""
+
+    def _lose(self, machine: ps.Peer, reason: str, is_breach: bool) -> None:
+        """Tells the machine that this master is none, or is no more."""
+        if is_breach:
+            reason = f"the master does not speak as a pccl master does: {reason}"
+            if machine.is_led and machine.run:
+                machine.give_up(reason)
+        self._candidates.failed(self._line.address, reason)
+        if not machine.run and self._candidates.are_all_asked and self._patience is None:
+            machine.give_up(reason)
+        else:
+            machine.master_lost(reason)
+
+    def _patience_with(self, messages: list[m.FromMaster] | None) -> float:
+        """How long to wait for the next messages of a master that has said this."""
+        if not messages or not isinstance(messages[-1], m.Gather | m.Lead):
+            return float("inf")
+        timeout_s = self._driver.facts.peer_timeout_s
+        is_majority_there = isinstance(messages[-1], m.Lead)
+        if is_majority_there and self._patience is not None:
+            # It may wait for the rest for a peer timeout: this peer stays, however little time the search has left.
+            self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)
+        return self._candidates.patience_s(timeout_s, is_majority_there)
+
+    def _resume(self, machine: ps.Peer, session: bytes) -> m.Resume | None:
+        now, limit_s = trio.current_time(), self._options.master_timeout_s
+        patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
+        return machine.resume(len(self._candidates.masters), now, session, limit_s, patience_s)
+
+    def _hello(self, session: bytes) -> m.Hello:
+        options = self._options
+        return m.Hello(
+            m.PROTOCOL_VERSION,
+            __version__,
+            options.group,
+            list(options.hosts),
+            options.port or self._listen_port(),
+            options.connections,
+            options.name,
+            site=options.site,
+            site_size=options.site_size,
+            masters=len(self._candidates.masters),
+            may_found=self._candidates.are_all_asked,
+            session=session,
+            master_timeout_s=options.master_timeout_s,
+        )
+
+    async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
+        """The answer to the first message. A peer of a run lets itself be sent away by nobody who has not shown that it
+        knows the token."""
+        options, connection = self._options, self._line.connection
+        if options.ssl_context is not None:
+            await connection.start_tls(TlsEnd(options.ssl_context, self._line.name))
+        connection.session = session
+        dialled = await handshake.dial_keyed(connection, options.token, None, opening, m.FromMaster)
+        answer: m.FromMaster = dialled.answer
+        if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and not dialled.is_proven:
+            raise AuthError(answer.reason)
+        connection.trust()
+        connection.count()
+        return answer
+
+    def welcomed(self, timeout_s: float) -> None:
+        """A master has taken this peer in, whose run has this peer timeout."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self._line.connection.bound_silence(timeout_s)
+        self._heartbeats.begin((self._line.host, self._line.port), timeout_s)
+
+    # The same master again.
+
+    async def _reattach(self, session: ControlSession, reason: str) -> str:
+        """Has the session go on over another connection to the same master; "" once it does, else why not."""
+        self._logger.info("the control connection was lost: %s; making it anew", reason)
+        self.attached = trio.Event()
+        self._line.connection.shutdown()
+        self._line.connection.close()
+        facts = self._driver.facts
+        limit_s = min(facts.peer_timeout_s or DIAL_S, REATTACH_SHARE * self._options.master_timeout_s)
+        pause_s = REATTACH_PAUSE_S_MIN
+        failure = f"no other connection within {limit_s:g} s"
+        try:
+            with trio.move_on_after(limit_s):
+                while True:
+                    try:
+                        self._line.connection = await self._dial_again(session)
+                        self._start_sender()
+                        self._logger.info("the control connection stands again")
+                        return ""
+                    except ConnectionLost as error:
+                        failure = f"no other connection within {limit_s:g} s: {error}"
+                        has_choice = not facts.run or len(self._candidates.masters) > 1
+                        if error.is_refused and not self._heartbeats.stand and has_choice:
+                            return str(error)
+                    except trio.TooSlowError:
+                        failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, REATTACH_PAUSE_S_MAX)
+        except (TlsError, AuthError, ProtocolError) as error:
+            failure = f"it does not go on with this peer: {error}"
+        finally:
+            self.attached.set()
+        return failure
+
+    async def _dial_again(self, session: ControlSession) -> ControlConnection[m.FromMaster]:
+        """A connection that carries the session on. ConnectionLost, or another error from one who does not know it."""
+        options, facts = self._options, self._driver.facts
+        with trio.fail_after(DIAL_S):
+            connection = await dial_control(self._line.host, self._line.port, m.FromMaster)
+        try:
+            if facts.run:
+                connection.bound_silence(facts.peer_timeout_s)
+            if options.ssl_context is not None:
+                await connection.start_tls(TlsEnd(options.ssl_context, self._line.name))
+            opening = m.Reattach(m.PROTOCOL_VERSION, session.key, session.received)
+            answer = await handshake.dial(connection, options.token, facts.run or None, opening, m.ReattachAnswer)
+            if not isinstance(answer, m.Reattached):
+                raise ProtocolError(answer.reason)
+            connection.trust()
+            connection.carry_on(session, answer.received)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # Another master.
+
+    def _seek_master(self, _: ps.Peer, effect: ps.SeekMaster) -> None:
+        self._attending.cancel()
+        self._heartbeats.stop()
+        if self._patience is None:
+            limit_s = self._options.master_timeout_s
+            self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
+            self._candidates = self._candidates.anew()
+            self._lifetime.spawn(self._be_patient, self._patience, effect.reason)
+
+    async def _be_patient(self, patience: trio.CancelScope, reason: str) -> None:
+        with patience:
+            await trio.sleep_forever()
+        if trio.current_time() >= patience.deadline:
+            limit_s = self._options.master_timeout_s
+            with self._driver.taking_over as machine:
+                tried = self._candidates.account()
+                machine.give_up(
+                    f"{reason}; no master has taken over within {limit_s:g} s. "
+                    f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}{self._haste(limit_s)}"
+                )
+                self._attending.cancel()
+
+    def _haste(self, limit_s: float) -> str:
+        timeout_s = self._driver.facts.peer_timeout_s
+        if limit_s >= timeout_s:
+            return ""
+        return (
+            f". master_timeout is less than the run's peer_timeout of {timeout_s:g} s, in which peers find out that "
+            f"their master is silent; give it more for runs that shall outlive masters"
+        )
+
+    async def _find_master(self) -> None:
+        """Replaces the connection."""
+        while True:
+            attempt = self._candidates.next(random.random())
+            await trio.sleep(attempt.pause_s)
+            try:
+                with trio.fail_after(DIAL_S):
+                    connection = await dial_control(*attempt.address, m.FromMaster)
+                    break
+            except (ConnectionLost, trio.TooSlowError) as error:
+                reason = str(error) or f"no answer within {DIAL_S:g} s"
+                self._candidates.failed(attempt.address, reason)
+                self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
+        self._line.met_at(connection, attempt.address)

@@ -1,0 +1,144 @@
+"""Between the machine of a session and its engine: ops and verdicts down, events up.
+
+Use counts are right, that is, ops with one tag reach the machine in the order in which the tag was used, because
+
+1. who has the tag of an op frees it only once the op is over, and an op that the fast path has completed or handed over
+   is among the engine's events before its caller knows;
+2. so whatever came through the fast path before a launch of the same tag was queued is among the events by then;
+3. `launches` first notes how many launches there are, then has the engine heard, and takes no more than those: each
+   finds its predecessor counted. The fast path may stay open meanwhile, also for the tags of later launches.
+
+With cancels it is the same: they are noted before the launches, so an op whose cancel is taken is in the machine, or
+among the events heard, or was submitted by nobody and never will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from pccl.protocol import peer as ps
+from pccl.runtime.data_plane import engine as native
+from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.data_plane.staged_ops import Pieces, hint
+from pccl.runtime.session.driver import Handlers
+from pccl.runtime.session.op_table import OpTable
+from pccl.runtime.session.reports import Tally
+from pccl.types import Result
+
+NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded | native.OpDetached
+"""Events that tell of what the machine has decided, or will."""
+
+
+class EngineBridge:
+    """Carries out what the machine decides about ops, and tells it what the engine reports."""
+
+    def __init__(self, engine: Pieces, fast_path: Gate, table: OpTable, tally: Tally) -> None:
+        self.detaching: dict[int, PendingOp] = {}
+        """Ops whose arrays the engine was told to let go of, and has not yet."""
+        self._engine = engine
+        self._fast_path = fast_path
+        self._table = table
+        self._tally = tally
+        self._reports: dict[type, Callable[[ps.Peer, Any], None]] = {
+            native.OpStarted: self._op_started,
+            native.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
+            native.OpAgreed: lambda machine, event: machine.op_agreed(event.op),
+            native.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
+            native.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
+            native.OpFrozen: lambda machine, event: machine.op_frozen(event.op),
+            native.OpMismatch: self._op_mismatch,
+            native.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
+            native.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
+            native.LinkLost: lambda machine, event: machine.link_lost(event.link, event.reason),
+            native.ConnectionLost: lambda machine, event: machine.connection_lost(event.link, event.reason, event.lane),
+            native.LinkCounted: lambda _, event: tally.link_counted(event),
+            native.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.lane),
+        }
+        self.handlers: Handlers = {
+            ps.SubmitOp: self._submit,
+            ps.FreezeOps: lambda _, effect: engine.freeze(effect.epoch),
+            ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
+            ps.EndOp: self._end_op,
+            ps.ForgetOp: lambda _, effect: engine.end(effect.op, native.Verdict.COMMIT_BY_ALL),
+            ps.ForgetUnmade: self._forget_unmade,
+            ps.OpResult: self._op_result,
+        }
+
+    # Events.
+
+    def hear(self, machine: ps.Peer) -> None:
+        """Tells the machine all that the engine has reported by now."""
+        engine, fast_path = self._engine, self._fast_path
+        has_threads = fast_path.has_lanes
+        if has_threads:
+            fast_path.close()  # else what is heard of one thread might come after what is not heard yet of another
+        events = engine.events()
+        if not all(isinstance(event, NOTHING_BUT_OPS) for event in events) and fast_path.close():
+            events += engine.events()
+        # First: whatever else there is to tell depends on what has been committed.
+        ran = [(event, fast_path.ran(event)) for event in events if isinstance(event, native.OpRan)]
+        for each, op in sorted(ran, key=lambda one: one[0].sequence) if has_threads else ran:
+            assert op.epoch is not None
+            self._tally.op_ended(op.epoch, is_committed=True)
+            machine.op_ran(op.tag, each.sequence)
+        failed = next((event for event in events if isinstance(event, native.EngineFailed)), None)
+        if failed is not None:  # what else there is follows from it
+            raise native.EngineFailedError(failed.reason)
+        for event in events:
+            if not isinstance(event, native.OpRan):
+                self._reports[type(event)](machine, event)
+
+    def hear_last(self) -> None:
+        """Ends committed ops whose callers may not have been told in a wait that was interrupted."""
+        for event in self._engine.events() if not self._engine.is_closed else ():
+            if isinstance(event, native.OpRan):
+                self._fast_path.ran(event)
+
+    def _op_started(self, machine: ps.Peer, event: native.OpStarted) -> None:
+        op = self._table.ops[event.op] = self._fast_path.started(event)
+        machine.op_started(event.op, op.tag, event.sequence, trio.current_time())
+
+    @staticmethod
+    def _op_mismatch(machine: ps.Peer, event: native.OpMismatch) -> None:
+        what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
+        other = machine.peer_at(event.link)
+        who = "another one" if other is None else f"peer {other}"
+        lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
+        mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
+        text = f"{lead}peers called {what}: {mine}, {theirs}{hint(event)}"
+        machine.op_mismatch(event.op, text, event.is_other_call)
+
+    # Effects.
+
+    def _submit(self, machine: ps.Peer, effect: ps.SubmitOp) -> None:
+        op = self._table.ops[effect.op]
+        op.epoch = effect.epoch
+        assert op.spec is not None
+        op.ring, op.rank = effect.ring, effect.ring.index(machine.peer)
+        try:
+            self._engine.submit(effect, op.placed(op.spec, effect.rank, effect.world_size))
+        except ValueError as error:
+            reason = f"peer {machine.peer} cannot take part: {error}"
+            machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)
+        except native.RootLostError as error:
+            machine.op_refused(effect.op, Result.RANK_CONNECTION_LOST, str(error))
+        except MemoryError as error:
+            machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
+
+    def _end_op(self, _: ps.Peer, effect: ps.EndOp) -> None:
+        self._engine.end(effect.op, native.Verdict.COMMIT if effect.commit else native.Verdict.ABORT)
+
+    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnmade) -> None:
+        with suppress(MemoryError):
+            self._engine.forget_ops(effect.epoch, effect.tag, effect.uses)
+
+    def _op_result(self, _: ps.Peer, effect: ps.OpResult) -> None:
+        op = self._table.ops[effect.op]
+        if op.epoch is not None:
+            self._tally.op_ended(op.epoch, effect.code is Result.SUCCESS)
+        self._table.finish(op, effect)

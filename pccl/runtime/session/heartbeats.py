@@ -1,0 +1,73 @@
+"""A session's heartbeats to its master, and hearing that the master falls silent."""
+
+from __future__ import annotations
+
+import socket
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.runtime.network import addresses
+from pccl.runtime.network.heartbeat import Beacon, dial_beats, keep_beats
+from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.session.driver import Driver
+from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.threads.tasks import start_task
+
+
+class Heartbeats:
+    """Only for the trio thread."""
+
+    def __init__(self, options: SessionOptions, driver: Driver, lifetime: Lifetime) -> None:
+        self.stand = False
+        """There is a connection for them."""
+        self._options = options
+        self._driver = driver
+        self._lifetime = lifetime
+        self._scope = trio.CancelScope()
+        self._beacon: Beacon | None = None
+
+    def begin(self, master: Address, timeout_s: float) -> None:
+        """Gives signs of life to a master that has taken this peer in, and to no other any more."""
+        self._scope.cancel()
+        self._scope = trio.CancelScope()
+        self._lifetime.spawn(self._beat, master, timeout_s, self._scope)
+
+    def stop(self) -> None:
+        self._scope.cancel()
+
+    def close(self) -> None:
+        if self._beacon is not None:
+            self._beacon.close()
+
+    def forget_after_fork(self) -> None:
+        if self._beacon is not None:
+            self._beacon.forget_after_fork()
+
+    async def _beat(self, master: Address, timeout_s: float, scope: trio.CancelScope) -> None:
+        hello = m.BeatHello(m.PROTOCOL_VERSION, self._driver.facts.run, self._driver.facts.peer)
+
+        async def connect() -> socket.socket:
+            self.stand = False
+            if self._lifetime.ended.is_set():
+                await trio.sleep_forever()  # the master has let us go
+            sock = await dial_beats(master, hello, self._options.token)
+            self.stand = True
+            return sock
+
+        beacon: Beacon | None = None
+        with scope:
+            try:
+                beacon = self._beacon = Beacon(timeout_s)
+                async with trio.open_nursery() as nursery:
+                    start_task(nursery, beacon.vouch)
+                    reason = await keep_beats(beacon, connect, timeout_s)
+                    nursery.cancel_scope.cancel()
+            except OSError as error:
+                reason = f"cannot be given signs of life: {error}"
+            finally:
+                if beacon is not None:
+                    beacon.close()
+            with self._driver.taking_over as machine:
+                machine.master_lost(f"the master at {addresses.join(*master)} {reason}")

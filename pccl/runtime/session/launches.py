@@ -1,0 +1,240 @@
+"""Launching ops, cancelling them, and taking their arrays back, from any thread.
+
+Each goes into a queue, and wakes the trio thread once for all that have gathered; `_take` passes them on to the
+machine, in the order that `engine_bridge` explains. The queues take no lock, for a signal handler that closes the
+communicator may run in the middle of a launch, and waits there for the trio thread.
+
+Small ops of callers that wait need not come here: they go through the fast path while it is open.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from pccl.protocol import peer as ps
+from pccl.runtime.data_plane import engine as native
+from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.session.driver import Driver
+from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.session.op_table import OpTable
+from pccl.runtime.session.options import SessionError
+from pccl.runtime.session.reclaims import Reclaims
+from pccl.runtime.threads.latch import Latch
+from pccl.types import Result
+
+LEAVE_S = 5.0
+
+
+class Launches:
+    """The ops of a session as its callers' threads see them."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        lifetime: Lifetime,
+        fast_path: Gate,
+        table: OpTable,
+        reclaims: Reclaims,
+        abandon: Callable[[BaseException], None],
+        leave: Callable[[str], object],
+    ) -> None:
+        """`abandon` ends the session when its trio run cannot be woken; `leave` has the peer leave the run."""
+        self._driver = driver
+        self._lifetime = lifetime
+        self._fast_path = fast_path
+        self._table = table
+        self._reclaims = reclaims
+        self._abandon = abandon
+        self._leave = leave
+        self._token = trio.lowlevel.current_trio_token()
+        self._numbers = itertools.count(1)
+        self._launched: deque[PendingOp] = deque()
+        self._cancelled: deque[tuple[PendingOp, Result, str]] = deque()
+        self._reclaimed: deque[tuple[PendingOp, bool]] = deque()
+        lifetime.at_end(self._finish_queued)
+
+    # Any thread.
+
+    def new(self, spec: native.OpSpec) -> PendingOp:
+        """An op to `launch`. Who has it before that can cancel it, should a signal come in the middle of `launch`."""
+        return PendingOp(next(self._numbers), spec.launched(), self)
+
+    def launch(self, op: PendingOp) -> None:
+        """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
+        self._claim_tag(op)
+        self._enqueue(op)
+
+    def launch_waiting(self, op: PendingOp) -> None:
+        """`launch`, by a thread that will do nothing but wait for the op: it may be over already then."""
+        self._claim_tag(op)
+        try:
+            has_run = self._fast_path.run(op)
+        except Exception as error:
+            # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
+            has_run = self._fast_path.has(op)
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._lifetime.break_off, error)
+        if not has_run:
+            self._enqueue(op)
+        else:
+            self.let_go(op)
+
+    def let_go(self, op: PendingOp) -> None:
+        """For the thread that has launched it by `launch_waiting`: if it is over, its tag may be used again."""
+        if op.is_over:
+            self._table.release_tag(op)
+
+    def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
+        """Asks for an op to be aborted on all peers, from any thread. It ends as the master says. Its `launch` may have
+        been interrupted anywhere."""
+        self._cancelled.append((op, code, reason))
+        self._wake()
+
+    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
+        """Has the op let go of its caller's arrays, from any thread: `PendingOp.reclaim` calls it."""
+        self._reclaimed.append((op, goes_on))
+        if not self._wake():
+            # The engine was closed before the run ended, and has put everything back.
+            reason = self._lifetime.failure or SessionError(Result.NOT_INITIALIZED, "the trio run has ended")
+            op.finish(ps.OpResult(op.op, reason.result, reason.message, 0))
+            op.release()
+
+    def wait_for_release(self, op: PendingOp) -> None:
+        if self._is_own_thread():
+            self._take()
+            self._reclaims.release_here(op)
+        else:
+            op.wait_released()
+
+    def leave_for(self, reason: str) -> None:
+        """Leaves the run, from any thread, which then finds the session over."""
+        if self._is_own_thread():
+            self._leave(reason)
+            return
+        has_left = Latch()
+
+        def leave() -> None:
+            self._leave(reason)
+            has_left.set()
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(leave)
+            has_left.wait(LEAVE_S)
+
+    def _claim_tag(self, op: PendingOp) -> None:
+        self._require_alive_for(op)
+        holder = self._table.claim(op)
+        if holder is op:
+            return
+        text = f"an op with tag {op.tag} is in flight already; wait for it or use another tag"
+        if holder.is_detached:
+            text = (
+                f"an op with tag {op.tag} is in flight still: its caller has given it up, and the master or the other "
+                f"peers have yet to say what becomes of it; use another tag, or try again later"
+            )
+        raise self._refused(op, SessionError(Result.INVALID_USAGE, text))
+
+    def _require_alive_for(self, op: PendingOp) -> None:
+        failure = self._lifetime.failure
+        if failure is not None:
+            raise self._refused(op, SessionError(failure.result, failure.message))
+
+    @staticmethod
+    def _refused(op: PendingOp, error: SessionError) -> SessionError:
+        """The error of an op that is over before it was launched."""
+        op.finish(ps.OpResult(op.op, error.result, error.message, 0))
+        return error
+
+    def _enqueue(self, op: PendingOp) -> None:
+        self._launched.append(op)
+        try:
+            self._token.run_sync_soon(self._take, idempotent=True)
+        except OSError as error:  # the run cannot be woken
+            self._abandon(error)
+        except trio.RunFinishedError:
+            # The session has ended with its trio run, since we looked.
+            with suppress(ValueError):
+                self._launched.remove(op)
+            self._require_alive_for(op)
+            raise
+
+    def _wake(self) -> bool:
+        """False: the trio run has ended."""
+        try:
+            self._token.run_sync_soon(self._take, idempotent=True)
+        except OSError as error:
+            self._abandon(error)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def _is_own_thread(self) -> bool:
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    # The trio thread.
+
+    @property
+    def queued(self) -> list[PendingOp]:
+        return list(self._launched)
+
+    def _take(self) -> None:
+        """Takes what has gathered. As trio calls it: what it raised would end everything in this thread."""
+        with self._lifetime.contain:
+            reclaims, cancels, launches = len(self._reclaimed), len(self._cancelled), len(self._launched)
+            if self._lifetime.failure is None:
+                with self._lifetime.contain:
+                    self._driver.hear()
+            with self._driver.after_hearing as machine:
+                for _ in range(launches):
+                    self._take_launch(machine)
+                for _ in range(cancels):
+                    self._take_cancel(machine, *self._cancelled.popleft())
+            for _ in range(reclaims):
+                with self._driver.after_hearing as machine:
+                    self._reclaims.take(machine, *self._reclaimed.popleft())
+
+    def _take_launch(self, machine: ps.Peer) -> None:
+        op = self._next()
+        if op is None:
+            return
+        failure = self._lifetime.failure
+        if failure is not None:
+            self._table.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))
+            return
+        spec = op.spec
+        assert spec is not None
+        pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
+        if pair is None:
+            self._fast_path.forget_uses(op.tag)
+        machine.launch(op.op, op.tag, trio.current_time(), pair)
+
+    def _take_cancel(self, machine: ps.Peer, op: PendingOp, code: Result, reason: str) -> None:
+        if self._reclaims.ends_with_the_session(op):
+            return
+        if op.op in self._table.ops:
+            machine.cancel(op.op, code, reason)
+        elif not op.is_over and self._table.holds_tag(op):
+            # Interrupted before it was in the queue, or on the fast path.
+            self._table.release_tag(op)
+            self._fast_path.drop(op)
+
+    def _next(self) -> PendingOp | None:
+        """At any moment an op is in the queue, in the table, or over: a child may be forked."""
+        if not self._launched:
+            return None
+        op = self._table.ops[self._launched[0].op] = self._launched[0]
+        self._launched.popleft()
+        return op
+
+    def _finish_queued(self, failure: SessionError) -> None:
+        while (op := self._next()) is not None:
+            self._table.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))

@@ -1,0 +1,40 @@
+"""Where a session's master is, and the present control connection to it."""
+
+from __future__ import annotations
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.runtime.network import addresses
+from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.wire import ControlConnection
+
+
+class MasterLine:
+    """The control connection, which is replaced when it breaks or another master is met."""
+
+    def __init__(self, connection: ControlConnection[m.FromMaster], address: Address) -> None:
+        """`connection` leads to `address`, for whose host the master's certificate must be."""
+        self.connection = connection
+        self.met_at(connection, address)
+
+    def met_at(self, connection: ControlConnection[m.FromMaster], address: Address) -> None:
+        self.connection = connection
+        self.address = address
+        self.name = address[0]
+        self.host = addresses.plain_host(connection.remote_address)
+        self.port: int = connection.remote_address[1]
+
+    def send(self, messages: list[m.Message]) -> None:
+        """Never waits and never raises."""
+        self.connection.send(messages)
+
+    async def end(self) -> None:
+        """Closes the connection, after what there is to send."""
+        self.connection.shutdown()
+        await self.connection.flush()
+        self.connection.close()
+
+    async def flush(self, limit_s: float) -> None:
+        with trio.move_on_after(limit_s):
+            await self.connection.flush()

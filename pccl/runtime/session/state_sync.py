@@ -1,0 +1,186 @@
+"""A session's part in sync_shared_state: the joint call, fetching what the plan says, and serving others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.auth import Keys
+from pccl.protocol.codec import encode
+from pccl.runtime.network.encrypted import SealedStream
+from pccl.runtime.session.driver import Driver, Handlers
+from pccl.runtime.session.joint_calls import JointCalls
+from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.session.options import SessionError, SessionOptions
+from pccl.runtime.session.outbound import Outbound
+from pccl.runtime.session.reports import Tally
+from pccl.runtime.state.tensor_blocks import StoreError
+from pccl.runtime.state.transfer import Stream, Transfer, TransferError
+from pccl.types import Result
+
+
+@dataclass
+class Syncing:
+    """One sync_shared_state call of this peer."""
+
+    transfer: Transfer
+    plan: m.SyncPlan | None = None
+    planned: trio.Event = field(default_factory=trio.Event)
+    """Set by the next plan."""
+    is_over: bool = False
+    fetching: trio.CancelScope | None = None
+    is_fetching: trio.Lock = field(default_factory=trio.Lock)
+    scopes: list[trio.CancelScope] = field(default_factory=list)
+
+    def plan_with(self, plan: m.SyncPlan) -> None:
+        """Takes a plan, or that of another master after it, which begins anew with what has come by then."""
+        self.plan = plan
+        self.planned.set()
+        self.planned = trio.Event()
+        if self.fetching is not None:
+            self.fetching.cancel()
+            self.fetching = None
+
+    async def until_planned(self, sync: int) -> bool:
+        """Waits for the plan of this sync. False if it is over."""
+        while not self.is_over and (self.plan is None or self.plan.sync < sync):
+            await self.planned.wait()
+        return not self.is_over and self.plan is not None and self.plan.sync == sync
+
+    def scope(self) -> trio.CancelScope:
+        """For one task that moves state: cancelled when the call is over, so that no tensor is touched after it."""
+        scope = trio.CancelScope()
+        if self.is_over:
+            scope.cancel()
+        self.scopes.append(scope)
+        return scope
+
+    def end(self) -> None:
+        self.is_over = True
+        self.planned.set()
+        for scope in self.scopes:
+            scope.cancel()
+
+
+class StateSync:
+    """Only for the trio thread."""
+
+    def __init__(
+        self,
+        options: SessionOptions,
+        driver: Driver,
+        lifetime: Lifetime,
+        calls: JointCalls,
+        outbound: Outbound,
+        tally: Tally,
+    ) -> None:
+        self.current: Syncing | None = None
+        """The call under way."""
+        self._options = options
+        self._driver = driver
+        self._lifetime = lifetime
+        self._calls = calls
+        self._outbound = outbound
+        self._tally = tally
+        self.handlers: Handlers = {ps.RunSync: self._run_sync}
+        lifetime.at_end(lambda _: self._interrupt())
+
+    async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
+        """Makes the joint call with this peer's part of it and returns the elected revision. SessionError; what was
+        overwritten by then is in `transfer.overwritten`, also when cancelled."""
+        self._lifetime.require_alive()
+        if self.current is not None:
+            raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
+        offer = m.SyncOffer(strategy, revision, transfer.own.root, [tensor.offer() for tensor in transfer.tensors])
+        try:
+            encode(m.JointCall(0, m.Kind.SYNC, offer))
+        except ValueError as error:
+            raise SessionError(
+                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list, join some: {error}"
+            ) from None
+        syncing = self.current = Syncing(transfer)
+        try:
+            return await self._calls.make(m.Kind.SYNC, offer, self._interrupt)
+        finally:
+            self.current = None
+            syncing.end()
+            self._tally.state_fetched(transfer.rx_bytes)
+
+    def lost(self, peer: int, reason: str) -> None:
+        """A peer has left the run."""
+        if self.current is not None:
+            self.current.transfer.lost(peer, reason)
+
+    def store_failed(self, reason: str) -> SessionError:
+        """Leaves the run, for this peer's tensors are of no use any more. Returns what to raise."""
+        reason = f"{reason}; this peer has left the run"
+        with self._lifetime.contain, self._driver.taking_over as machine:
+            machine.fail(reason)
+        return SessionError(Result.INTERNAL_ERROR, reason)
+
+    async def serve(self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, tells: bool) -> None:
+        """Answers another peer that fetches this one's state."""
+        stream = self._stream(sock, keys)
+        with syncing.scope(), self._leaving_on_store_errors():
+            await syncing.transfer.serve(stream, tells)
+
+    def _interrupt(self) -> None:
+        if self.current is not None:
+            self.current.end()
+
+    def _run_sync(self, machine: ps.Peer, effect: ps.RunSync) -> None:
+        syncing = self.current
+        if syncing is None:
+            # The caller gave up while the plan was on its way.
+            machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
+            return
+        syncing.plan_with(effect.plan)
+        if effect.plan.fetch_content or effect.plan.fetch_loose:
+            self._lifetime.spawn(self._fetch, syncing, effect)
+
+    async def _fetch(self, syncing: Syncing, effect: ps.RunSync) -> None:
+        plan = effect.plan
+        facts = self._driver.facts
+
+        async def connect(donor: m.Member, tells: bool) -> Stream:
+            encrypt = self._options.encrypt
+            hello = m.StateHello(
+                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, tells=tells
+            )
+            return self._stream(*await self._outbound.dial(donor, hello, facts.peer_timeout_s))
+
+        success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
+        scope = syncing.fetching = syncing.scope()
+        with scope:
+            async with syncing.is_fetching:
+                if syncing.plan is not plan:
+                    return  # another one has followed it
+                try:
+                    with self._leaving_on_store_errors():
+                        suspects = await syncing.transfer.fetch(plan, effect.donors, connect, facts.peer_timeout_s)
+                    success, reason = True, ""
+                except TransferError as error:
+                    suspects, reason = error.suspects, str(error)
+        with self._driver.taking_over as machine:
+            machine.sync_ended(plan.sync, success, reason, suspects)
+
+    def _stream(self, sock: trio.socket.SocketType, keys: Keys | None) -> Stream:
+        if not self._options.encrypt:
+            return sock
+        assert keys is not None
+        return SealedStream(sock, keys)
+
+    @contextmanager
+    def _leaving_on_store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except* StoreError as errors:
+            error: BaseException = errors
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self.store_failed(str(error))
