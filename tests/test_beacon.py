@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from pccl.runtime.network import heartbeat as beacons
-from pccl.runtime.network.heartbeat import Beacon, Closed, Silent, keep_beats
+from pccl.runtime.network.heartbeat import Closed, Heartbeat, Silent, keep_beats
 from pccl.runtime.network.wire import ConnectionLost
 
 TIMEOUT_S = 0.3
@@ -33,7 +33,7 @@ def test_events_name_the_connection_and_the_reason() -> None:
     async def main() -> None:
         mine, closed = socket.socketpair()
         other, silent = socket.socketpair()
-        beacon = Beacon(TIMEOUT_S)
+        beacon = Heartbeat(TIMEOUT_S)
         try:
             beacon.add(7, mine.detach())
             closed.close()
@@ -55,7 +55,7 @@ def test_events_name_the_connection_and_the_reason() -> None:
 
 
 def test_what_is_no_socket_is_refused() -> None:
-    beacon = Beacon(LONG_S)
+    beacon = Heartbeat(LONG_S)
     with pytest.raises(OSError, match="not taken"):
         beacon.add(1, -1)
     beacon.close()
@@ -68,7 +68,7 @@ def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: py
     async def main() -> None:
         ends: list[socket.socket] = []
         failures = iter([True, False, True, True, False, False])
-        beacon = Beacon(TIMEOUT_S)
+        beacon = Heartbeat(TIMEOUT_S)
 
         async def connect() -> socket.socket:
             await trio.lowlevel.checkpoint()
@@ -96,7 +96,7 @@ def test_what_cannot_be_reached_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         async def connect() -> socket.socket:
             raise ConnectionLost("no route")
 
-        beacon = Beacon(TIMEOUT_S)
+        beacon = Heartbeat(TIMEOUT_S)
         reason = await keep_beats(beacon, connect, TIMEOUT_S)
         beacon.close()
         assert reason == "could not be reached with signs of life: no route"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pccl.runtime.network.addresses import parse_masters
-from pccl.runtime.network.master_addresses import PAUSE_S_MAX, Candidates
+from pccl.runtime.network.master_addresses import PAUSE_S_MAX, MasterAddresses
 
 
 def test_all_in_turn_from_the_first_on() -> None:
-    candidates = Candidates(parse_masters("a:1, b:2,a:1"))
+    candidates = MasterAddresses(parse_masters("a:1, b:2,a:1"))
     assert [candidates.next(0.5).address for _ in range(5)] == [("a", 1), ("b", 2), ("a", 1), ("b", 2), ("a", 1)]
 
 
 def test_pauses_come_between_rounds_and_stay_short() -> None:
-    candidates = Candidates([("a", 1), ("b", 2)])
+    candidates = MasterAddresses([("a", 1), ("b", 2)])
     pauses = [candidates.next(0.999).pause_s for _ in range(40)]
     assert pauses[0] == 0
     assert set(pauses[1::2]) == {0}
@@ -25,7 +25,7 @@ def test_pauses_come_between_rounds_and_stay_short() -> None:
 
 def test_chance_spreads_peers() -> None:
     def second(chance: float) -> float:
-        candidates = Candidates([("a", 1)])
+        candidates = MasterAddresses([("a", 1)])
         candidates.next(chance)
         return candidates.next(chance).pause_s
 
@@ -33,7 +33,7 @@ def test_chance_spreads_peers() -> None:
 
 
 def test_a_search_has_the_same_order_whatever_the_order_given() -> None:
-    one, other = Candidates([("b", 2), ("a", 10), ("a", 9)]), Candidates([("a", 10), ("a", 9), ("b", 2)])
+    one, other = MasterAddresses([("b", 2), ("a", 10), ("a", 9)]), MasterAddresses([("a", 10), ("a", 9), ("b", 2)])
     one.next(0.5)
     searches = one.anew(), other.anew()
     assert not searches[0].are_all_asked
@@ -43,7 +43,7 @@ def test_a_search_has_the_same_order_whatever_the_order_given() -> None:
 
 
 def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:
-    candidates = Candidates([("a", 1), ("b", 2), ("c", 3)])
+    candidates = MasterAddresses([("a", 1), ("b", 2), ("c", 3)])
     for _ in range(2):
         candidates.next(0.5)  # is dead
         candidates.next(0.5)
@@ -52,12 +52,12 @@ def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:
         other = candidates.patience_s(5.0, is_majority_there=False)
         assert 0 < 5 * other < first < first + other < 5.0
     assert candidates.patience_s(5.0, is_majority_there=True) > 1.5 * 5.0
-    assert Candidates([("a", 1)]).patience_s(5.0, is_majority_there=False) == float("inf")
+    assert MasterAddresses([("a", 1)]).patience_s(5.0, is_majority_there=False) == float("inf")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_refusal_counts_once_all_others_were_asked_or_are_none(count: int) -> None:
-    candidates = Candidates([("a", port) for port in range(count)])
+    candidates = MasterAddresses([("a", port) for port in range(count)])
     for _ in range(count):
         candidates.next(0.5)
         assert candidates.are_all_asked_again == (count == 1)
@@ -66,7 +66,7 @@ def test_a_refusal_counts_once_all_others_were_asked_or_are_none(count: int) -> 
 
 
 def test_the_account_has_the_last_failure_of_each() -> None:
-    candidates = Candidates([("a", 1), ("b", 2), ("c", 3)])
+    candidates = MasterAddresses([("a", 1), ("b", 2), ("c", 3)])
     candidates.failed(("b", 2), "refused")
     candidates.failed(("a", 1), "no answer")
     candidates.failed(("b", 2), "a standby")
@@ -74,7 +74,7 @@ def test_the_account_has_the_last_failure_of_each() -> None:
 
 
 def test_asked_once_each() -> None:
-    candidates = Candidates([("a", 1), ("b", 2)])
+    candidates = MasterAddresses([("a", 1), ("b", 2)])
     assert not candidates.are_all_asked
     candidates.next(0)
     assert not candidates.are_all_asked

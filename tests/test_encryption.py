@@ -29,7 +29,7 @@ from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Keys, Schedule, ru
 from pccl.protocol.codec import LENGTH_BYTES, decode_body
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.network import encrypted, key_exchange
-from pccl.runtime.network.encrypted import UNREADABLE, SealedStream
+from pccl.runtime.network.encrypted import UNREADABLE, EncryptedStream
 from pccl.runtime.network.key_exchange import Exchange
 from pccl.runtime.network.wire import ConnectionLost, receive_exactly
 from tests.crew import WAIT_S, Background, Crew
@@ -238,7 +238,7 @@ KEYS = b"a" * 32, b"b" * 32
 
 async def _carry_with_a_cancelled_receive() -> None:
     near, far = trio.socket.socketpair()
-    ours, theirs = SealedStream(near, KEYS), SealedStream(far, (KEYS[1], KEYS[0]))
+    ours, theirs = EncryptedStream(near, KEYS), EncryptedStream(far, (KEYS[1], KEYS[0]))
     said = np.random.default_rng(1).bytes(500_000)
 
     async def say() -> None:
@@ -270,7 +270,7 @@ async def _change_on_the_way() -> None:
         other, far = trio.socket.socketpair()
         streams.enter_context(middle)
         streams.enter_context(other)
-        ours, theirs = SealedStream(near, KEYS), SealedStream(far, (KEYS[1], KEYS[0]))
+        ours, theirs = EncryptedStream(near, KEYS), EncryptedStream(far, (KEYS[1], KEYS[0]))
         streams.callback(ours.close)
         streams.callback(theirs.close)
         with trio.fail_after(WAIT_S):

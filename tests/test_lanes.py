@@ -27,7 +27,7 @@ from pccl import (
 )
 from pccl.runtime.data_plane import engine_threads as lanes_module
 from pccl.runtime.data_plane.engine import Engine, OpRequest
-from pccl.runtime.data_plane.engine_threads import Lanes
+from pccl.runtime.data_plane.engine_threads import EngineThreads
 from tests.crew import Crew, results, until
 
 Array = npt.NDArray[Any]
@@ -213,7 +213,7 @@ def test_aborted_op_restores_what_all_threads_overwrote() -> None:
 
 @dataclass(frozen=True)
 class Noted:
-    lanes: Lanes
+    lanes: EngineThreads
     link: int
     index: int
     sock: socket.socket
@@ -224,13 +224,13 @@ class Noted:
 def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Noted]]:
     """All that are given to engines."""
     noted: list[Noted] = []
-    link_add = Lanes.link_add
+    link_add = EngineThreads.link_add
 
-    def note(lanes: Lanes, link: int, index: int, fd: int, *more: Any) -> None:
+    def note(lanes: EngineThreads, link: int, index: int, fd: int, *more: Any) -> None:
         noted.append(Noted(lanes, link, index, socket.socket(fileno=os.dup(fd))))
         link_add(lanes, link, index, fd, *more)
 
-    monkeypatch.setattr(Lanes, "link_add", note)
+    monkeypatch.setattr(EngineThreads, "link_add", note)
     yield noted
     for connection in noted:
         connection.sock.close()

@@ -8,7 +8,7 @@ import pytest
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.messages import LinkReport, Report
 from pccl.runtime.data_plane.engine import LinkCounted
-from pccl.runtime.session.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, Tally, interval_s
+from pccl.runtime.session.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
 from pccl.status import RunStatus, run_status
 from tests.crew import Crew, until
 
@@ -16,7 +16,7 @@ STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20}
 
 
 def test_what_is_counted() -> None:
-    tally = Tally()
+    tally = WorkCounters()
     tally.op_ended(3, is_committed=True)
     tally.op_ended(3, is_committed=False)
     tally.op_ended(4, is_committed=True)
@@ -34,7 +34,7 @@ def test_what_is_counted() -> None:
 
 
 def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
-    tally = Tally()
+    tally = WorkCounters()
     assert tally.report(STATS) is not None
     assert tally.report(STATS) is not None
     assert tally.report(STATS) is None
@@ -43,7 +43,7 @@ def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
 
 
 def test_another_master_is_told_anew() -> None:
-    tally = Tally()
+    tally = WorkCounters()
     told = tally.report(STATS, 1)
     tally.report(STATS, 1)
     assert tally.report(STATS, 1) is None
@@ -51,7 +51,7 @@ def test_another_master_is_told_anew() -> None:
 
 
 def test_only_the_last_epochs_are_told() -> None:
-    tally = Tally()
+    tally = WorkCounters()
     for epoch in range(1, 3 * EPOCHS_TOLD):
         tally.op_ended(epoch, is_committed=True)
     report = tally.report(STATS)

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from pccl.runtime.network.log_limiter import LINES_MAX, WINDOW_S, Refusals
-from pccl.runtime.network.unauthenticated import Strangers, source_of
+from pccl.runtime.network.log_limiter import LINES_MAX, WINDOW_S, LogLimiter
+from pccl.runtime.network.unauthenticated import Unauthenticated, source_of
 
 
 class Door:
     def __init__(self, total_max: int, per_source_max: int) -> None:
-        self.strangers = Strangers(total_max, per_source_max)
+        self.strangers = Unauthenticated(total_max, per_source_max)
         self.dropped: list[str] = []
 
     def enter(self, host: str, name: str) -> int:
@@ -70,7 +70,7 @@ def test_an_ipv6_network_is_one_source() -> None:
 
 def test_strangers_cannot_fill_a_log(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    refusals = Refusals(logging.getLogger("pccl.test"), lambda: now)
+    refusals = LogLimiter(logging.getLogger("pccl.test"), lambda: now)
     with caplog.at_level(logging.INFO, "pccl.test"):
         for i in range(10 * LINES_MAX):
             refusals.log(logging.INFO, f"stranger {i}")

@@ -16,7 +16,7 @@ import h11
 import trio
 
 from pccl.runtime.network import addresses
-from pccl.runtime.network.unauthenticated import Strangers
+from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.web.routes import Answer, Routes
 
 logger = logging.getLogger("pccl.web")
@@ -34,7 +34,7 @@ class WebServer:
     def __init__(self, listener: socket.socket, routes: Routes) -> None:
         self._listener = listener
         self._routes = routes
-        self._readers = Strangers(CONNECTIONS_MAX, CONNECTIONS_MAX)
+        self._readers = Unauthenticated(CONNECTIONS_MAX, CONNECTIONS_MAX)
 
     async def serve(self) -> None:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))

@@ -240,13 +240,13 @@ class GroupFrozen:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLost:
+class LinkDown:
     link: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionLost:
+class LinkDegraded:
     """The link goes on over its other connections."""
 
     link: int
@@ -296,8 +296,8 @@ EngineEvent = (
     | OpEnded
     | OpRefused
     | GroupFrozen
-    | LinkLost
-    | ConnectionLost
+    | LinkDown
+    | LinkDegraded
     | LinkLimited
     | LinkCounted
     | EngineFailed
@@ -553,9 +553,9 @@ def _event(event: Any) -> EngineEvent:
         reason = f"{reason}: {os.strerror(event.system_error)}" if reason else os.strerror(event.system_error)
     reason = reason or "closed by the other side"
     if kind == lib.PCCL_EVENT_CONNECTION_LOST:
-        return ConnectionLost(event.id, reason)
+        return LinkDegraded(event.id, reason)
     assert kind == lib.PCCL_EVENT_LINK_LOST, kind
-    return LinkLost(event.id, reason)
+    return LinkDown(event.id, reason)
 
 
 def _failure(detail: str, system_error: int) -> str:

@@ -31,11 +31,11 @@ from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane.engine import (
     Buffers,
-    ConnectionLost,
     Engine,
     EngineEvent,
     GroupFrozen,
     LinkCounted,
+    LinkDegraded,
     LinkLimited,
     OpAgreed,
     OpDetached,
@@ -54,13 +54,13 @@ GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: its multiples are spread evenly, whatever their distance."""
 
 
-def first_lane(tag: int, sequence: int, lanes: int) -> int:
+def first_thread(tag: int, sequence: int, lanes: int) -> int:
     """Where the first slice of an op is."""
     return ((tag + sequence) * GOLDEN % 2**64) * lanes >> 64
 
 
 @dataclass(slots=True)
-class _Tally:
+class _SliceCount:
     """Of slices that have yet to report something."""
 
     left: int
@@ -81,8 +81,8 @@ class _Sliced:
 
     engines: list[Engine]
     """Those that have taken a slice."""
-    done: _Tally
-    ended: _Tally
+    done: _SliceCount
+    ended: _SliceCount
     unagreed: int
     """Slices that are not agreed on, and that are not frozen."""
     unfrozen: int
@@ -90,7 +90,7 @@ class _Sliced:
     refusal: str = ""
 
 
-class Lanes:
+class EngineThreads:
     """One lane, until `divide`. Only from one thread at a time, but for `stats`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
@@ -159,8 +159,8 @@ class Lanes:
             return
         lanes = len(self._engines)
         slices = request.slices(lanes)
-        first = first_lane(launch.tag, launch.sequence, lanes)
-        sliced = _Sliced([], _Tally(slices), _Tally(slices), slices, slices)
+        first = first_thread(launch.tag, launch.sequence, lanes)
+        sliced = _Sliced([], _SliceCount(slices), _SliceCount(slices), slices, slices)
         for number in range(slices):
             engine = self._engines[(first + number) % lanes]
             request.cut(number, slices)
@@ -259,7 +259,7 @@ class Lanes:
     def _join(self, lane: int, event: EngineEvent) -> EngineEvent | None:
         """What an event of one lane means for all of them, if anything."""
         if isinstance(event, OpStarted):
-            self._ops[event.op] = _Sliced([self._engines[lane]], _Tally(1), _Tally(1), 1, 1)
+            self._ops[event.op] = _Sliced([self._engines[lane]], _SliceCount(1), _SliceCount(1), 1, 1)
             return event
         if isinstance(event, OpDone):
             done = self._ops[event.op].done
@@ -302,7 +302,7 @@ class Lanes:
                 return None
             del self._freezing[event.epoch]
             return event
-        if isinstance(event, ConnectionLost | LinkLimited | LinkCounted):
+        if isinstance(event, LinkDegraded | LinkLimited | LinkCounted):
             return replace(event, lane=lane)
         return event
 

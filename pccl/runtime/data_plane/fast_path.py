@@ -27,7 +27,7 @@ from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp
 from pccl.runtime.data_plane.engine import Buffers, OpRan, OpRequest, OpSpec, OpStarted
-from pccl.runtime.data_plane.engine_threads import Lanes, first_lane
+from pccl.runtime.data_plane.engine_threads import EngineThreads, first_thread
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.data_plane.staged_ops import piece_elements
 from pccl.runtime.extension import ffi, lib
@@ -50,10 +50,10 @@ class _Opening:
     """By tag a `uint64_t *`."""
 
 
-class Gate:
+class FastPath:
     """Of one session. The trio thread opens and closes it; `run` is for all others."""
 
-    def __init__(self, machine: Peer, engine: Lanes) -> None:
+    def __init__(self, machine: Peer, engine: EngineThreads) -> None:
         self._machine = machine
         self._engine = engine
         self._natives: list[Any] = []
@@ -155,7 +155,7 @@ class Gate:
 
     def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any) -> bool:
         start = opening.start
-        lane = first_lane(op.tag, uses[0], len(self._natives))
+        lane = first_thread(op.tag, uses[0], len(self._natives))
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
         result = ffi.new("pccl_fast_path_result *")
         self._running[op.op] = op

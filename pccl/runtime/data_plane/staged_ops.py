@@ -54,7 +54,7 @@ from pccl.runtime.data_plane.engine import (
     guard_spec,
     guarded,
 )
-from pccl.runtime.data_plane.engine_threads import Lanes
+from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.types import Collective
 
 PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
@@ -162,7 +162,7 @@ class _Staged:
     refusal: str = ""
 
 
-class Pieces(Lanes):
+class StagedOps(EngineThreads):
     """Lanes that take specs with a feed, too."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:

@@ -37,14 +37,14 @@ from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
 from pccl.runtime.master.status_board import StatusBoard
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.heartbeat import Beacon, Silent
-from pccl.runtime.network.log_limiter import Refusals
+from pccl.runtime.network.heartbeat import Heartbeat, Silent
+from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.tls import TlsEnd, TlsError
-from pccl.runtime.network.unauthenticated import Strangers
+from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 from pccl.runtime.threads.fork_guard import close_in_child
-from pccl.runtime.threads.helper_thread import Aside
+from pccl.runtime.threads.helper_thread import HelperThread
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.master")
@@ -124,11 +124,11 @@ class MasterServer:
         """Numbers of clients by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
-        self._strangers = Strangers()
-        self._refusals = Refusals(logger, trio.current_time)
-        self._beacon = Beacon(self._options.peer_timeout_s)
-        self._searcher = Aside("pccl-search")
-        self._writer = Aside("pccl-state") if state is not None else None
+        self._strangers = Unauthenticated()
+        self._refusals = LogLimiter(logger, trio.current_time)
+        self._beacon = Heartbeat(self._options.peer_timeout_s)
+        self._searcher = HelperThread("pccl-search")
+        self._writer = HelperThread("pccl-state") if state is not None else None
         self._beating: set[int] = set()
         """Connections that the beacon has."""
         self._next_connection = 1

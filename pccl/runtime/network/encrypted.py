@@ -26,7 +26,7 @@ def link_keys(keys: Keys | None) -> Any:
     return ffi.NULL if keys is None else ffi.new("pccl_link_keys *", keys)
 
 
-class SealedStream:
+class EncryptedStream:
     """A connected socket as a `wire.ByteStream`. After a cancelled `send` nothing more can be sent; a cancelled
     `recv_into` has taken nothing."""
 

@@ -1,8 +1,8 @@
 """Signs of life over connections of their own, from a thread that needs no Python.
 
-`Beacon` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it dials
-the master, hands the connection to the beacon, and dials again whenever it is closed. What signs of life vouch for is
-told in `progress`.
+`Heartbeat` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it
+dials the master, hands the connection to the beacon, and dials again whenever it is closed. What signs of life vouch
+for is told in `progress`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pccl.runtime.network import handshake
 from pccl.runtime.network.dialing import dial_tcp
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel
 from pccl.runtime.threads import portal
-from pccl.runtime.threads.progress import Pulse
+from pccl.runtime.threads.progress import Progress
 
 logger = logging.getLogger("pccl.peer")
 
@@ -51,7 +51,7 @@ class Closed:
     reason: str
 
 
-class Beacon:
+class Heartbeat:
     """Owns the thread from construction to `close`. Only for the trio thread; nothing but `events` waits."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -62,11 +62,11 @@ class Beacon:
         self._events = ffi.new("pccl_heartbeat_event[]", EVENTS_MAX)
         self._quiet: Any = None
         self._timeout_s = timeout_s
-        self._pulse: Pulse | None = None
+        self._pulse: Progress | None = None
 
     async def vouch(self) -> None:
         """Has signs of life vouch for this trio run from now on. Until it is cancelled, and the beacon is closed."""
-        pulse = self._pulse = Pulse(self._timeout_s)
+        pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
         await pulse.keep()
@@ -115,7 +115,7 @@ class Beacon:
             self._handle = ffi.NULL
 
 
-async def keep_beats(beacon: Beacon, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float) -> str:
+async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float) -> str:
     """Exchanges signs of life until the other side gives none for `timeout_s`; returns in what way. `connect` makes a
     connection to it, or raises ConnectionLost. There is more time for the first."""
     deadline = trio.current_time() + max(timeout_s, FIRST_BEAT_S)

@@ -9,7 +9,7 @@ LINES_MAX = 100
 WINDOW_S = 60.0
 
 
-class Refusals:
+class LogLimiter:
     """Lets LINES_MAX lines through in WINDOW_S seconds and counts the rest."""
 
     def __init__(

@@ -39,7 +39,7 @@ class Attempt:
     is_first_round: bool
 
 
-class Candidates:
+class MasterAddresses:
     def __init__(self, masters: Sequence[Address]) -> None:
         assert masters
         self.masters = tuple(masters)
@@ -48,9 +48,9 @@ class Candidates:
         self._waited_in_round = -1
         """At some master."""
 
-    def anew(self) -> Candidates:
+    def anew(self) -> MasterAddresses:
         """For a search: none has been asked."""
-        return Candidates(sorted(self.masters))
+        return MasterAddresses(sorted(self.masters))
 
     def next(self, chance: float) -> Attempt:
         """`chance`, within [0, 1), spreads the peers of a run."""

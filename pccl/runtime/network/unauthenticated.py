@@ -17,7 +17,7 @@ PER_SOURCE_MAX = 256
 """Enough for several peers of one host, each with many connections a link."""
 
 
-class Strangers:
+class Unauthenticated:
     def __init__(self, total_max: int | None = None, per_source_max: int | None = None) -> None:
         self._total_max = TOTAL_MAX if total_max is None else total_max
         self._per_source_max = PER_SOURCE_MAX if per_source_max is None else per_source_max

@@ -26,7 +26,7 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, Candidates
+from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.session.driver import Driver, Handlers
@@ -52,7 +52,7 @@ class Control:
         self,
         line: MasterLine,
         options: SessionOptions,
-        candidates: Candidates,
+        candidates: MasterAddresses,
         listen_port: Callable[[], int],
         driver: Driver,
         lifetime: Lifetime,

@@ -28,7 +28,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.session.lifetime import Lifetime
 
 Handlers = Mapping[type, Callable[[ps.Peer, Any], None]]
@@ -83,7 +83,7 @@ class Driver:
     def __init__(
         self,
         machine: ps.Peer,
-        fast_path: Gate,
+        fast_path: FastPath,
         lifetime: Lifetime,
         hear: Callable[[ps.Peer], None],
         send: Callable[[list[m.Message]], None],

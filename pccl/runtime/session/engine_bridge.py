@@ -22,12 +22,12 @@ import trio
 
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane import engine as native
-from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import Pieces, hint
+from pccl.runtime.data_plane.staged_ops import StagedOps, hint
 from pccl.runtime.session.driver import Handlers
 from pccl.runtime.session.op_table import OpTable
-from pccl.runtime.session.reports import Tally
+from pccl.runtime.session.reports import WorkCounters
 from pccl.types import Result
 
 NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded | native.OpDetached
@@ -37,7 +37,7 @@ NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgr
 class EngineBridge:
     """Carries out what the machine decides about ops, and tells it what the engine reports."""
 
-    def __init__(self, engine: Pieces, fast_path: Gate, table: OpTable, tally: Tally) -> None:
+    def __init__(self, engine: StagedOps, fast_path: FastPath, table: OpTable, tally: WorkCounters) -> None:
         self.detaching: dict[int, PendingOp] = {}
         """Ops whose arrays the engine was told to let go of, and has not yet."""
         self._engine = engine
@@ -54,8 +54,8 @@ class EngineBridge:
             native.OpMismatch: self._op_mismatch,
             native.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
             native.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
-            native.LinkLost: lambda machine, event: machine.link_lost(event.link, event.reason),
-            native.ConnectionLost: lambda machine, event: machine.connection_lost(event.link, event.reason, event.lane),
+            native.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
+            native.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.lane),
             native.LinkCounted: lambda _, event: tally.link_counted(event),
             native.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.lane),
         }

@@ -8,7 +8,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.runtime.network import addresses
-from pccl.runtime.network.heartbeat import Beacon, dial_beats, keep_beats
+from pccl.runtime.network.heartbeat import Heartbeat, dial_beats, keep_beats
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime
@@ -26,7 +26,7 @@ class Heartbeats:
         self._driver = driver
         self._lifetime = lifetime
         self._scope = trio.CancelScope()
-        self._beacon: Beacon | None = None
+        self._beacon: Heartbeat | None = None
 
     def begin(self, master: Address, timeout_s: float) -> None:
         """Gives signs of life to a master that has taken this peer in, and to no other any more."""
@@ -56,10 +56,10 @@ class Heartbeats:
             self.stand = True
             return sock
 
-        beacon: Beacon | None = None
+        beacon: Heartbeat | None = None
         with scope:
             try:
-                beacon = self._beacon = Beacon(timeout_s)
+                beacon = self._beacon = Heartbeat(timeout_s)
                 async with trio.open_nursery() as nursery:
                     start_task(nursery, beacon.vouch)
                     reason = await keep_beats(beacon, connect, timeout_s)

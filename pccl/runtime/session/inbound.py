@@ -12,8 +12,8 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.runtime.network import addresses, handshake, links, probe
-from pccl.runtime.network.log_limiter import Refusals
-from pccl.runtime.network.unauthenticated import Strangers
+from pccl.runtime.network.log_limiter import LogLimiter
+from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime
@@ -37,7 +37,7 @@ class Inbound:
         until_master_speaks: Callable[[], Awaitable[None]],
         logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
-        self.strangers = Strangers()
+        self.strangers = Unauthenticated()
         self._listener = listener
         self._options = options
         self._driver = driver
@@ -46,7 +46,7 @@ class Inbound:
         self._state_sync = state_sync
         self._until_master_speaks = until_master_speaks
         self._logger = logger
-        self._refusals = Refusals(logger, trio.current_time)
+        self._refusals = LogLimiter(logger, trio.current_time)
 
     async def accept(self) -> None:
         """Greets whoever connects, until it is cancelled."""

@@ -18,7 +18,7 @@ import trio
 
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane import engine as native
-from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime
@@ -38,7 +38,7 @@ class Launches:
         self,
         driver: Driver,
         lifetime: Lifetime,
-        fast_path: Gate,
+        fast_path: FastPath,
         table: OpTable,
         reclaims: Reclaims,
         abandon: Callable[[BaseException], None],

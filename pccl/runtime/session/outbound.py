@@ -15,12 +15,12 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
-from pccl.runtime.data_plane.staged_ops import Pieces
+from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import links
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.session.reports import Tally
+from pccl.runtime.session.reports import WorkCounters
 from pccl.runtime.threads.tasks import start_task
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -39,8 +39,8 @@ class Outbound:
         options: SessionOptions,
         driver: Driver,
         lifetime: Lifetime,
-        engine: Pieces,
-        tally: Tally,
+        engine: StagedOps,
+        tally: WorkCounters,
         logger: logging.LoggerAdapter[logging.Logger],
         master_host: Callable[[], str],
     ) -> None:

@@ -34,10 +34,10 @@ import trio
 from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.runtime.data_plane.fast_path import Gate
-from pccl.runtime.data_plane.staged_ops import Pieces
+from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
-from pccl.runtime.network.master_addresses import Address, Candidates
+from pccl.runtime.network.master_addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.session.control import Control
 from pccl.runtime.session.driver import Driver
@@ -53,7 +53,7 @@ from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
 from pccl.runtime.session.reclaims import Reclaims
-from pccl.runtime.session.reports import Tally, interval_s
+from pccl.runtime.session.reports import WorkCounters, interval_s
 from pccl.runtime.session.state_sync import StateSync
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads.tasks import start_task
@@ -72,9 +72,9 @@ class PeerSession:
         self,
         connection: ControlConnection[m.FromMaster],
         listener: socket.socket,
-        engine: Pieces,
+        engine: StagedOps,
         options: SessionOptions,
-        candidates: Candidates,
+        candidates: MasterAddresses,
         address: Address,
     ) -> None:
         """`connection` leads to `address`, one of the `candidates`, for whose host its certificate must be."""
@@ -89,9 +89,9 @@ class PeerSession:
         line = MasterLine(connection, address)
         about = AboutLogger(logger, self._about)
         lifetime = Lifetime(about, lambda text: line.send([m.Leave(text)]))
-        tally = Tally()
+        tally = WorkCounters()
         table = OpTable()
-        fast_path = Gate(machine, engine)
+        fast_path = FastPath(machine, engine)
         bridge = EngineBridge(engine, fast_path, table, tally)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, line.send)
         reclaims = Reclaims(driver, lifetime, engine, fast_path, table, bridge)
@@ -321,7 +321,7 @@ class PeerSession:
 
 async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
     """Connects to a master and creates a session; the caller spawns its `run`. SessionError names the addresses."""
-    candidates = Candidates(masters)
+    candidates = MasterAddresses(masters)
     connection: ControlConnection[m.FromMaster] | None = None
     while connection is None:
         address = candidates.next(0.0).address
@@ -345,7 +345,7 @@ async def open_session(masters: Sequence[Address], options: SessionOptions) -> P
             raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
         undo.callback(listener.close)
         try:
-            engine = Pieces(options.group, options.segment_bytes, options.force_poll)
+            engine = StagedOps(options.group, options.segment_bytes, options.force_poll)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(engine.close)

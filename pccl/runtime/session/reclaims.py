@@ -13,9 +13,9 @@ import trio
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane import engine as native
 from pccl.runtime.data_plane.detached import PrivateCopy
-from pccl.runtime.data_plane.fast_path import Gate
+from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import Pieces
+from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.engine_bridge import EngineBridge
 from pccl.runtime.session.lifetime import Lifetime
@@ -34,8 +34,8 @@ class Reclaims:
         self,
         driver: Driver,
         lifetime: Lifetime,
-        engine: Pieces,
-        fast_path: Gate,
+        engine: StagedOps,
+        fast_path: FastPath,
         table: OpTable,
         bridge: EngineBridge,
     ) -> None:

@@ -37,7 +37,7 @@ class _Link:
         )
 
 
-class Tally:
+class WorkCounters:
     """Of one session."""
 
     def __init__(self) -> None:

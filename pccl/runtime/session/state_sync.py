@@ -12,13 +12,13 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import encode
-from pccl.runtime.network.encrypted import SealedStream
+from pccl.runtime.network.encrypted import EncryptedStream
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.joint_calls import JointCalls
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
-from pccl.runtime.session.reports import Tally
+from pccl.runtime.session.reports import WorkCounters
 from pccl.runtime.state.tensor_blocks import StoreError
 from pccl.runtime.state.transfer import Stream, Transfer, TransferError
 from pccl.types import Result
@@ -77,7 +77,7 @@ class StateSync:
         lifetime: Lifetime,
         calls: JointCalls,
         outbound: Outbound,
-        tally: Tally,
+        tally: WorkCounters,
     ) -> None:
         self.current: Syncing | None = None
         """The call under way."""
@@ -173,7 +173,7 @@ class StateSync:
         if not self._options.encrypt:
             return sock
         assert keys is not None
-        return SealedStream(sock, keys)
+        return EncryptedStream(sock, keys)
 
     @contextmanager
     def _leaving_on_store_errors(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ class _Task(Generic[T]):
             self._token.run_sync_soon(self.done.set)
 
 
-class Aside:
+class HelperThread:
     """One thread; tasks wait for each other."""
 
     def __init__(self, name: str) -> None:

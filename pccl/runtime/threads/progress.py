@@ -36,7 +36,7 @@ TURNS_PER_TIMEOUT = 10
 TURN_S_MAX = 1.0
 
 
-class Pulse:
+class Progress:
     """Of one trio run, for one beacon."""
 
     def __init__(self, timeout_s: float) -> None:
