@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 21 };
+enum { PCCL_NATIVE_ABI = 22 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
