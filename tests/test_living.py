@@ -31,6 +31,7 @@ from pccl import (
     Result,
     SharedState,
 )
+from pccl.runtime.session.launches import Launches
 from pccl.runtime.threads import portal
 from tests.crew import (
     SUM,
@@ -261,10 +262,9 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
     crew.join(2)
     session = crew[0]._inner._session
     assert session is not None
-    op_session, cancelled = type(session), list[tuple[Any, ...]]()
-    monkeypatch.setattr(
-        op_session, "cancel", lambda _, *arguments: cancelled.append(arguments)
-    )  # as if nobody answered
+    cancelled = list[tuple[Any, ...]]()
+    # As if nobody answered.
+    monkeypatch.setattr(Launches, "cancel", lambda _, *arguments: cancelled.append(arguments))
     main_thread = threading.get_ident()
 
     def sleeps_in(function: str) -> bool:
@@ -295,7 +295,7 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
     finally:
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
-    session.cancel(*cancelled[0])
+    session.ops.cancel(*cancelled[0])
     until(lambda: not session._table.ops, "it is given up")
     assert crew.each(reduce_once) == [2, 2]
 

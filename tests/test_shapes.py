@@ -21,8 +21,8 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime import pieces as op_pieces
-from pccl.runtime.dimensions import DIGEST_FLAG, number_of, shape_of
+from pccl.runtime.data_plane import staged_ops
+from pccl.runtime.data_plane.dimensions import DIGEST_FLAG, number_of, shape_of
 from tests.crew import SUM, Crew, outcomes, reduce_once, results
 from tests.fake_device import FakeDevice
 
@@ -136,7 +136,7 @@ def test_arrays_in_pieces_have_shapes_too(
     on_device: tuple[int, ...],
     pieces: int,
 ) -> None:
-    monkeypatch.setattr(op_pieces, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(staged_ops, "PIECE_BYTES", PIECE)
     rows = pieces * PIECE // 4 // 8
     one, other = (rows, 8), (8, rows)
 

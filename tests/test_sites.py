@@ -167,5 +167,5 @@ def test_sites_join_reduce_in_their_groups_and_are_lost(master: MasterNode) -> N
 
 @pytest.mark.parametrize(("site", "size"), [("a", 0), ("", 2), ("a", -1)])
 def test_a_name_and_a_size_belong_together(site: str, size: int) -> None:
-    with pytest.raises(PCCLError, match="belong together|not an integer in"):
+    with pytest.raises(PCCLError, match=r"belong together|not an integer in"):
         Communicator("127.0.0.1:1", site=site, site_size=size)

@@ -106,10 +106,7 @@ class Step(StepReport):
 
 class DDP(ModuleFace, Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Can be called and
-    asked as the module, which is its `module`. Not thread-safe.
-
-    Needs torch 2.1 or newer.
-    """
+    asked as the module, which is its `module`. Not thread-safe. Needs torch 2.1 or newer."""
 
     def __init__(
         self,

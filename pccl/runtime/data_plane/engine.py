@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from pccl.protocol.auth import Keys
 from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime import dimensions
+from pccl.runtime.data_plane import dimensions
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.network.encrypted import link_keys
