@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import os
+import random
 import resource
 import signal
 import sys
@@ -252,6 +253,20 @@ def test_an_interrupt_anywhere_in_connect_withdraws_from_it(crew: Crew, impatien
             break
     crew.admit([newcomer])
     assert crew.each(reduce_once) == [2, 2]
+
+
+def test_random_numbers_of_the_program_are_its_own() -> None:
+    """Also where a peer looks for another master, again and again at moments that nobody can foresee."""
+    with MasterNode("127.0.0.1:0") as master:
+        crew = Crew(master.address)
+        crew.join(2)
+        random.seed(1)
+        before = random.getstate()
+        assert crew.each(reduce_once) == [2, 2]
+    found = crew.outcomes(lambda peer, _: peer.update_topology())
+    assert results(found) == [Result.MASTER_CONNECTION_FAILED] * 2
+    assert random.getstate() == before
+    crew.close_all()
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")

@@ -44,6 +44,9 @@ REATTACH_PAUSE_S_MIN = 0.02
 """The first pause between two attempts to make a control connection anew."""
 REATTACH_PAUSE_S_MAX = 0.5
 
+_jitter = random.SystemRandom()
+"""Draws nothing from the program's own stream of random numbers, which it may have seeded."""
+
 
 class Control:
     """Only for the trio thread."""
@@ -321,7 +324,7 @@ class Control:
     async def _find_master(self) -> None:
         """Replaces the connection."""
         while True:
-            attempt = self._candidates.next(random.random())
+            attempt = self._candidates.next(_jitter.random())
             await trio.sleep(attempt.pause_s)
             try:
                 with trio.fail_after(DIAL_S):
