@@ -24,7 +24,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def difference() -> list[str]:
-    """Removed and added lines with a line of context, as README.md shows them."""
+    """Removed and added lines with a line of context, as docs/pytorch.md shows them."""
     return [
         line
         for line in difflib.unified_diff(lines_of(BEFORE), lines_of(AFTER), n=1, lineterm="")
@@ -44,7 +44,7 @@ def test_few_lines_are_changed() -> None:
 
 
 def test_the_documentation_shows_what_is_changed() -> None:
-    (shown,) = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "docs" / "pytorch.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     assert shown.splitlines() == difference()
 
 
