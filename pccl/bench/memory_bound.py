@@ -1,4 +1,4 @@
-"""How much memory an engine may use at most beyond the caller's buffers: docs/performance.md and the engine's header agree."""
+"""How much memory an engine may use at most beyond the caller's buffers: as docs/performance.md and the engine say."""
 
 from __future__ import annotations
 
