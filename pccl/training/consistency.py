@@ -9,8 +9,10 @@ beginning of the next step each peer launches one all-reduce of nine words, the 
     n               after how many steps to compare again, as this peer would have it
 
 and lands it together with that step's averages. Nothing is on its way between steps. After the last step there is no
-next one: a peer whose run ends in order makes the same all-reduce then, of the snapshot that it has or of a fresh one,
-and waits for the others so long and no longer. Who trains on meets it where it launches its own.
+next one: a peer whose run ends in order makes the same all-reduce then and waits for the others so long and no longer.
+Of a snapshot that it has, all have one, and who trains on meets it where it launches its own. Of a state of which there
+is none it makes one, under a tag for this alone: who trains on never compares that state, but perhaps the next one,
+before it has seen that this peer leaves.
 
 1. *Equal digests, and only they, pass*: the maximum of all d is the complement of the maximum of all ~d exactly if the
    largest d is the smallest, word by word.
@@ -126,16 +128,18 @@ class _Row:
 class Check:
     """One peer's part in comparing. Its methods are joint, but for `expects`. Not thread-safe.
 
-    `communicator` may be replaced. Uses the tag `tag`.
+    `communicator` may be replaced. Uses the tags `tag` and `parting_tag`.
     """
 
-    def __init__(self, communicator: Communicator, tag: int, every: int | None) -> None:
+    def __init__(self, communicator: Communicator, tag: int, every: int | None, *, parting_tag: int) -> None:
         """`every` is after how many steps to compare, the same on all peers; None: as often as it is cheap."""
         every = None if every is None else as_int("check_every", every)
         if every is not None and every < 1:
             raise ValueError(f"check_every {every!r}: must be None or a number of steps, at least 1")
         self.communicator = communicator
         self._tag = tag
+        self._parting_tag = parting_tag
+        self._account_tag = tag
         self.every = every
         self._next = 0
         self._gap = 1
@@ -176,6 +180,7 @@ class Check:
             return
         started_s = time.monotonic()
         snapshot = self._snapshot
+        self._account_tag = self._tag
         self._fill(snapshot)
         self._op = Relaunched(
             self.communicator,
@@ -231,15 +236,17 @@ class Check:
         return self._snapshot is not None
 
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
-        """Compares what is not compared yet, with those who do so too or are at the beginning of the next step.
+        """Compares what is not compared yet, with those who do so too, or who come to the next step with a snapshot.
         DivergenceError, on all of them; PCCLError, TIMEOUT among them where somebody has not come in `limit_s`. Not a
         joint call; does nothing after a failure, or in the middle of a step."""
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return
+        self._account_tag = self._tag
         if self._snapshot is None:
             if self._is_compared:
                 return
             self._snapshot = make()
+            self._account_tag = self._parting_tag
         self._fill(self._snapshot)
         end_s = time.monotonic() + limit_s
         while True:
@@ -247,7 +254,7 @@ class Check:
                 self.communicator.all_reduce(
                     self._words,
                     op=ReduceOp.MAX,
-                    tag=self._tag,
+                    tag=self._account_tag,
                     step=self._snapshot.revision,
                     timeout=max(end_s - time.monotonic(), 0.1),
                 )
@@ -346,14 +353,14 @@ class Check:
         sizes = np.array([size])
         until_committed(
             self.communicator,
-            lambda: self.communicator.all_reduce_async(sizes, op=ReduceOp.MAX, tag=self._tag, step=step).result(),
+            lambda: self.communicator.all_reduce_async(sizes, op=ReduceOp.MAX, tag=self._account_tag, step=step).result(),
         )
         return int(sizes[0])
 
     def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
         """By peer."""
         info, _ = until_committed(
-            self.communicator, lambda: self.communicator.all_gather_async(row, tag=self._tag, step=step).result()
+            self.communicator, lambda: self.communicator.all_gather_async(row, tag=self._account_tag, step=step).result()
         )
         if info is None:
             membership = self.communicator.membership

@@ -43,14 +43,12 @@ from pccl.training.tensor_file import CheckpointError
 
 TAGS = 1 << 62
 """Its tags are from here on, 8 for each tag of the training object that it belongs to."""
-CHECK, HAND_OVER, BUFFERS, FOLLOW = 0, 1, 2, 3
+CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
 PARTING_S = 5.0
 """How long a peer at the end of its run waits for the others, to compare what they end with."""
-
-logger = logging.getLogger(__name__)
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +126,7 @@ class Contract:
         compared among `tensors`. `adopt` is called when the shared state has been synchronized. `version` is given
         where `tensors` are the program's own, which it may write after the last step: another number then. ValueError
         or TypeError for what cannot be shared."""
-        self._check = Check(communicator, _tag(tag, CHECK), check_every)
+        self._check = Check(communicator, _tag(tag, CHECK), check_every, parting_tag=_tag(tag, PART))
         self._tag = tag
         self._communicator = communicator
         self._tensors = tensors
