@@ -235,8 +235,10 @@ def _spec(
     check_algorithm(algorithm, func_name)
     step = checked_step(step, func_name)
     dtype = DataType.UINT8 if given is None else given.dtype
-    shape = None if given is None else given.shape
-    return OpSpec(tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step, shape=shape)
+    shape, bytes_of = (None, "") if given is None else (given.shape, given.bytes_of)
+    return OpSpec(
+        tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step, shape=shape, bytes_of=bytes_of
+    )
 
 
 def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:

@@ -32,6 +32,8 @@ class Operand:
     owner: Any
     device: Device | None = None
     """Where it is not this machine's memory. `address` then only tells arrays of one device apart."""
+    bytes_of: str = ""
+    """The array's own dtype, where its elements are counted in bytes."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,13 +83,14 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
             return resolve(array, role, func_name)
         operand = _from_torch(array, role, func_name, DataType.UINT8)
-        return replace(operand, count=operand.count * array.element_size())
+        bytes_of = str(array.dtype).removeprefix("torch.")
+        return replace(operand, count=operand.count * array.element_size(), bytes_of=bytes_of)
     if array.dtype.hasobject:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} holds Python objects; pass numbers or bytes")
     if _is_reducible(array):
         return resolve(array, role, func_name)
     operand = _from_numpy(array, role, func_name, DataType.UINT8)
-    return replace(operand, count=array.nbytes)
+    return replace(operand, count=array.nbytes, bytes_of=str(array.dtype))
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:

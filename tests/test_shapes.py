@@ -100,6 +100,20 @@ def test_sends_and_recvs(three_peers: Crew, sent: bool) -> None:
     assert sent or all("of shape (2, 4)" in str(error) and "of shape (4, 2)" in str(error) for error in found)
 
 
+@pytest.mark.parametrize("call", [EVERY["all_gather"], EVERY["broadcast"]])
+@pytest.mark.parametrize(
+    ("mine", "theirs"), [([("a", "f4"), ("b", "i4")], [("b", "i4"), ("a", "f4")]), ("c8", "M8[s]"), ("S3", "V3")]
+)
+def test_bytes_of_another_dtype_are_no_match(three_peers: Crew, call: Call, mine: Any, theirs: Any) -> None:
+    for _ in range(2):
+        for odd in range(3):
+            dtypes = [np.dtype(mine if i == odd else theirs) for i in range(3)]
+            found = three_peers.outcomes(lambda peer, i, dtypes=dtypes: call(peer, np.zeros(4, dtypes[i])))  # type: ignore[misc]
+            assert results(found) == [Result.INVALID_ARGUMENT] * 3, found
+            assert all(f"of shape (4,) of {dtype}" in str(error) for error in found for dtype in dtypes), found
+        three_peers.each(lambda peer, _: call(peer, np.zeros(4, mine)))
+
+
 def test_shapes_too_large_to_be_told(three_peers: Crew) -> None:
     """In one process all are known; what another one has is not."""
     mine, theirs = (1,) * 12 + (2, 3), (1,) * 12 + (3, 2)

@@ -353,14 +353,17 @@ class Check:
         sizes = np.array([size])
         until_committed(
             self.communicator,
-            lambda: self.communicator.all_reduce_async(sizes, op=ReduceOp.MAX, tag=self._account_tag, step=step).result(),
+            lambda: self.communicator.all_reduce_async(
+                sizes, op=ReduceOp.MAX, tag=self._account_tag, step=step
+            ).result(),
         )
         return int(sizes[0])
 
     def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
         """By peer."""
         info, _ = until_committed(
-            self.communicator, lambda: self.communicator.all_gather_async(row, tag=self._account_tag, step=step).result()
+            self.communicator,
+            lambda: self.communicator.all_gather_async(row, tag=self._account_tag, step=step).result(),
         )
         if info is None:
             membership = self.communicator.membership

@@ -1,12 +1,12 @@
-"""The shapes of arrays as numbers of 64 bits, which travel with ops and are compared there.
+"""Shapes of arrays, and dtypes of those that travel as bytes, as numbers of 64 bits, which ops carry and compare.
 
 Two shapes have the same number only if they are the same. Nearly all have a number that tells them, so that a peer can
-say what another one's array is like; those of many or huge dimensions have a digest instead.
+say what another one's array is like; those of many or huge dimensions, and those with a dtype, have a digest instead.
 
     0              no shape
     bit 63 clear   from the lowest bits on, for each dimension from the last to the first: how many bits it has, in six,
                    and these; then a 1
-    bit 63 set     63 bits of a BLAKE2b of the dimensions
+    bit 63 set     63 bits of a BLAKE2b of the dimensions and the dtype
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ WIDTH_BITS = 6
 DIGEST_FLAG = 1 << 63
 REMEMBERED_MAX = 4096
 
-_number_of: dict[tuple[int, ...], int] = {}
+_number_of: dict[tuple[tuple[int, ...], str], int] = {}
 """Those that were asked for, so that a small op does not count their bits again and again."""
-_digested: dict[int, tuple[int, ...]] = {}
+_digested: dict[int, tuple[tuple[int, ...], str]] = {}
 """By their numbers, those of them that these do not tell."""
 
 
-def number_of(shape: tuple[int, ...] | None) -> int:
+def number_of(shape: tuple[int, ...] | None, dtype: str = "") -> int:
     """The number of a shape; 0 for None. Thread-safe."""
     if shape is None:
         return 0
-    known = _number_of.get(shape)
-    return _remembered(shape) if known is None else known
+    known = _number_of.get((shape, dtype))
+    return _remembered(shape, dtype) if known is None else known
 
 
 def shape_of(number: int) -> tuple[int, ...] | None:
     """The shape that has this number, which may come from another peer and be anything; None where it cannot be told:
     of 0, of what is none, and of a digest that is none of this process's. Thread-safe."""
     if number & DIGEST_FLAG:
-        return _digested.get(number)
+        return _digested.get(number, (None, ""))[0]
     dimensions = []
     while number > 1:
         width = number & ((1 << WIDTH_BITS) - 1)
@@ -45,7 +45,16 @@ def shape_of(number: int) -> tuple[int, ...] | None:
     return tuple(reversed(dimensions)) if number else None
 
 
-def _remembered(shape: tuple[int, ...]) -> int:
+def told(number: int) -> str:
+    """What a message says of this number, which may come from another peer and be anything; "" for 0."""
+    if not number:
+        return ""
+    dtype = _digested.get(number, ((), ""))[1]
+    shape = shape_of(number)
+    return (f" of shape {shape}" if shape is not None else " of another shape or dtype") + (dtype and f" of {dtype}")
+
+
+def _remembered(shape: tuple[int, ...], dtype: str) -> int:
     if len(_number_of) >= REMEMBERED_MAX:
         _number_of.clear()
         _digested.clear()
@@ -53,9 +62,9 @@ def _remembered(shape: tuple[int, ...]) -> int:
     for dimension in shape:
         width = dimension.bit_length()
         number = (number << width | dimension) << WIDTH_BITS | width
-    if number >= DIGEST_FLAG:
-        digest = hashlib.blake2b(repr(shape).encode(), digest_size=8).digest()
+    if number >= DIGEST_FLAG or dtype:
+        digest = hashlib.blake2b(f"{shape!r}{dtype}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little") | DIGEST_FLAG
-        _digested[number] = shape
-    _number_of[shape] = number
+        _digested[number] = shape, dtype
+    _number_of[shape, dtype] = number
     return number

@@ -118,6 +118,8 @@ class OpSpec:
     """The caller's own count, which all peers must have alike; None: it gives none."""
     shape: tuple[int, ...] | None = None
     """Of the array that the caller gives, which all peers must have alike; None: there is no array."""
+    bytes_of: str = ""
+    """Of what dtype the array is where it travels as bytes, which all must have alike, too."""
 
     def launched(self) -> OpSpec:
         return self if self.new_feed is None else replace(self, feed=self.new_feed(), new_feed=None)
@@ -346,7 +348,7 @@ class OpRequest:
             request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
             request.rounding_seed = quantization.seed
         shape.step = 0 if spec.step is None else spec.step + 1
-        shape.dimensions = dimensions.number_of(spec.shape)
+        shape.dimensions = dimensions.number_of(spec.shape, spec.bytes_of)
         shape.segment_bytes = max(
             spec.dtype.itemsize,
             spec.segment_bytes
@@ -616,9 +618,8 @@ def _describe(shape: Any, with_dimensions: bool) -> str:
     elif shape.collective != Collective.ALL_REDUCE:
         text = name(Collective, shape.collective).lower()
     text += f" of {shape.count} x {name(DataType, shape.dtype)}"
-    if with_dimensions and shape.dimensions:
-        found = dimensions.shape_of(shape.dimensions)
-        text += f" of shape {found}" if found is not None else " of another shape"
+    if with_dimensions:
+        text += dimensions.told(shape.dimensions)
     if shape.collective == Collective.BROADCAST:
         text += f" from rank {shape.root}"
     if shape.quantization:
