@@ -204,7 +204,8 @@ def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any
 
 def _load_former(path: Path, contents: Contents) -> Loaded:
     arrays = {name: entry.array() for name, entry in contents.entries.items()}
-    if "format" not in arrays or contents.metadata:
+    numbers = [arrays[name] for name in ("format", "revision") if name in arrays]
+    if "format" not in arrays or contents.metadata or any(each.ndim or each.dtype.kind not in "iu" for each in numbers):
         raise CheckpointError(f"{path} is no checkpoint: pccl.training has not written it")
     if (version := int(arrays.pop("format"))) != FORMER_FORMAT:
         raise CheckpointError(f"{path} was not written by pccl.training: it has format {version}")
