@@ -178,7 +178,7 @@ def test_the_safetensors_library_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("foreign", [{"format": [1, 2]}, {"format": 1.0}, {"format": 1, "revision": [1, 2]}])
 def test_numbers_of_another_programs_npz_are_none_of_a_checkpoint(tmp_path: Path, foreign: dict[str, Any]) -> None:
     np.savez(tmp_path / "theirs.npz", **foreign)
-    with pytest.raises(CheckpointError, match="is no checkpoint: pccl.training has not written it"):
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: pccl\.training has not written it"):
         new().load(tmp_path / "theirs.npz")
 
 

@@ -44,7 +44,7 @@ def snapshots_made(
 
     monkeypatch.setattr(consistency, "Relaunched", Awaited)
     made: list[int] = []
-    checks = [Check(peer, 7, every) for peer in crew.peers]
+    checks = [Check(peer, 7, every, parting_tag=8) for peer in crew.peers]
 
     def snapshot(revision: int, is_slow: bool) -> Snapshot:
         if is_slow:
@@ -90,7 +90,7 @@ def test_waits_that_are_long_now_and_then_count_by_their_mean(monkeypatch: pytes
 
 def test_who_differs_is_forgotten_once_it_is_lost() -> None:
     with run_of(3) as crew:
-        checks = [Check(peer, 7, 1) for peer in crew.peers]
+        checks = [Check(peer, 7, 1, parting_tag=8) for peer in crew.peers]
         for value, check in enumerate(checks):
             array = np.full(3, value == 2, np.float32)
             check.note(lambda array=array: Snapshot(1, [("a", array)], {}))
