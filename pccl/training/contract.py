@@ -47,8 +47,9 @@ CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
-PARTING_S = 5.0
-"""How long a peer at the end of its run waits for the others, to compare what they end with."""
+PARTING_S = 1.0
+"""How long a peer at the end of its run waits for the others, to compare what they end with. If they train on instead,
+they wait for it as long in their next average."""
 
 logger = logging.getLogger(__name__)
 
