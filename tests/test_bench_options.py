@@ -135,6 +135,8 @@ def test_gloo_of_a_type_it_does_not_know(monkeypatch: pytest.MonkeyPatch, capsys
 def test_plot_without_matplotlib(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    for loaded in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["bench", "--plot", str(tmp_path / "bench.png")]) == 1
     assert "pip install 'pccl[plot]'" in capsys.readouterr().err
