@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.logs import AboutLogger
+from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.session.options import SessionError
 from tests.crew import SUM, WAIT_S, Background, ones, reduce_once, results, together, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for the descriptors where Linux lists them")
@@ -106,3 +110,18 @@ def test_all_of_them_may_be_closed(master: MasterNode) -> None:
     assert isinstance(left, PCCLError)
     assert left.result in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS)
     one.close()
+
+
+def test_all_waits_end_though_those_of_trio_cannot() -> None:
+    ended: list[SessionError] = []
+
+    def fails(_: SessionError) -> None:
+        raise RuntimeError("must be called from async context")
+
+    lifetime = Lifetime(AboutLogger(logging.getLogger("pccl.peer"), dict), lambda _: None)
+    lifetime.at_end(fails)
+    lifetime.at_end(ended.append)
+    with pytest.raises(RuntimeError, match="async context"):
+        lifetime.fail(Result.INTERNAL_ERROR, "closed")
+    assert ended == [lifetime.failure]
+    assert lifetime.ended.is_set()

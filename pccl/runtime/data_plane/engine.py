@@ -486,7 +486,10 @@ class Engine:
         self._check(lib.pccl_engine_link_close(self._handle, link), "link_close")
 
     def events(self) -> list[EngineEvent]:
-        """What has happened since the last call, in order. Only from one thread at a time."""
+        """What has happened since the last call, in order. Only from one thread at a time. EngineFailedError once it is
+        closed, as by a thread that finds the event loop dead while a task of that runs on."""
+        if self._handle == ffi.NULL:
+            raise EngineFailedError("the engine is closed")
         found: list[EngineEvent] = []
         count = EVENTS_MAX
         while count == EVENTS_MAX:

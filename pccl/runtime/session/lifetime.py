@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import trio
 
@@ -86,12 +86,14 @@ class Lifetime:
             await function(*args)
 
     def fail(self, code: Result, reason: str) -> None:
-        """Ends the session: all calls and queued launches fail. May be called again; the first reason stays."""
+        """Ends the session: all calls and queued launches fail. May be called again; the first reason stays. Whatever
+        ending fails, as those of trio's do in another thread, the others are called."""
         if self.failure is None:
             self.failure = SessionError(code, reason)
-        for ending in self._endings:
-            ending(self.failure)
-        self.ended.set()
+        with ExitStack() as last:
+            last.callback(self.ended.set)
+            for ending in reversed(self._endings):
+                last.callback(ending, self.failure)
 
     def break_off(self, error: Exception) -> None:
         """Ends the session for a fault of pccl's or of this machine, of nobody else's. May be called again: one fault

@@ -76,7 +76,7 @@ class Outbound:
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         """Gives a link's connection to the engine, if the link is wanted still."""
         with self._driver.taking_over as machine:
-            if machine.link_connected(link):
+            if machine.link_connected(link) and not self._lifetime.is_broken:
                 self._engine.link_add(link, index, sock.detach(), keys if self._options.encrypt else None)
             else:
                 sock.close()

@@ -290,7 +290,7 @@ class PeerSession:
     async def _keep_reporting(self) -> None:
         """Tells the master what this peer has done, for whoever watches the run."""
         await self.installed.wait()
-        while self.view is not None:
+        while self.view is not None and not self._lifetime.is_broken:
             self._report()
             with suppress(MemoryError):
                 for link in self._tally.links:
