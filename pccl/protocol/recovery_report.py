@@ -38,7 +38,7 @@ Who may lead:
        c  Where it is not in force, and the one before lacks its majority, a majority of the prepared view goes on:
           nobody but the master that has the fence can have led the others.
        d  A master that has led the run itself until just then needs no majority: whoever does not come is lost, as it
-          would have been if that master had never doubted (`succession`).
+          would have been if that master had never doubted (`failover`).
 
 Who goes on:
 

@@ -2,7 +2,7 @@
 
 It shares the thread of the master's control plane. Hence one answer at a time is made from what is cached there anyway,
 at most CONNECTIONS_MAX connections are open, a request has HEAD_BYTES_MAX and no body that is read, and a connection
-ends after CONNECTION_S whatever the other side does. For a further one the oldest makes room (`runtime.strangers`), so
+ends after CONNECTION_S whatever the other side does. For a further one the oldest makes room (`unauthenticated`), so
 that who asks at once, as a probe does, is answered however many say nothing. Whatever goes wrong with one ends that
 one.
 """

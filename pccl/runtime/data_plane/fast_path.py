@@ -13,7 +13,7 @@ A use of a tag is counted in one place at a time: by the gate from the first op 
 until the gate is closed or the session launches one (`forget_uses`), otherwise by the machine. No two threads count the
 same tag, for no two ops in flight have the same one, but for ops of two, which have tags of their own and never come
 here. A tag's first op in an epoch is the machine's. What is launched after an op that came through the gate finds
-that one counted: see the order in which `peer_session` hears of both.
+that one counted: see the order in which `engine_bridge` hears of both.
 
 Everything is as it was at any moment at which a signal handler may raise in the caller's thread: before the one call
 that submits, the op is not there, after it the session hears of it like of any other.
