@@ -62,6 +62,7 @@ def main() -> None:
                 waited_s.append(stood_s)
             if isinstance(diloco, AsyncDiLoCo):
                 diloco.finish()
+            diloco.close()
             found[f"{name} compute_s"] = statistics.median(compute_s[WARM_UP:])
             found[f"{name} step_s"] = statistics.median(step_s[WARM_UP:])
             found[f"{name} waited_s"] = statistics.median(waited_s[WARM_UP:])
