@@ -53,8 +53,8 @@ class MasterNode:
     master has none (default: PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary server-side
     `ssl.SSLContext` with a certificate, makes peers use TLS on their connection to the master.
 
-    `peer_timeout`: after so many seconds without a sign of life a peer is lost to the others, and the master to the
-    peers (default: PCCL_PEER_TIMEOUT in the environment, else 5). A process gives signs of life also while Python is
+    `peer_timeout`: after so many seconds without a heartbeat a peer is lost to the others, and the master to the
+    peers (default: PCCL_PEER_TIMEOUT in the environment, else 5). A process sends heartbeats also while Python is
     busy, but not while it is stopped, without power or cut off.
 
     `engine_threads` of every peer move its payload, 1 to 16 (default: PCCL_ENGINE_THREADS in the environment, else 1).

@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--peer-timeout",
         metavar="SECONDS",
         type=float,
-        help="how long a peer may give no sign of life before the others go on without it, and the master before the "
+        help="how long a peer may send no heartbeat before the others go on without it, and the master before the "
         "peers give it up (default: PCCL_PEER_TIMEOUT, else 5)",
     )
     parser.add_argument(

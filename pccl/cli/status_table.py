@@ -117,7 +117,7 @@ def waits(member: MemberStatus) -> Iterable[str]:
     if member.answer_due_s is not None:
         yield f"the master waits for its answer, {span(member.answer_due_s)}"
     if not member.is_heard:
-        yield "gives no sign of life"
+        yield "gives no heartbeat"
 
 
 def _peers_named(peers: list[int]) -> str:

@@ -38,7 +38,7 @@ joins another: it waits for its own until its patience ends.
 
 Deposition. A master lets go of all its peers, and they, and it, begin to gather again, when it may have been given up:
 
-    1  it hears no sign of life of most of a view at once, or their connections were closed and none came back
+    1  it hears no heartbeat of most of a view at once, or their connections were closed and none came back
        (`Master.deposed`). It is rather its own network that is out. So nobody is evicted, and whoever has gone on
        meanwhile reports. Where all connections were closed, as when all processes have ended, others may soon found
        a run: who lives dials again and again, and comes as soon as newcomers do
@@ -294,7 +294,7 @@ class Failover:
         if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
-            self._depose(f"{who} has lost it, and most of the others give no sign of life either")
+            self._depose(f"{who} has lost it, and most of the others send no heartbeat either")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))

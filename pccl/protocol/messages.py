@@ -167,7 +167,7 @@ class Hello(Message, frozen=True):
 
 
 class BeatHello(Message, frozen=True):
-    """The first and only message on a peer's second connection to the master, which carries signs of life: after
+    """The first and only message on a peer's second connection to the master, which carries heartbeats: after
     `Accepted`, each side sends a byte every so often. The peer makes it upon Welcome, and anew whenever it is closed.
     """
 

@@ -1,4 +1,4 @@
-"""Peers that have followed a master from the one that they lost, and have not connected for signs of life yet.
+"""Peers that have followed a master from the one that they lost, and have not connected for heartbeats yet.
 
 Each has a peer timeout for that, counted from the last one that did so: as long as they go on coming it is the master
 that is busy, with thousands of them, and nobody is late. RETURN_TIMEOUTS bound the sum.

@@ -61,7 +61,7 @@ class MemberStatus(_Facts, frozen=True):
     group: int
     address: str
     state: str
-    """connecting: no sign of life yet; pending: waits for an update_topology; joining: part of the view that is
+    """connecting: no heartbeat yet; pending: waits for an update_topology; joining: part of the view that is
     prepared; accepted."""
     known_s: float
     """Since it said Hello."""
@@ -70,7 +70,7 @@ class MemberStatus(_Facts, frozen=True):
     answer_due_s: float | None = None
     """For how long it has owed the master an answer to a change of membership."""
     is_heard: bool = True
-    """It has a connection for signs of life."""
+    """It has a connection for heartbeats."""
     traffic: PeerTraffic = PeerTraffic()
 
 

@@ -200,7 +200,7 @@ class StartEngine:
 
 @dataclass(frozen=True)
 class KeepBeats:
-    """Exchange signs of life with the master over a connection of their own, made anew when closed. After `timeout_s`
+    """Exchange heartbeats with the master over a connection of their own, made anew when closed. After `timeout_s`
     of silence: `master_lost`. Ends with the next one and with SeekMaster."""
 
     timeout_s: float

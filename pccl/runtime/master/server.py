@@ -4,7 +4,7 @@ A peer's control connection may break and another one carry its session on (`con
 both by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
 
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
-A connection that turns out to be for signs of life (`BeatHello`) goes to the beacon, whose thread outlasts whatever
+A connection that turns out to be for heartbeats (`BeatHello`) goes to the beacon, whose thread outlasts whatever
 else keeps this process busy, within the limits of `progress`; one task hears of those that fall silent.
 
 Where there is a state directory, what the machine wants remembered (`Persist`) is written there by a thread, and all
@@ -384,7 +384,7 @@ class MasterServer:
         if not isinstance(opening, m.BeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.BeatHello) and is_private:
-            raise AuthError("signs of life go without TLS")  # the thread that hears them knows none
+            raise AuthError("heartbeats go without TLS")  # the thread that hears them knows none
 
     def _carry_out(self, effects: list[Effect]) -> None:
         """At once, but for what must wait for the disk."""
@@ -393,7 +393,7 @@ class MasterServer:
             self._perform(effects)
             return
         is_writing = bool(self._postponed)
-        # Whoever reads such a connection must know at once that it is one for signs of life, of which no record tells.
+        # Whoever reads such a connection must know at once that it is one for heartbeats, of which no record tells.
         self._perform([effect for effect in effects if isinstance(effect, TakeBeats)])
         self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeBeats))
         if not is_writing:
@@ -501,7 +501,7 @@ class MasterServer:
         await watch(self._standby_of, self._token, self._client_context, interval_s, tell)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
-        """Tells the machine whose signs of life are late, before it judges who is lost: also the `silent` ones that it
+        """Tells the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones that it
         is about to be told of."""
         quiet = self._beacon.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])

@@ -1,7 +1,7 @@
-"""Signs of life over connections of their own, from a thread that needs no Python.
+"""Heartbeats over connections of their own, from a thread that needs no Python.
 
 `Heartbeat` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it
-dials the master, hands the connection to the beacon, and dials again whenever it is closed. What signs of life vouch
+dials the master, hands the connection to the beacon, and dials again whenever it is closed. What heartbeats vouch
 for is told in `progress`.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("pccl.peer")
 EVENTS_MAX = 64
 QUIET_MAX = 2**14
 FIRST_BEAT_S = 10.0
-"""As long as a master waits for a newcomer's first sign of life by default."""
+"""As long as a master waits for a newcomer's first heartbeat by default."""
 PAUSES_PER_TIMEOUT = 20
 
 
@@ -58,14 +58,14 @@ class Heartbeat:
         error = ffi.new("char[256]")
         self._handle = lib.pccl_heartbeat_create(max(1, round(timeout_s * 1000)), error, len(error))
         if self._handle == ffi.NULL:
-            raise OSError(f"no thread for signs of life: {text(error)}")
+            raise OSError(f"no thread for heartbeats: {text(error)}")
         self._events = ffi.new("pccl_heartbeat_event[]", EVENTS_MAX)
         self._quiet: Any = None
         self._timeout_s = timeout_s
         self._pulse: Progress | None = None
 
     async def vouch(self) -> None:
-        """Has signs of life vouch for this trio run from now on. Until it is cancelled, and the beacon is closed."""
+        """Has heartbeats vouch for this trio run from now on. Until it is cancelled, and the beacon is closed."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
@@ -75,7 +75,7 @@ class Heartbeat:
         """Takes ownership of a connected socket. OSError if the system refuses, and then it is closed."""
         status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
-            raise OSError(f"a connection for signs of life was not taken (status {status})")
+            raise OSError(f"a connection for heartbeats was not taken (status {status})")
 
     def remove(self, connection: int) -> None:
         """Closes it, without an event."""
@@ -83,7 +83,7 @@ class Heartbeat:
             lib.pccl_heartbeat_remove(self._handle, connection)
 
     def quiet(self, seconds: float) -> list[int]:
-        """The connections that have carried no sign of life for so long, at most QUIET_MAX."""
+        """The connections that have carried no heartbeat for so long, at most QUIET_MAX."""
         if self._quiet is None:
             self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         count = lib.pccl_heartbeat_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
@@ -116,7 +116,7 @@ class Heartbeat:
 
 
 async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float) -> str:
-    """Exchanges signs of life until the other side gives none for `timeout_s`; returns in what way. `connect` makes a
+    """Exchanges heartbeats until the other side gives none for `timeout_s`; returns in what way. `connect` makes a
     connection to it, or raises ConnectionLost. There is more time for the first."""
     deadline = trio.current_time() + max(timeout_s, FIRST_BEAT_S)
     for connection in range(1, 2**63):
@@ -130,14 +130,14 @@ async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.s
                     added = True
                 except (ConnectionLost, OSError) as error:
                     failure = str(error)
-                    logger.debug("no connection for signs of life: %s", failure)
+                    logger.debug("no connection for heartbeats: %s", failure)
                     await trio.sleep(timeout_s / PAUSES_PER_TIMEOUT)
         if not added:
             return f"could not be reached with signs of life: {failure}"
         (event,) = await beacon.events()
         if isinstance(event, Silent):
             return f"was silent for {event.silent_s:.1f} s"
-        logger.info("the connection for signs of life broke off: %s", event.reason)
+        logger.info("the connection for heartbeats broke off: %s", event.reason)
         deadline = trio.current_time() + timeout_s
     raise AssertionError("out of numbers")
 

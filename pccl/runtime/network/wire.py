@@ -78,7 +78,7 @@ class ControlConnection(Generic[M]):
 
     def bound_silence(self, timeout_s: float) -> None:
         """Has the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`:
-        a network that carries signs of life, but not this connection. The multiple leaves room for a retransmission
+        a network that carries heartbeats, but not this connection. The multiple leaves room for a retransmission
         timer that a short outage has doubled a few times. Where the system has no such option, nothing happens."""
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             milliseconds = round(STUCK_TIMEOUTS * timeout_s * 1000)

@@ -29,7 +29,7 @@ class Heartbeats:
         self._beacon: Heartbeat | None = None
 
     def begin(self, master: Address, timeout_s: float) -> None:
-        """Gives signs of life to a master that has taken this peer in, and to no other any more."""
+        """Sends heartbeats to a master that has taken this peer in, and to no other any more."""
         self._scope.cancel()
         self._scope = trio.CancelScope()
         self._lifetime.spawn(self._beat, master, timeout_s, self._scope)
@@ -65,7 +65,7 @@ class Heartbeats:
                     reason = await keep_beats(beacon, connect, timeout_s)
                     nursery.cancel_scope.cancel()
             except OSError as error:
-                reason = f"cannot be given signs of life: {error}"
+                reason = f"cannot be sent heartbeats: {error}"
             finally:
                 if beacon is not None:
                     beacon.close()

@@ -9,7 +9,7 @@ A session drives a `protocol.Peer` with the master's messages, the engine's even
     joint_calls     joint calls, and what comes of them
     state_sync      this peer's part in sync_shared_state
     control         the control connection, and the search for a master
-    heartbeats      signs of life to the master
+    heartbeats      the connection that carries them to the master
     outbound        links that this peer makes
     inbound         connections that others make
     measuring       link metrics for optimize_topology
