@@ -14,9 +14,9 @@ from hypothesis import settings
 
 from pccl import MasterNode
 from pccl.cli import main
-from tests import fake_device
-from tests.crew import Crew, run_of
-from tests.fake_device import FakeDevice
+from tests.support import fake_device
+from tests.support.cluster import Cluster, run_of
+from tests.support.fake_device import FakeDevice
 
 # Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it.
 settings.register_profile("pccl", deadline=None, print_blob=True)
@@ -42,18 +42,18 @@ def master() -> Iterator[MasterNode]:
 
 
 @pytest.fixture
-def crew(master: MasterNode) -> Iterator[Crew]:
+def cluster(master: MasterNode) -> Iterator[Cluster]:
     """A run without peers yet."""
-    crew = Crew(master.address)
-    yield crew
-    crew.close_all()
+    cluster = Cluster(master.address)
+    yield cluster
+    cluster.close_all()
 
 
 @pytest.fixture(scope="module")
-def three_peers() -> Iterator[Crew]:
+def three_peers() -> Iterator[Cluster]:
     """A run of three that is kept for a module's tests: making one takes longer than an op."""
-    with run_of(3) as crew:
-        yield crew
+    with run_of(3) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -8,5 +8,5 @@
     torch_blake3   BLAKE3 as torch operations: the digests of a state, computed where it is
 
 Nothing here imports torch, and no other part of pccl knows what a stream is. Tests run the same code with a device made
-of threads whose copies come late (`tests/fake_device.py`).
+of threads whose copies come late (`tests/support/fake_device.py`).
 """

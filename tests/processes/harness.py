@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.crew import WAIT_S, until
 from tests.processes.nursery import Forked, is_available, nursery
+from tests.support.cluster import WAIT_S, until
 
 WORKER = "tests.processes.worker"
 

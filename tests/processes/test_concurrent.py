@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.crew import until
 from tests.processes.harness import Worker
+from tests.support.cluster import until
 
 Run = Callable[..., list[Worker]]
 

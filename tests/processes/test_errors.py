@@ -14,7 +14,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.runtime.session import control
-from tests.crew import WAIT_S, Background, Crew, results, together, until, waits_at_master
+from tests.support.cluster import WAIT_S, Background, Cluster, results, together, until, waits_at_master
 
 
 def refusal(call: Callable[[], object]) -> PCCLError:
@@ -150,11 +150,11 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_strangers_at_every_port_disturb_nobody(crew: Crew, kind: str) -> None:
+def test_strangers_at_every_port_disturb_nobody(cluster: Cluster, kind: str) -> None:
     ports = [a_free_port() for _ in range(2)]
     for port in ports:
-        crew.join(1, listen=f"127.0.0.1:{port}")
-    ports.append(int(crew.address.rpartition(":")[2]))
+        cluster.join(1, listen=f"127.0.0.1:{port}")
+    ports.append(int(cluster.address.rpartition(":")[2]))
     is_over = threading.Event()
 
     def knock(port: int) -> int:
@@ -179,49 +179,49 @@ def test_strangers_at_every_port_disturb_nobody(crew: Crew, kind: str) -> None:
             assert np.all(x == 2)
 
     try:
-        crew.each(reduce)
+        cluster.each(reduce)
     finally:
         is_over.set()
     assert all(stranger.result() >= 3 for stranger in strangers)
-    assert crew.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
+    assert cluster.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
 
 
 def test_a_stranger_that_stays_silent_keeps_nobody_out(master: MasterNode) -> None:
     host, _, port = master.address.rpartition(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(20)]
-    crew = Crew(master.address)
-    crew.join(2)
-    assert crew.each(lambda peer, _: peer.world_size) == [2, 2]
-    crew.close_all()
+    cluster = Cluster(master.address)
+    cluster.join(2)
+    assert cluster.each(lambda peer, _: peer.world_size) == [2, 2]
+    cluster.close_all()
     for stranger in silent:
         stranger.close()
 
 
-def test_a_newcomer_that_cannot_reach_a_neighbour_is_turned_away_and_told_why(crew: Crew) -> None:
+def test_a_newcomer_that_cannot_reach_a_neighbour_is_turned_away_and_told_why(cluster: Cluster) -> None:
     port = a_free_port()
-    crew.join(1, advertise=f"127.0.0.1:{port}")
-    connecting = Background(crew.new().connect)
-    until(crew[0].are_peers_pending, "it waits")
-    crew[0].update_topology()
+    cluster.join(1, advertise=f"127.0.0.1:{port}")
+    connecting = Background(cluster.new().connect)
+    until(cluster[0].are_peers_pending, "it waits")
+    cluster[0].update_topology()
     error = connecting.outcome()
     assert error.result is Result.RANK_CONNECTION_FAILED
     assert "peers 1 and 2 cannot connect to each other" in str(error)
     assert f"127.0.0.1:{port}" in str(error)
-    assert crew[0].world_size == 1
+    assert cluster[0].world_size == 1
 
 
 def test_a_master_that_stops_fails_the_calls_in_progress() -> None:
     with MasterNode("127.0.0.1:0") as master:
-        crew = Crew(master.address)
-        crew.join(3)
+        cluster = Cluster(master.address)
+        cluster.join(3)
         x = np.ones(1000, np.float32)
         calls = [
-            Background(partial(crew[0].all_reduce, x, op=ReduceOp.SUM)),
-            Background(crew[0].are_peers_pending),
-            Background(crew[1].update_topology),
-            Background((newcomer := crew.new()).connect),
+            Background(partial(cluster[0].all_reduce, x, op=ReduceOp.SUM)),
+            Background(cluster[0].are_peers_pending),
+            Background(cluster[1].update_topology),
+            Background((newcomer := cluster.new()).connect),
         ]
-        until(lambda: crew[0].stats["ops_open"] == 1 and waits_at_master(newcomer), "they wait")
+        until(lambda: cluster[0].stats["ops_open"] == 1 and waits_at_master(newcomer), "they wait")
     assert results([call.outcome() for call in calls]) == [Result.MASTER_CONNECTION_FAILED] * 4
     assert np.all(x == 1)
-    together([peer.close for peer in crew.peers])
+    together([peer.close for peer in cluster.peers])

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
-from tests.crew import WAIT_S, until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
+from tests.support.cluster import WAIT_S, until
 
 Run = Callable[..., list[Worker]]
 

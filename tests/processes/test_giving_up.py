@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, Attribute, PCCLError, ReduceOp, Result
-from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
 from tests.processes.worker import VERDICT_WAIT_S
+from tests.support.cluster import until
 
 Run = Callable[..., list[Worker]]
 

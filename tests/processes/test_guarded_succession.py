@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from pccl import MasterNode
-from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
-from tests.test_tls import CA, CERTIFICATES, master_context
+from tests.runtime.network.test_tls import CA, CERTIFICATES, master_context
+from tests.support.cluster import until
 
 Run = Callable[..., list[Worker]]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
-from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
+from tests.support.cluster import until
 
 Run = Callable[..., list[Worker]]
 

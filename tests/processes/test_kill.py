@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode
-from tests.crew import until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
+from tests.support.cluster import until
 
 Run = Callable[..., list[Worker]]
 
@@ -80,7 +80,8 @@ def test_survivors_agree_on_the_op_that_a_kill_interrupts(run: Run, victim: int)
 def test_killed_peers_are_not_waited_for_however_long_a_silent_one_is(
     start: Start, run: Run, victims: list[int]
 ) -> None:
-    """Their signs of life and their links have ended, too. Who is reset is waited for: see `tests.test_reattach`."""
+    """Their heartbeats and their links have ended, too: `tests.runtime.session.test_reattach` has peers that are waited
+    for."""
     with MasterNode("127.0.0.1:0", peer_timeout=3600) as master:
         workers = run(4, master.address)
         for victim in victims:

@@ -16,7 +16,7 @@ import pytest
 
 from pccl import Communicator
 from pccl.runtime.network import addresses
-from tests.crew import WAIT_S, Crew, together, until
+from tests.support.cluster import WAIT_S, Cluster, together, until
 
 BEGIN = """
 import atexit, sys
@@ -84,13 +84,13 @@ def running(text: str, folder: Path) -> Iterator[Program]:
 def test_it_serves_on_until_a_signal(tmp_path: Path, text: str, number: signal.Signals) -> None:
     with running(text, tmp_path) as program:
         program.until_it_says(f"the master at {program.address} {GOES_ON}")
-        crew = Crew(program.address)
-        crew.join(3)
-        together([peer.optimize_topology for peer in crew.peers])
+        cluster = Cluster(program.address)
+        cluster.join(3)
+        together([peer.optimize_topology for peer in cluster.peers])
         program.process.send_signal(number)
         assert program.end() == (-number, "the last callback\n", "")
         addresses.listen(*addresses.parse(program.address)).close()
-        crew.close_all()
+        cluster.close_all()
 
 
 def test_a_handler_of_the_programs_own_interrupts_it(tmp_path: Path) -> None:

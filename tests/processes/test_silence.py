@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pccl import MasterNode
-from tests.crew import WAIT_S, until
 from tests.processes.conftest import Start
 from tests.processes.harness import Worker
+from tests.support.cluster import WAIT_S, until
 
 PEER_TIMEOUT_S = 1.0
 HOLD_S = 3

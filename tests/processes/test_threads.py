@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pccl import MasterNode
-from tests.crew import until
 from tests.processes.harness import Worker
 from tests.processes.test_kill import attempts_of, hear_iteration, start_loops
+from tests.support.cluster import until
 
 Run = Callable[..., list[Worker]]
 

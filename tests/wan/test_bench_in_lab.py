@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests.crew import until
+from tests.support.cluster import until
 from tests.wan.conftest import is_over
 
 ROOT = Path(__file__).resolve().parents[2]

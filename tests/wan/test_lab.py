@@ -20,7 +20,7 @@ from pathlib import Path as PathOfFile
 
 import pytest
 
-from tests.crew import until
+from tests.support.cluster import until
 from tests.wan import netem, probe
 from tests.wan.conftest import is_over
 from tests.wan.lab import Host, Lab, Link, Path, Site, unavailable

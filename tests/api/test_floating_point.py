@@ -1,0 +1,81 @@
+"""Peers whose programs have changed how their threads compute: the same bits as on the others, all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pccl import MasterNode
+from pccl.floating_point import default_environment
+from tests.api import odd_arithmetic
+from tests.api.arithmetic_peer import KINDS
+from tests.support.cluster import WAIT_S, Background
+
+ROOT = Path(__file__).resolve().parents[2]
+WITH_TORCH = ("ddp", "torch_diloco")
+PEERS = [("usual", "before"), ("flush", "before"), ("flush", "after"), ("downward", "before")]
+
+pytestmark = pytest.mark.skipif(not odd_arithmetic.IS_KNOWN, reason="how this machine computes is not known here")
+
+
+@pytest.mark.parametrize("environment", odd_arithmetic.ENVIRONMENTS)
+def test_a_threads_environment_is_put_back(environment: str) -> None:
+    seen = []
+
+    def in_a_thread() -> None:
+        odd_arithmetic.take(environment)
+        for error in (None, KeyboardInterrupt):
+            try:
+                with default_environment():
+                    seen.append(odd_arithmetic.current())
+                    if error is not None:
+                        raise error
+            except KeyboardInterrupt:
+                pass
+            seen.append(odd_arithmetic.current())
+
+    Background(in_a_thread).result()
+    assert seen == ["usual", environment] * 2
+    assert odd_arithmetic.current() == "usual"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITH_TORCH])
+def test_peers_in_any_environment_get_the_same_bits(master: MasterNode, kind: str) -> None:
+    _get_the_same_bits(master, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WITH_TORCH)
+def test_peers_in_any_environment_get_the_same_bits_of_torch(master: MasterNode, kind: str) -> None:
+    pytest.importorskip("torch")
+    _get_the_same_bits(master, kind)
+
+
+def _get_the_same_bits(master: MasterNode, kind: str) -> None:
+    arguments = [sys.executable, "-m", "tests.api.arithmetic_peer"]
+    processes = [
+        subprocess.Popen(
+            [*arguments, environment, when, str(len(PEERS)), kind, master.address],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # torch's threads, on few cores
+        )
+        for environment, when in PEERS
+    ]
+    try:
+        lines = [process.communicate(timeout=2 * WAIT_S)[0].split() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(PEERS)
+    assert lines[0]
+    for (environment, when), line in zip(PEERS, lines, strict=True):
+        differing = [i for i, (mine, usual) in enumerate(zip(line, lines[0], strict=True)) if mine != usual]
+        assert not differing, f"{environment} {when}: {len(differing)} of {len(line)} digests differ, at {differing}"
+    if kind == "reduce_all":
+        assert lines[0][-1] == "True", "the sums are not those of IEEE 754"

@@ -1,0 +1,369 @@
+"""Ops that are given up at any moment, by some or all: their arrays are the callers' again when the error comes, as
+they were, and nobody touches them after that. Peers never disagree on what they are told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import (
+    Communicator,
+    MasterNode,
+    PCCLError,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    Result,
+)
+from pccl.runtime.data_plane.staged_ops import piece_elements
+from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until, waits_at_master
+from tests.support.fake_device import FakeDevice
+
+WORLD = 3
+ROUNDS = 300
+COUNTS = (1, 1000, 20_000, 150_000, 600_000)
+MARK = -3.5
+SUM = ReduceOp.SUM
+
+
+@dataclass
+class Attempt:
+    """One peer's part of an op."""
+
+    send: np.ndarray[Any, Any]
+    recv: np.ndarray[Any, Any]
+    tag: int
+    how: str
+    timeout_s: float
+    quantization: QuantizationOptions | None
+    algorithm: ReduceAlgorithm | None
+    is_kept: bool = True
+
+    def run(self, peer: Communicator) -> Result:
+        before = self.send.tobytes()
+        try:
+            getattr(self, f"_{self.how}")(peer)
+            return Result.SUCCESS
+        except PCCLError as error:
+            self.is_kept = self.send.tobytes() == before
+            self.send[:] = self.recv[:] = MARK
+            return error.result
+
+    @property
+    def is_untouched(self) -> bool:
+        return bool((self.send == MARK).all() and (self.recv == MARK).all())
+
+    def _call(self, peer: Communicator) -> None:
+        peer.all_reduce(
+            self.send,
+            self.recv,
+            op=SUM,
+            tag=self.tag,
+            timeout=self.timeout_s,
+            quantization_options=self.quantization,
+            algorithm=self.algorithm,
+        )
+
+    def _launch(self, peer: Communicator) -> Any:
+        return peer.all_reduce_async(
+            self.send,
+            self.recv,
+            op=SUM,
+            tag=self.tag,
+            quantization_options=self.quantization,
+            algorithm=self.algorithm,
+        )
+
+    def _drop(self, peer: Communicator) -> None:
+        self._launch(peer).result(self.timeout_s)
+
+    def _insist(self, peer: Communicator) -> None:
+        handle = self._launch(peer)
+        for timeout_s in (self.timeout_s, self.timeout_s, None):
+            try:
+                handle.result(timeout_s)
+                return
+            except PCCLError:
+                if timeout_s is None or handle.done():
+                    raise
+
+    def _many(self, peer: Communicator) -> None:
+        descriptor = ReduceDescriptor(
+            self.send.size, SUM, self.tag, quantization_options=self.quantization, algorithm=self.algorithm
+        )
+        descriptors = [ReduceOpDescriptor.from_numpy(self.send, self.recv, descriptor)]
+        peer.all_reduce_multiple_with_retry(descriptors, timeout=self.timeout_s)
+
+
+def is_settled(peer: Communicator) -> bool:
+    return peer.stats["ops_open"] == 0
+
+
+def attempts(rng: random.Random, tag: int) -> list[Attempt]:
+    count = rng.choice(COUNTS)
+    quantization = QuantizationOptions() if rng.random() < 0.2 else None
+    algorithm = rng.choice((None, ReduceAlgorithm.RING, ReduceAlgorithm.DIRECT))
+    found = []
+    for index in range(WORLD):
+        send = np.full(count, index + 1, np.float32)
+        recv = send if rng.random() < 0.6 else np.empty_like(send)
+        how = rng.choice(("call", "call", "drop", "insist", "many"))
+        timeout_s = rng.choice((0.0, rng.uniform(0, 0.004), 0.2))
+        found.append(Attempt(send, recv, tag, how, timeout_s, quantization, algorithm))
+    return found
+
+
+def hammer(cluster: Cluster, seed: int, rounds: int = ROUNDS) -> None:
+    rng = random.Random(seed)
+    given_up: list[Attempt] = []
+    for tag in range(seed * rounds, (seed + 1) * rounds):
+        made = attempts(rng, tag)
+        found = outcomes([partial(each.run, peer) for each, peer in zip(made, cluster.peers, strict=True)])
+        assert all(each.is_kept for each in made), found
+        told = [
+            result
+            for each, result in zip(made, found, strict=True)
+            if each.how != "drop" or result is not Result.TIMEOUT  # which says nothing of the op
+        ]
+        assert set(told) <= {Result.SUCCESS, Result.TIMEOUT, Result.OUTCOME_UNKNOWN}, found
+        assert not {Result.SUCCESS, Result.TIMEOUT} <= set(told), found
+        for each, result in zip(made, found, strict=True):
+            if result is Result.SUCCESS:
+                assert np.allclose(each.recv, sum(range(1, WORLD + 1)), atol=0.1)
+            else:
+                given_up.append(each)
+    for peer in cluster.peers:
+        until(partial(is_settled, peer), "all have their verdicts")
+    assert all(each.is_untouched for each in given_up)
+    assert len(given_up) > rounds // 4
+    assert (
+        cluster.each(lambda peer, _: peer.all_reduce(np.ones(5, np.float32), op=SUM, tag=2**40 + seed).world_size)
+        == [WORLD] * WORLD
+    )
+
+
+KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sealed": {"token": "secret", "encrypt": True}, "lanes": {}}
+
+
+@pytest.fixture(params=KINDS)
+def gang(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    options = KINDS[request.param]
+    threads = 2 if request.param == "lanes" else 1
+    with MasterNode("127.0.0.1:0", engine_threads=threads, token=options.get("token")) as master:
+        cluster = Cluster(master.address, **options)
+        cluster.join(WORLD)
+        yield cluster
+        cluster.close_all()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nobody_touches_what_was_given_up(gang: Cluster, seed: int) -> None:
+    hammer(gang, seed)
+
+
+@pytest.fixture
+def stopped_master(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], None]:
+    """What peers say is not heard any more."""
+
+    def stop(cluster: Cluster) -> None:
+        for peer in cluster.peers:
+            session = peer._inner._session
+            assert session is not None
+            monkeypatch.setattr(session._line.connection, "send", lambda _: None)
+
+    monkeypatch.setattr("pccl.communicator.CANCEL_GRACE_S", 0.2)
+    return stop
+
+
+def test_an_outcome_that_nobody_tells_is_unknown(cluster: Cluster, stopped_master: Callable[[Cluster], None]) -> None:
+    cluster.join(2)
+    stopped_master(cluster)
+    x = np.ones(8, np.float32)
+    found = refusal(partial(cluster[0].all_reduce, x, op=SUM, tag=3, timeout=0.1))
+    assert found.result is Result.OUTCOME_UNKNOWN
+    assert "the op with tag 3 was given up here" in str(found)
+    assert "peers [2]" in str(found)
+    assert "sync_shared_state" in str(found)
+    again = refusal(partial(cluster[0].all_reduce, x, op=SUM, tag=3, timeout=0.1))
+    assert again.result is Result.INVALID_USAGE
+    assert "its caller has given it up" in str(again)
+    y = np.ones(8, np.float32)
+    many = [ReduceOpDescriptor.from_numpy(y, y, ReduceDescriptor(8, SUM, tag)) for tag in (4, 5)]
+    failed = refusal(partial(cluster[0].all_reduce_multiple_with_retry, many, timeout=0.1))
+    assert failed.result is Result.OUTCOME_UNKNOWN
+    assert "tags [4, 5]" in str(failed)
+    assert np.all(y == 1)
+
+
+def test_an_op_that_has_not_begun_is_copied_or_taken_back(cluster: Cluster) -> None:
+    """While the ring is changed ops are queued."""
+    cluster.join(2)
+    newcomer = cluster.new()
+    connecting = Background(newcomer.connect)
+    until(partial(waits_at_master, newcomer), "it waits")
+    admitting = Background(cluster[0].update_topology)  # exclusive: what is launched now waits for it
+    until(lambda: is_in_call(cluster[0]), "it is in the call")
+    x, parts = np.full(100_000, 2, np.float32), np.ones(4, np.float32)
+    handle = cluster[0].all_reduce_async(x, op=SUM, tag=1)
+    gathering = cluster[0].all_gather_async(parts, tag=2)
+    assert refusal(partial(handle.wait, 0.01)).result is Result.TIMEOUT
+    assert gathering.wait(0.01)[:2] == (False, Result.TIMEOUT)
+    assert np.all(x == 2)
+    x[:] = MARK
+    cluster[1].update_topology()
+    admitting.result()
+    connecting.result()
+    cluster.peers.append(newcomer)
+    others = [peer.all_reduce_async(np.full(100_000, 3, np.float32), op=SUM, tag=1) for peer in cluster.peers[1:]]
+    until(handle.done, "all have called")
+    assert np.all(x == MARK)
+    assert handle.wait()[1] is Result.SUCCESS
+    assert np.all(x == 8)
+    assert [other.wait()[1] for other in others] == [Result.SUCCESS] * 2
+
+
+def is_in_call(peer: Communicator) -> bool:
+    session = peer._inner._session
+    return session is not None and session._machine._calls.kind != ""
+
+
+def test_an_op_in_pieces_goes_on_with_a_copy(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One peer has its array on a device, and so all are divided."""
+    monkeypatch.setattr("pccl.runtime.data_plane.staged_ops.PIECE_BYTES", 1 << 18)
+    cluster.join(WORLD)
+    count = 5 * piece_elements(4) + 17
+    arrays = [np.full(count, index, np.float32) for index in range(WORLD)]
+    held = [arrays[0], arrays[1], devices[2].array(arrays[2])]
+    for device in devices:
+        device.reads_held.clear()
+    handles = [peer.all_reduce_async(array, op=SUM, tag=9) for peer, array in zip(cluster.peers, held, strict=True)]
+    for index in (0, 1):
+        session = cluster[index]._inner._session
+        assert session is not None
+        until(partial(bool, session._engine._staged), "it is in pieces")
+        assert refusal(partial(handles[index].wait, 0.2)).result is Result.TIMEOUT
+        assert np.all(arrays[index] == index)
+        arrays[index][:] = MARK
+    for device in devices:
+        device.reads_held.set()
+    assert handles[2].wait()[1] is Result.SUCCESS
+    until(lambda: handles[0].done() and handles[1].done(), "it is committed")
+    assert all(np.all(arrays[index] == MARK) for index in (0, 1))
+    assert handles[0].wait()[1] is Result.SUCCESS
+    assert np.all(arrays[0] == 3)
+    assert np.all(arrays[1] == MARK)
+
+
+def test_an_array_on_a_device_is_its_callers_once_it_has_been_copied(
+    cluster: Cluster, devices: list[FakeDevice]
+) -> None:
+    cluster.join(2)
+    held = [devices[index].array(np.full(50_000, index + 1, np.float32)) for index in range(2)]
+    handle = cluster[0].all_reduce_async(held[0], op=SUM)
+    assert refusal(partial(handle.wait, 0.2)).result is Result.TIMEOUT
+    held[0].set_later(np.full(50_000, MARK, np.float32))
+    cluster[1].all_reduce(held[1], op=SUM)
+    np.testing.assert_array_equal(held[0].settled(), np.full(50_000, MARK, np.float32))
+    assert handle.wait()[1] is Result.SUCCESS
+    np.testing.assert_array_equal(held[0].settled(), np.full(50_000, 3, np.float32))
+
+
+def test_a_device_that_copies_nothing_does_not_keep_its_caller(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.runtime.session.reclaims.DEVICE_GRACE_S", 0.1)
+    cluster.join(2)
+    held = [devices[index].array(np.full(50_000, index + 1, np.float32)) for index in range(2)]
+    devices[0].reads_held.clear()
+    handle = cluster[0].all_reduce_async(held[0], op=SUM)
+    other = Background(partial(cluster[1].all_reduce, held[1], op=SUM))
+    with suppress(PCCLError):  # TIMEOUT, unless the verdict is there at once
+        handle.wait(0.1)
+    assert refusal(handle.result).result is Result.INTERNAL_ERROR
+    assert "its device has copied nothing" in str(other.outcome())
+    devices[0].reads_held.set()
+
+
+def test_a_peer_that_cannot_take_a_result_leaves(cluster: Cluster, devices: list[FakeDevice]) -> None:
+    cluster.join(WORLD)
+    held = [devices[index].array(np.full(50_000, index + 1, np.float32)) for index in range(WORLD)]
+    devices[0].fails_to_write = True
+    failed = cluster.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR, Result.SUCCESS, Result.SUCCESS]
+    assert "this peer has left the run" in str(failed[0])
+    until(lambda: cluster[1].world_size == cluster[2].world_size == 2, "the others have heard of it")
+    left = refusal(partial(cluster[0].all_reduce, np.ones(3, np.float32), op=SUM))
+    assert left.result is Result.INTERNAL_ERROR
+    assert "could not be copied to the device" in str(left)
+
+
+def test_a_wait_that_is_over_at_once_copies_nothing(cluster: Cluster) -> None:
+    cluster.join(2)
+    x = [np.ones(8, np.float32) for _ in range(2)]
+    handles = [peer.all_reduce_async(array, op=SUM) for peer, array in zip(cluster.peers, x, strict=True)]
+    for handle in handles:
+        until(handle.done, "it is over")
+        assert handle.wait(0)[1] is Result.SUCCESS
+        assert handle._op.copy is None
+    assert all(np.all(array == 2) for array in x)
+
+
+COLLECTIVES: dict[str, tuple[Callable[[Communicator, Any], Any], Callable[[Communicator, Any], Any], Any]] = {
+    "all_gather": (
+        lambda peer, x: peer.all_gather_async(x),
+        lambda peer, x: peer.all_gather(x),
+        [[1] * 6, [2] * 6],
+    ),
+    "reduce_scatter": (
+        lambda peer, x: peer.reduce_scatter_async(x, op=SUM),
+        lambda peer, x: peer.reduce_scatter(x, op=SUM),
+        [3] * 3,
+    ),
+    "broadcast": (
+        lambda peer, x: peer.broadcast_async(x, root=1),
+        lambda peer, x: peer.broadcast(x, root=1),
+        [2] * 6,
+    ),
+    "recv": (
+        lambda peer, x: peer.recv_async(x, from_=1),
+        lambda peer, x: peer.send(x, to=0),
+        [2] * 6,
+    ),
+    "send": (
+        lambda peer, x: peer.send_async(x, to=1),
+        lambda peer, x: peer.recv(x, from_=0),
+        [1] * 6,
+    ),
+    "barrier": (lambda peer, _: peer.barrier_async(), lambda peer, _: peer.barrier(), None),
+}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_any_collective_goes_on_with_a_copy(cluster: Cluster, collective: str) -> None:
+    cluster.join(2)
+    launch, call, expected = COLLECTIVES[collective]
+    mine, theirs = np.full(6, 1, np.float32), np.full(6, 2, np.float32)
+    handle = launch(cluster[0], mine)
+    assert refusal(partial(handle.wait, 0.05)).result is Result.TIMEOUT
+    assert np.all(mine == 1)
+    mine[:] = MARK
+    call(cluster[1], theirs)
+    until(handle.done, "it goes on")
+    assert np.all(mine == MARK)
+    array = handle.result().array
+    if collective == "send":  # what was sent is what it was when it was given
+        np.testing.assert_array_equal(theirs, expected)
+        assert np.all(mine == MARK)
+    elif expected is not None:
+        np.testing.assert_array_equal(array, expected)

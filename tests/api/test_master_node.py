@@ -1,0 +1,233 @@
+"""A master inside a process: starting, stopping, addresses."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.protocol.fence import Fence, FencedView
+from pccl.runtime.master.fence_file import FenceFile
+from pccl.runtime.threads import portal
+from pccl.runtime.threads.latch import Latch
+from pccl.status import run_status
+from tests.support.cluster import WAIT_S, Background, Cluster, outcomes, results, until
+
+
+def refusal(call: Any) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        call()
+    return caught.value
+
+
+def test_run_returns_at_once_and_interrupt_stops_it() -> None:
+    master = MasterNode("127.0.0.1:0")
+    master.run()
+    assert master.wait(0) is False
+    cluster = Cluster(master.address)
+    cluster.join(2)
+    master.interrupt()
+    assert master.wait(WAIT_S)
+    until(
+        lambda: results(outcomes([cluster[0].are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED], "it is missed"
+    )
+    master.interrupt()
+    assert master.wait()
+    cluster.close_all()
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 1e6])
+def test_a_peer_timeout_is_a_number_of_seconds(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refusal(lambda: MasterNode("127.0.0.1:0", peer_timeout=value))
+    assert error.result is Result.INVALID_ARGUMENT
+    assert f"peer_timeout '{value}'" in str(error)
+    monkeypatch.setenv("PCCL_PEER_TIMEOUT", str(value))
+    assert f"PCCL_PEER_TIMEOUT '{value}'" in str(refusal(lambda: MasterNode("127.0.0.1:0")))
+
+
+@pytest.mark.parametrize(("argument", "variable", "told"), [(None, "", 5.0), (None, "7.5", 7.5), (3, "7.5", 3.0)])
+def test_the_peer_timeout_is_told_to_the_peers(
+    argument: float | None, variable: str, told: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_PEER_TIMEOUT", variable)
+    with MasterNode("127.0.0.1:0", peer_timeout=argument) as node, Communicator(node.address) as peer:
+        session = peer._inner._session
+        assert session is not None
+        assert session._machine.peer_timeout_s == told
+
+
+def test_it_can_run_again_at_the_same_address() -> None:
+    with MasterNode("127.0.0.1:0") as first:
+        address = first.address
+        with Communicator(address):
+            pass
+    master = MasterNode(address, found=True)
+    for _ in range(2):
+        with master:
+            assert master.address == address
+            cluster = Cluster(address)
+            cluster.join(2)
+            cluster.close_all()
+
+
+def test_a_run_goes_on_under_the_next_master_at_its_address() -> None:
+    with MasterNode("127.0.0.1:0") as first:
+        address = first.address
+        peer = Communicator(address, master_timeout=30)
+        peer.connect()
+    with MasterNode(address), peer:
+        assert peer.are_peers_pending() is False
+
+
+def test_one_with_state_leads_the_recorded_run_on_and_founds_at_once_when_there_is_none(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with MasterNode("127.0.0.1:0", state=state) as first:
+        address = first.address
+        peer = Communicator(address, master_timeout=30)
+        peer.connect()
+        refused = refusal(MasterNode("127.0.0.1:0", state=state).run)
+        assert refused.result is Result.INVALID_ARGUMENT
+        assert f"{state} is in use by the master at {address}" in str(refused)
+    with MasterNode(address, state=state), peer:
+        assert peer.are_peers_pending() is False
+        peer.close()
+    with MasterNode("127.0.0.1:0", state=state) as third, Communicator(third.address) as founder:
+        assert founder.world_size == 1
+
+
+def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_written, write = threading.Event(), FenceFile.write
+    tried: list[Fence] = []
+
+    def late(self: FenceFile, fence: Fence) -> None:
+        tried.append(fence)
+        if not is_written.is_set():
+            raise OSError(28, "No space left on device")
+        write(self, fence)
+
+    monkeypatch.setattr(FenceFile, "write", late)
+    monkeypatch.setattr("pccl.runtime.master.server.WRITE_AGAIN_S", 0.01)
+    with MasterNode("127.0.0.1:0", state=tmp_path) as node:
+        peer = Communicator(node.address)
+        connecting = Background(peer.connect)
+        until(lambda: len(tried) >= 3, "it is tried again")
+        assert [member.state for member in run_status(node.address).members] != ["accepted"]
+        assert not connecting.is_over
+        is_written.set()
+        connecting.outcome()
+        assert peer.world_size == 1
+        peer.close()
+
+
+def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.protocol.failover.HOLD_S", 0.1)
+    state = FenceFile(str(tmp_path), "before")
+    state.write(Fence("run", b"secret", 1, FencedView.of(3, [1, 2])))
+    state.close()
+    with MasterNode("127.0.0.1:0", state=tmp_path) as node:
+        error = refusal(partial(Communicator(node.address, master_timeout=0.1).connect, n_attempts=1))
+        assert "it waits for the peers of run run in term 1, view 3, peers [1, 2]" in str(error)
+    with MasterNode("127.0.0.1:0", state=tmp_path, found=True) as node, Communicator(node.address) as founder:
+        assert founder.world_size == 1
+
+
+def test_found_and_resume_exclude_each_other() -> None:
+    error = refusal(partial(MasterNode, "127.0.0.1:0", found=True, resume=True))
+    assert error.result is Result.INVALID_ARGUMENT
+
+
+def test_the_port_of_another_one_is_refused_by_name() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        error = refusal(MasterNode(master.address).run)
+        assert (error.result, error.func_name) == (Result.INVALID_ARGUMENT, "MasterNode.run")
+        assert f"cannot listen on {master.address}: the port is in use" in str(error)
+        assert refusal(master.run).result is Result.INVALID_USAGE
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:x", ":1", "[::1", "127.0.0.1:70000"])
+def test_wrong_addresses(address: str) -> None:
+    error = refusal(partial(MasterNode, address))
+    assert error.result is Result.INVALID_ARGUMENT
+    assert repr(address) in str(error)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "host.invalid"])
+def test_addresses_that_are_not_here(host: str) -> None:
+    error = refusal(MasterNode(f"{host}:0").run)
+    assert error.result is Result.INVALID_ARGUMENT
+    assert f"cannot listen on {host}:0" in str(error)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "localhost"])
+def test_any_address_can_be_listened_on(host: str) -> None:
+    if host == "[::]" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with MasterNode(f"{host}:0") as master:
+        assert master.address.startswith(f"{host}:")
+        with Communicator(f"localhost:{master.address.rpartition(':')[2]}") as peer:
+            assert peer.world_size == 1
+
+
+def test_before_it_runs_there_is_nothing_to_stop() -> None:
+    master = MasterNode()
+    assert master.address == "0.0.0.0:48148"
+    master.interrupt()
+    assert master.wait(0)
+
+
+def test_a_forgotten_master_goes_on() -> None:
+    master = MasterNode("127.0.0.1:0")
+    master.run()
+    service, address = weakref.ref(master._service), master.address
+    del master
+    gc.collect()
+    try:
+        with Communicator(address) as peer:
+            assert peer.are_peers_pending() is False
+    finally:
+        serving = service()
+        assert serving is not None
+        serving.interrupt()
+        assert serving.stopped.wait(WAIT_S)
+
+
+def test_once_interrupted_its_ports_are_free() -> None:
+    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as first:
+        address, http = first.address, first.http_address
+    for _ in range(5):
+        master = MasterNode(address, http=http, found=True)
+        master.run()
+        try:
+            peer = Communicator(address)
+            peer.connect()
+        finally:
+            master.interrupt()
+        peer.close()
+        assert master.wait(0)
+
+
+def test_a_master_that_does_not_stop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.master_node.STOP_TIMEOUT_S", 0.01)
+    with MasterNode("127.0.0.1:0") as master:
+        held, goes_on = Latch(), Latch()
+
+        def hold() -> None:
+            held.set()
+            goes_on.wait(WAIT_S)
+
+        portal.current().post(hold)
+        assert held.wait(WAIT_S)
+        error = refusal(master.interrupt)
+        goes_on.set()
+        assert error.result is Result.TIMEOUT
+        assert f"the master at {master.address} has not stopped within 0.01 s" in str(error)
+        assert master.wait(WAIT_S)

@@ -1,0 +1,222 @@
+"""The architecture as a test: who may import whom, what is exported, what `import pccl` costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pccl
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pccl"
+
+# What scripts written for the reference API import.
+REFERENCE_NAMES = {
+    *("Communicator", "MasterNode", "ReduceOp", "Attribute", "SharedStateSyncStrategy", "DataType"),
+    *("DistributionHint", "QuantizationAlgorithm", "QuantizationOptions", "ReduceOperandDescriptor"),
+    *("ReduceDescriptor", "ReduceOpDescriptor", "TensorInfo", "SharedState", "SharedStateSyncInfo"),
+    *("ReduceInfo", "AsyncReduceHandle", "PCCLError", "Result"),
+}
+OWN_NAMES = {
+    *("AsyncCommunicator", "ReduceAlgorithm", "__version__"),
+    *("AsyncCollectiveHandle", "CollectiveInfo", "Membership"),
+}
+
+# Of each part of the package: modules that it must not import, nor anything below them.
+FORBIDDEN = {
+    "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
+        pccl._native pccl.runtime pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher""",
+    "runtime": "pccl.communicator pccl.devices pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher torch",
+    "devices": "pccl.communicator pccl.async_communicator pccl.reduce pccl.operands pccl.training trio torch",
+    "web": """pccl.communicator pccl.master_node pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher
+        pccl._native numpy torch""",
+    "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",
+}
+# Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
+USERS_OF_THE_API = {
+    "cli": ["pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs"],
+    "demo": ["pccl.launcher", "pccl.training"],
+    "bench": ["pccl.launcher"],
+    "stress": ["pccl.launcher", "pccl.status"],
+    "training": ["pccl.signs", "pccl.floating_point", "pccl.integers"],
+}
+# Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
+RUNTIME_LAYERS = ["extension", "threads", "network", "data_plane", "state", "master", "session"]
+# Folders that do not know each other, though one is listed before the other.
+RUNTIME_STRANGERS = {"session": ["master"], "master": ["data_plane", "state"]}
+
+FILE_LINES_MAX = 700
+CLASS_LINES_MAX = 500
+# Longer ones, and why.
+LONGER_FILES = {
+    "pccl/protocol/messages.py": "all that goes over the wire is in one place",
+    "pccl/stress/worker.py": "its parts are still to become files",
+}
+LONGER_CLASSES = {
+    "Supervisor": "its parts are still to become classes",
+}
+
+
+def _modules(part: str) -> list[Path]:
+    """The source files of `pccl/part/` or `pccl/part.py`."""
+    return sorted((PACKAGE / part).rglob("*.py")) or sorted(PACKAGE.glob(f"{part}.py"))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str, str | None]]:
+    """Every import of a file, also inside functions: line, module, and the name taken from it, if one is."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, None
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            for alias in node.names:
+                yield node.lineno, module, alias.name
+
+
+def _within(module: str, parents: list[str]) -> bool:
+    return any(module == parent or module.startswith(f"{parent}.") for parent in parents)
+
+
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_imports_point_down(part: str) -> None:
+    assert _modules(part)
+    forbidden = FORBIDDEN[part].split()
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in _modules(part)
+        for line, module, name in _imports(path)
+        if _within(module, forbidden) or _within(f"{module}.{name}", forbidden)
+    ]
+    assert not wrong
+
+
+def _of_pccl() -> dict[str, Path]:
+    """Every module of the package by its dotted name; a package is its `__init__`."""
+    named = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+def test_folders_of_the_runtime_import_downwards() -> None:
+    wrong = []
+    for name, path in _of_pccl().items():
+        if not _within(name, ["pccl.runtime"]) or name == "pccl.runtime":
+            continue
+        layer = name.split(".")[2]
+        below = RUNTIME_LAYERS[: RUNTIME_LAYERS.index(layer) + 1]
+        allowed = [f"pccl.runtime.{each}" for each in below if each not in RUNTIME_STRANGERS.get(layer, [])]
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line} imports {taken or ''} from {module}"
+            for line, module, taken in _imports(path)
+            if _within(module, ["pccl.runtime"]) and not _within(f"{module}.{taken}" if taken else module, allowed)
+        ]
+    assert not wrong
+
+
+def test_no_cycles() -> None:
+    modules = _of_pccl()
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        taken = {f"{module}.{item}" if f"{module}.{item}" in modules else module for _, module, item in _imports(path)}
+        graph[name] = (taken & set(modules)) - {name}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a cycle of imports: {' -> '.join((*way[way.index(name) :], name))}"
+        if name in done:
+            return
+        for each in sorted(graph[name]):
+            visit(each, (*way, name))
+        done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+@pytest.mark.parametrize("part", USERS_OF_THE_API)
+def test_users_of_the_api_use_nothing_else(part: str) -> None:
+    allowed = [f"pccl.{part}", *USERS_OF_THE_API[part]]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name or ''} from {module}"
+        for path in _modules(part)
+        for line, module, name in _imports(path)
+        if _within(module, ["pccl"])
+        and not (_within(module, allowed) or _within(f"{module}.{name}", allowed))
+        and not (module == "pccl" and (name is None or name in pccl.__all__))
+    ]
+    assert not wrong
+
+
+def test_files_and_classes_stay_small_enough_to_hold_in_mind() -> None:
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        name, lines = path.relative_to(ROOT).as_posix(), len(text.splitlines())
+        if lines > FILE_LINES_MAX and name not in LONGER_FILES:
+            wrong.append(f"{name} has {lines} lines, more than {FILE_LINES_MAX}")
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.ClassDef) or node.name in LONGER_CLASSES:
+                continue
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > CLASS_LINES_MAX:
+                wrong.append(f"{name}: {node.name} has {lines} lines, more than {CLASS_LINES_MAX}")
+    assert not wrong
+
+
+def test_the_extension_is_loaded_where_it_is_checked() -> None:
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for _, module, name in _imports(path)
+        if _within(module, ["pccl._native"]) or _within(f"{module}.{name}", ["pccl._native"])
+    }
+    assert users == {"runtime/extension.py"}
+
+
+def test_examples_use_the_public_api() -> None:
+    wrong = [
+        f"{path.name}:{line} imports {name or ''} from {module}"
+        for path in sorted((ROOT / "examples").glob("*.py"))
+        for line, module, name in _imports(path)
+        if _within(module, ["pccl"])
+        and not _within(module, ["pccl.training"])
+        and not (module == "pccl" and (name is None or name in pccl.__all__))
+    ]
+    assert not wrong
+
+
+def test_exported_names() -> None:
+    assert len(REFERENCE_NAMES) == 19
+    assert sorted(pccl.__all__) == sorted(REFERENCE_NAMES | OWN_NAMES)
+    for name in pccl.__all__:
+        assert getattr(pccl, name) is not None
+
+
+def test_import_loads_no_optional_dependency() -> None:
+    code = (
+        "import sys, pccl\n"
+        "for name in pccl.__all__:\n"
+        "    getattr(pccl, name)\n"
+        "print(*sorted({'torch', 'matplotlib', 'rich', 'h11', 'prometheus_client'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent

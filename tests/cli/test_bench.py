@@ -1,0 +1,238 @@
+"""`pccl bench` end to end, with the smallest work that passes through every part."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl import MasterNode
+from tests.conftest import Command
+from tests.support.cluster import together
+from tests.support.streams import TIMEOUT_S
+
+
+def _bench(report: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pccl", "bench", "--json", str(report), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(report.read_text())
+
+
+TINY = ("--iterations", "3", "--warmup", "1")
+
+
+def test_cases(tmp_path: Path) -> None:
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "2,3", "--sizes", "4KiB,40KiB", "--tensors", "1,3", "--connections", "2", *TINY),
+    )
+    cases = [(row["peers"], row["bytes"], row["tensors"]) for row in report["rows"]]
+    assert cases == [(peers, size, tensors) for peers in (2, 3) for size in (4096, 40960) for tensors in (1, 3)]
+    for row in report["rows"]:
+        assert 0 < row["pccl"]["median_s"] <= row["pccl"]["p95_s"]
+        assert row["per_cent_of_raw_ring"] == pytest.approx(100 * row["raw_ring"]["median_s"] / row["pccl"]["median_s"])
+        assert row["gloo"] is row["times_as_fast_as_gloo"] is row["memory"] is None
+    assert "40 KiB" in table
+    assert "2 connections, in place" in table
+    assert "…" not in table
+
+
+def test_collectives(tmp_path: Path) -> None:
+    names = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "barrier"]
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "3", "--sizes", "4KiB,1MiB", "--collective", ",".join(names), "--memory", *TINY),
+    )
+    cases = [(row["collective"], row["bytes"]) for row in report["rows"]]
+    assert cases == [*itertools.product(names[:-1], [4096, 1 << 20]), ("barrier", 4096)]
+    factors = {"all_reduce": 4 / 3, "all_gather": 2 / 3, "reduce_scatter": 2 / 3, "broadcast": 1, "send": 1}
+    for row in report["rows"]:
+        rate = factors.get(row["collective"], 0) * row["bytes"] / row["pccl"]["median_s"]
+        assert row["pccl"]["bus_bytes_per_s"] == pytest.approx(rate)
+        assert row["raw_ring"]["median_s"] > 0
+    for text in ["collectives of float32", *names]:
+        assert text in table
+
+
+QUANTIZATIONS = [
+    *("min-max", "min-max:int16", "min-max:uint4:block=32", "min-max:int8:stochastic:seed=7"),
+    *("zero-point-scale:int8", "zero-point-scale:uint16", "zero-point-scale:int4", "cast:bfloat16", "cast:float16"),
+]
+
+
+def test_encrypted(tmp_path: Path) -> None:
+    table, report = _bench(tmp_path / "report.json", "--peers", "2", "--sizes", "400KiB", "--encrypt", *TINY)
+    assert "encrypted" in table
+    assert report["plan"]["encrypt"] is True
+    assert report["rows"][0]["pccl"]["median_s"] > 0
+
+
+def test_sweep(tmp_path: Path) -> None:
+    """Every result is checked against the bound of its quantization."""
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "3", "--sizes", "40KiB", "--algorithm", "ring,direct", "--connections", "1,2", *TINY),
+        *("--quantize", ",".join(["none", *QUANTIZATIONS])),
+    )
+    cases = [(row["connections"], row["quantization"], row["algorithm"]) for row in report["rows"]]
+    assert cases == list(itertools.product([1, 2], ["none", *QUANTIZATIONS], ["ring", "direct"]))
+    assert report["plan"]["quantizations"] == ["none", *QUANTIZATIONS]
+    assert "3 peers" in table
+    for text in ["conns", "algo", *QUANTIZATIONS]:
+        assert text in table
+
+
+def test_out_of_place_memory_and_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "plot.png"
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "2", "--sizes", "4KiB,4MiB", "--out-of-place", "--memory", "--plot", str(plot), *TINY),
+    )
+    assert "out of place" in table
+    assert "scratch" in table
+    for row in report["rows"]:
+        assert row["memory"]["held_bytes_max"] >= row["memory"]["scratch_bytes_max"] >= 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["--in-place", "--out-of-place"])
+def test_memory_is_bounded(tmp_path: Path, place: str) -> None:
+    """In 16 bits there are not slots for all of 40 MiB, with either algorithm."""
+    _, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "3", "--sizes", "40MiB", "--quantize", "min-max:uint16", "--algorithm", "direct,ring"),
+        *(place, "--memory", "--iterations", "1", "--warmup", "0"),
+    )
+    copy = (40 << 20) * (place == "--in-place")
+    for row in report["rows"]:
+        assert 14 << 20 < row["memory"]["scratch_bytes_max"] - copy <= 16 << 20
+        assert row["memory"]["held_bytes_max"] - copy <= 64 << 20
+
+
+def test_against_gloo_of_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="compares with torch's Gloo")
+    table, report = _bench(
+        tmp_path / "report.json",
+        *("--peers", "2", "--sizes", "4KiB,40KiB", "--tensors", "1,3", "--against", "gloo", *TINY),
+    )
+    assert "Gloo/" in table
+    assert report["machine"]["torch"] == importlib.metadata.version("torch")
+    for row in report["rows"]:
+        ratio = row["gloo"]["median_s"] / row["pccl"]["median_s"]
+        assert row["times_as_fast_as_gloo"] == pytest.approx(ratio)
+        assert row["per_cent_of_raw_ring"] is not None
+
+
+def test_one_peer_per_host_against_gloo_of_torch(master: MasterNode, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="compares with torch's Gloo")
+
+    def host(number: int) -> tuple[str, dict[str, Any]]:
+        return _bench(
+            tmp_path / f"{number}.json",
+            *("--master", master.address, "--peers", "2", "--sizes", "4KiB", "--against", "gloo,raw-ring", *TINY),
+        )
+
+    (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
+    assert report["rows"] == other["rows"]
+    assert report["rows"][0]["times_as_fast_as_gloo"] > 0
+    assert report["rows"][0]["per_cent_of_raw_ring"] > 0
+    assert "Gloo/" in table
+
+
+def test_kill(tmp_path: Path) -> None:
+    table, report = _bench(tmp_path / "report.json", "--kill", "--iterations", "5")
+    verdicts = {survivor["verdict"] for survivor in report["survivors"]}
+    assert len(report["survivors"]) == 2
+    assert len(verdicts) == 1
+    assert verdicts <= {"commit", "RANK_CONNECTION_LOST"}
+    assert report["cost_s"] == pytest.approx(report["longest_gap_s"] - report["usual_step_s"])
+    assert "the loss cost" in table
+
+
+def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
+    """Two hosts' worth of processes: each reports the slowest rank's times, so both report the same."""
+
+    def host(number: int) -> tuple[str, dict[str, Any]]:
+        return _bench(
+            tmp_path / f"{number}.json",
+            *("--master", master.address, "--peers", "2", "--sizes", "4KiB,40KiB", "--tensors", "1,3"),
+            *("--connections", "1,3", "--quantize", "none,cast:bfloat16", "--out-of-place", "--memory", *TINY),
+        )
+
+    (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
+    cases = [(row["connections"], row["bytes"], row["tensors"], row["quantization"]) for row in report["rows"]]
+    assert cases == list(itertools.product([1, 3], [4096, 40960], [1, 3], ["none", "cast:bfloat16"]))
+    assert report["rows"] == other["rows"]
+    assert all(row["raw_ring"] is None for row in report["rows"])
+    assert "40 KiB" in table
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "difference"),
+    [
+        (("--sizes", "4KiB"), ("--sizes", "8KiB"), "sizes_bytes: [4096] here, [8192] on another"),
+        (("--memory",), (), "memory: True here, False on another"),
+        (("--against", "raw-ring"), ("--quantize", "min-max"), "quantizations: ['none'] here, ['min-max'] on another"),
+    ],
+)
+def test_hosts_that_measure_different_things(
+    master: MasterNode, here: tuple[str, ...], there: tuple[str, ...], difference: str
+) -> None:
+    def host(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", master.address, "--peers", "2"]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    hosts = together([lambda: host(here), lambda: host(there)])
+    assert [done.returncode for done in hosts] == [1, 1]
+    assert hosts[0].stderr == f"pccl bench: hosts were asked for different {difference}\n"
+    assert hosts[1].stderr.startswith("pccl bench: hosts were asked for different ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--kill", "--connections", "1,2"), "with --kill give one number of --connections"),
+        (("--kill", "--memory"), "--kill knows no --against, --memory or --plot"),
+        (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: there is no folder /nowhere"),
+        (("--sizes", "4B", "--tensors", "2"), "4 bytes cannot be cut into 2 tensors of float32"),
+    ],
+)
+def test_told_before_anything_is_measured(arguments: tuple[str, ...], complaint: str, command: Command) -> None:
+    done = command("bench", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"pccl bench: {complaint}\n")
+
+
+@pytest.mark.parametrize("arguments", [("--peers", "2,3"), ("--peers", "3", "--kill")])
+def test_what_one_peer_cannot_measure(arguments: tuple[str, ...], command: Command) -> None:
+    done = command("bench", "--master", "127.0.0.1:1", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--master" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--peers", "2,x"),
+        *(("--peers", "1,2"), ("--sizes", "huge"), ("--tensors", "0"), ("--dtype", "float7"), ("--against", "nccl")),
+        *(("--connections", "1,-1"), ("--quantize", "none,min"), ("--algorithm", "ring,tree")),
+        ("--in-place", "--out-of-place"),
+    ],
+)
+def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
+    done = command("bench", *arguments)
+    assert done.returncode == 2
+    wrong = [word for word in arguments if word.startswith("--")][-1]
+    assert f"argument {wrong}: " in done.stderr

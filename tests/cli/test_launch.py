@@ -1,0 +1,370 @@
+"""`pccl launch` against puppets: scripts that connect to the test and do what it tells them.
+
+The launcher passes `--master` on without dialling it, so most tests give it the address of their own listening
+socket. Every puppet connects there, names itself and executes the lines it receives; its death closes the connection.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.launcher.lines import LineSplitter
+from tests.support.streams import TIMEOUT_S, Lines
+
+PUPPET = """\
+import os, signal, socket, subprocess, sys
+host, port = os.environ["PCCL_MASTER"].rsplit(":", 1)
+connection = socket.create_connection((host, int(port)))
+connection.sendall(sys.argv[1].encode() if len(sys.argv) > 1 else os.environ["PCCL_LAUNCH_INDEX"].encode())
+for line in connection.makefile():
+    exec(line)
+"""
+
+
+class Launched:
+    """A running `pccl launch` and the connections of its puppets, by name."""
+
+    def __init__(self, process: subprocess.Popen[str], listener: socket.socket) -> None:
+        self.process = process
+        self._listener = listener
+        assert process.stderr is not None
+        self.stdout = Lines(process.stdout or io.StringIO())
+        self.stderr = Lines(process.stderr)
+        self.puppets: dict[str, socket.socket] = {}
+
+    def accept(self, count: int) -> None:
+        for _ in range(count):
+            connection, _ = self._listener.accept()
+            connection.settimeout(TIMEOUT_S)
+            self.puppets[connection.recv(16).decode()] = connection
+
+    def tell(self, name: str, line: str) -> None:
+        self.puppets[name].sendall(line.encode() + b"\n")
+
+    def tell_all(self, line: str) -> None:
+        for name in self.puppets:
+            self.tell(name, line)
+
+    def is_dead(self, name: str) -> bool:
+        """Waits for the puppet's end."""
+        try:
+            return self.puppets[name].recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        for connection in self.puppets.values():
+            connection.close()
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def puppet(tmp_path: Path) -> str:
+    path = tmp_path / "puppet.py"
+    path.write_text(PUPPET)
+    return str(path)
+
+
+@pytest.fixture
+def launch(puppet: str) -> Iterator[Launch]:
+    with ExitStack() as resources:
+        listener = resources.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.settimeout(TIMEOUT_S)
+
+        def start(*options: str, count: int = 2, stdout: int = subprocess.PIPE) -> Launched:
+            address = "{}:{}".format(*listener.getsockname())
+            process = subprocess.Popen(
+                _pccl("launch", "-n", str(count), "--master", address, *options, puppet),
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            resources.callback(process.wait)
+            resources.callback(process.kill)
+            launched = Launched(process, listener)
+            resources.callback(launched.close)
+            launched.accept(count)
+            return launched
+
+        yield start
+
+
+def _pccl(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "pccl", *arguments]
+
+
+def _launch_and_wait(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _pccl("launch", "--master", "nowhere:1", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+def _script(directory: Path, text: str) -> str:
+    path = directory / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+# What a script is given and what becomes of its output
+
+
+def test_environment_arguments_and_streams(tmp_path: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os, sys\n"
+        "print(os.environ['PCCL_MASTER'], os.environ['PCCL_LAUNCH_INDEX'], os.environ['PCCL_LAUNCH_COUNT'])\n"
+        "print(sys.argv[1:], file=sys.stderr)\n"
+        "print(sys.stdin.read(), end='no newline')\n",
+    )
+    done = _launch_and_wait("-n", "2", script, "-n", "7", "--", "-m")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] no newline",
+        "[0] nowhere:1 0 2",
+        "[1] no newline",
+        "[1] nowhere:1 1 2",
+    ]
+    assert sorted(done.stderr.splitlines()) == ["[0] ['-n', '7', '--', '-m']", "[1] ['-n', '7', '--', '-m']"]
+
+
+def test_module() -> None:
+    done = _launch_and_wait("-n", "1", "-m", "json.tool", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("[0] usage: ")
+
+
+def test_lines_never_interleave(tmp_path: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os, sys\n"
+        "index = os.environ['PCCL_LAUNCH_INDEX']\n"
+        "for number in range(200):\n"
+        "    for stream in (sys.stdout, sys.stderr):\n"
+        "        for part in (f'{number} ', index * 50, index * 50, '\\n'):\n"
+        "            stream.write(part)\n",
+    )
+    done = subprocess.run(
+        _pccl("launch", "--master", "nowhere:1", "-n", "3", script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 * 2 * 200
+    assert all(re.fullmatch(r"\[(\d)\] \d+ \1{100}", line) for line in lines)
+
+
+def test_output_arrives_while_the_script_runs(launch: Launch) -> None:
+    run = launch()
+    run.tell("1", "print('now'); print('too', file=sys.stderr)")
+    run.stdout.expect(r"\[1\] now")
+    run.stderr.expect(r"\[1\] too")
+    run.tell_all("sys.exit()")
+    assert run.wait() == 0
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_prefixes_are_coloured_on_a_terminal(launch: Launch, colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if colours:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    else:
+        monkeypatch.setenv("NO_COLOR", "1")
+    ours, theirs = pty.openpty()
+    with open(ours, closefd=True) as terminal:
+        process = subprocess.Popen(
+            _pccl("launch", "--master", "nowhere:1", "-n", "1", "-m", "this"), stdout=theirs, stderr=subprocess.PIPE
+        )
+        os.close(theirs)
+        line = terminal.readline()
+        assert line.startswith("\x1b[32m[0]\x1b[0m " if colours else "[0] ")
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+def test_closed_stdout_ends_the_scripts(launch: Launch) -> None:
+    reader, writer = os.pipe()
+    run = launch(stdout=writer)
+    os.close(writer)
+    os.close(reader)
+    run.tell("0", "print('to nobody')")
+    assert run.wait() == 128 + signal.SIGTERM
+
+
+# Exit codes
+
+
+def test_a_dead_script_does_not_end_the_others(launch: Launch) -> None:
+    run = launch(count=3)
+    run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
+    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL")
+    run.tell("2", "sys.exit(3)")
+    run.stderr.expect(r"pccl launch: \[2\] exited with code 3")
+    run.tell("0", "print('alive')")
+    run.stdout.expect(r"\[0\] alive")
+    run.tell("0", "sys.exit()")
+    assert run.wait() == 128 + signal.SIGKILL
+    assert run.stderr.rest()[-1] == "pccl launch: 2 of 3 failed: [1] SIGKILL, [2] code 3"
+
+
+def test_fail_fast_ends_the_others(launch: Launch) -> None:
+    run = launch("--fail-fast", count=3)
+    run.tell("1", "sys.exit(5)")
+    assert run.wait() == 5
+    assert all(run.is_dead(name) for name in "012")
+    assert run.stderr.rest()[-1].startswith("pccl launch: 3 of 3 failed: [1] code 5, ")
+
+
+def test_missing_script() -> None:
+    done = _launch_and_wait("-n", "1", "no-such-script.py")
+    assert done.returncode == 2
+    assert "pccl launch: [0] exited with code 2" in done.stderr
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_user_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
+    run = launch()
+    run.tell_all(f"signal.signal({number.value}, lambda *_: print('caught')); print('set')")
+    for name in run.puppets:
+        run.stdout.expect(rf"\[{name}\] set")
+    run.process.send_signal(number)
+    for name in run.puppets:
+        run.stdout.expect(rf"\[{name}\] caught")
+    run.tell_all("sys.exit()")
+    assert run.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ending_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
+    run = launch()
+    run.process.send_signal(number)
+    assert run.wait() == 128 + number
+    summary = run.stderr.rest()[-1].removeprefix("pccl launch: 2 of 2 failed: ")
+    assert sorted(summary.split(", ")) == [f"[0] {number.name}", f"[1] {number.name}"]
+
+
+def test_a_script_may_end_well_after_ctrl_c(launch: Launch) -> None:
+    run = launch()
+    run.tell_all("signal.signal(signal.SIGINT, lambda *_: sys.exit()); print('set')")
+    for name in run.puppets:
+        run.stdout.expect(rf"\[{name}\] set")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 0
+
+
+def test_second_ctrl_c_kills(launch: Launch) -> None:
+    run = launch("--grace", "1000")
+    run.tell_all("signal.signal(signal.SIGINT, lambda *_: print('not now')); print('set')")
+    for name in run.puppets:
+        run.stdout.expect(rf"\[{name}\] set")
+    run.process.send_signal(signal.SIGINT)
+    for name in run.puppets:
+        run.stdout.expect(rf"\[{name}\] not now")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGKILL
+
+
+def test_grace_period_ends_in_sigkill(launch: Launch) -> None:
+    run = launch("--grace", "0.1")
+    run.tell_all("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set')")
+    for name in run.puppets:
+        run.stdout.expect(rf"\[{name}\] set")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGKILL
+
+
+# Nobody is left behind
+
+GRANDCHILD = "subprocess.Popen([sys.executable, sys.argv[0], 'grandchild'])"
+
+
+def test_killed_launcher_takes_everyone_along(launch: Launch) -> None:
+    run = launch()
+    run.tell("0", GRANDCHILD)
+    run.accept(1)
+    run.process.kill()
+    assert run.wait() == -signal.SIGKILL
+    assert all(run.is_dead(name) for name in ("0", "1", "grandchild"))
+
+
+def test_grandchildren_end_with_the_launch(launch: Launch) -> None:
+    run = launch()
+    run.tell("0", GRANDCHILD)
+    run.accept(1)
+    run.tell("0", "sys.exit()")
+    run.tell("1", "sys.exit()")
+    assert run.wait() == 0
+    assert run.is_dead("grandchild")
+
+
+# With a master
+
+
+def test_a_master_is_started_and_ended(tmp_path: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os, socket\n"
+        "host, port = os.environ['PCCL_MASTER'].rsplit(':', 1)\n"
+        "socket.create_connection((host, int(port))).close()\n"
+        "print(port)\n",
+    )
+    done = subprocess.run(_pccl("launch", "-n", "2", script), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    ports = {line.split()[1] for line in done.stdout.splitlines()}
+    assert len(ports) == 1
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", int(ports.pop()))) != 0
+
+
+def test_a_master_that_cannot_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        done = subprocess.run(
+            _pccl("launch", "--listen", address, "-m", "this"), capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "[master] pccl master: " in done.stderr
+
+
+# Cutting lines
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b""])), st.integers(1, 3))
+def test_splitter_equals_splitting_the_whole(parts: list[bytes], chunk_bytes: int) -> None:
+    text = b"".join(parts)
+    splitter = LineSplitter()
+    lines = []
+    for start in range(0, len(text), chunk_bytes):
+        lines += splitter.feed(text[start : start + chunk_bytes])
+    lines += splitter.finish()
+    assert lines == text.splitlines()
+
+
+def test_splitter_bounds_an_endless_line() -> None:
+    splitter = LineSplitter(line_bytes_max=4)
+    assert splitter.feed(b"aaaabbbbcc") == [b"aaaa", b"bbbb"]
+    assert splitter.finish() == [b"cc"]

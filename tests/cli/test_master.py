@@ -1,0 +1,231 @@
+"""`pccl master` as a process, and the face of the `pccl` command."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pccl import Communicator, PCCLError
+from pccl.cli.telling import tell
+from tests.conftest import Command
+
+TIMEOUT_S = 60.0
+READY = "pccl master listening on "
+
+
+def _pccl(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "pccl", *arguments]
+
+
+@contextmanager
+def _master(listen: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running master and the address that it prints."""
+    with ExitStack() as resources:
+        process = subprocess.Popen(
+            _pccl("master", "--listen", listen, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        resources.enter_context(process)
+        resources.callback(process.kill)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(READY), process.communicate(timeout=TIMEOUT_S)
+        yield process, line.removeprefix(READY).removesuffix("\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serves_until_a_signal(number: signal.Signals) -> None:
+    with _master("127.0.0.1:0") as (process, address):
+        host, port = address.rsplit(":", 1)
+        assert host == "127.0.0.1"
+        with socket.create_connection((host, int(port)), TIMEOUT_S):
+            process.send_signal(number)
+            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+
+
+def test_a_peer_timeout_that_is_none_is_refused(command: Command) -> None:
+    done = command("master", "--listen", "127.0.0.1:0", "--peer-timeout", "0")
+    assert done.returncode == 1
+    assert "peer_timeout '0.0' is no number of seconds" in done.stderr
+
+
+def test_a_number_of_engine_threads_that_is_none_is_refused(command: Command) -> None:
+    done = command("master", "--listen", "127.0.0.1:0", "--engine-threads", "17")
+    assert done.returncode == 1
+    assert "engine_threads '17' is no number within [1, 16]" in done.stderr
+
+
+def test_a_token_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    with _master("127.0.0.1:0", "--token-file", str(path)) as (_, address):
+        with Communicator(address, token="secret", timeout=TIMEOUT_S) as peer:
+            assert peer.world_size == 1
+        with pytest.raises(PCCLError, match="another token"):
+            Communicator(address, token="guess", timeout=TIMEOUT_S).connect()
+
+
+def test_http() -> None:
+    with _master("127.0.0.1:0", "--http", "127.0.0.1:0") as (process, _):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("pccl master shows the run at http://127.0.0.1:")
+        with urllib.request.urlopen(line.split()[-1] + "healthz", timeout=TIMEOUT_S) as response:
+            assert response.read() == b"ok\n"
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert stderr == ""
+
+
+def test_http_host() -> None:
+    options = ("--http", "127.0.0.1:0", "--http-host", "runs.example", "--http-host", "runs")
+    with _master("127.0.0.1:0", *options) as (process, _):
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        for host in ("runs.example", "runs:80"):
+            request = urllib.request.Request(f"{url}status.json", headers={"Host": host})
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                assert response.status == 200
+        request = urllib.request.Request(f"{url}status.json", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(request, timeout=TIMEOUT_S)
+
+
+def test_tls() -> None:
+    certificates = Path(__file__).parents[1] / "certificates"
+    options = ("--tls-cert", str(certificates / "master.pem"), "--tls-client-ca", str(certificates / "ca.pem"))
+    with _master("localhost:0", *options) as (_, address):
+        context = ssl.create_default_context(cafile=certificates / "ca.pem")
+        with pytest.raises(PCCLError, match="TLS"):
+            Communicator(address, ssl_context=context, timeout=TIMEOUT_S).connect()
+        context.load_cert_chain(certificates / "client.pem")
+        with Communicator(address, ssl_context=context, timeout=TIMEOUT_S) as peer:
+            assert peer.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--tls-cert", "nowhere.pem"], "nowhere.pem"),
+        (["--tls-cert", __file__], __file__),
+        (["--tls-key", "nowhere.pem"], "--tls-cert"),
+        (["--tls-client-ca", "nowhere.pem"], "--tls-cert"),
+    ],
+)
+def test_bad_tls_options_are_named(options: list[str], named: str, command: Command) -> None:
+    done = command("master", *options)
+    assert done.returncode == 1
+    assert named in done.stderr
+
+
+def test_a_bad_token_file_is_named(tmp_path: Path, command: Command) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    for path in (empty, tmp_path / "absent"):
+        done = command("master", "--listen", "127.0.0.1:0", "--token-file", str(path))
+        assert done.returncode == 1
+        assert str(path) in done.stderr
+
+
+@pytest.mark.parametrize("listen", ["localhost:0", "0.0.0.0:0", "[::1]:0"])
+def test_names_and_addresses(listen: str) -> None:
+    if listen.startswith("[") and not _has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    with _master(listen) as (_, address):
+        port = int(address.rsplit(":", 1)[1])
+        dialled = "::1" if listen.startswith("[") else "localhost"
+        socket.create_connection((dialled, port), TIMEOUT_S).close()
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        done = subprocess.run(_pccl("master", "--listen", address), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("pccl master: ")
+    assert address in done.stderr
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:70000", "127.0.0.1:x", "[::1", ""])
+def test_malformed_address(listen: str, command: Command) -> None:
+    done = command("master", "--listen", listen)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("pccl master: ")
+
+
+def test_version(command: Command) -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"pccl {version('pccl')}\n")
+
+
+def test_help_names_every_command(command: Command) -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    for command in ("master", "launch", "demo", "bench"):
+        assert f"\n    {command} " in done.stdout
+
+
+def test_no_command_is_an_error(command: Command) -> None:
+    done = command()
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: pccl ")
+
+
+def test_help_loads_no_heavy_module() -> None:
+    code = (
+        "import sys\n"
+        "from pccl.cli import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit:\n"
+        "    heavy = {'rich', 'torch', 'matplotlib', 'pccl.bench.peers', 'pccl.demo.supervisor', 'pccl.launcher'}\n"
+        "    print('LOADED', *sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_nobody_is_told_by_a_process_that_began_with_its_stream_closed(
+    monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    tell("a line", sys.stderr if stream == "stderr" else None)
+
+
+def test_warnings_are_shown_without_being_asked_for(tmp_path: Path) -> None:
+    """Here that the run stands still, for its record cannot be written."""
+    state = tmp_path / "state"
+    with _master("127.0.0.1:0", "--state", str(state), "--found") as (process, address):
+        shutil.rmtree(state)
+        with pytest.raises(PCCLError), Communicator(address, timeout=1.0):
+            pass
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert f"the run stands still until its state can be written to {state}" in stderr

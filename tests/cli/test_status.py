@@ -1,0 +1,254 @@
+"""`pccl status` and the function behind it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pccl import MasterNode, PCCLError, ReduceOp, Result
+from pccl.cli.status_table import render, span
+from pccl.protocol import messages as m
+from pccl.protocol.codec import Decoder, encode
+from pccl.runtime.master import server
+from pccl.status import Event, Loss, MemberStatus, RunStatus, Waiting, run_status
+from tests.conftest import Command
+from tests.support.cluster import Background, Cluster, run_of, until
+
+TIMEOUT_S = 60.0
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
+
+
+@pytest.fixture
+def pccl_status(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("PCCL_")]:
+                patch.delenv(name)
+            for name, value in {"COLUMNS": "160", **environment}.items():
+                patch.setenv(name, value)
+            return command("status", *arguments)
+
+    return run
+
+
+@pytest.mark.usefixtures("told_at_once")
+def test_json_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
+    cluster.join(3)
+    cluster.each(lambda peer, i: peer.all_reduce(np.ones(10, np.float32), op=ReduceOp.SUM))
+    until(lambda: run_status(cluster.address).totals.ops_committed, "the op is reported")
+    done = pccl_status(cluster.address, "--json")
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert [member["state"] for member in status["members"]] == ["accepted"] * 3
+    assert status["groups"][0]["ring"] == [member["peer"] for member in status["members"]]
+    assert (status["totals"]["ops_committed"], status["totals"]["joins"]) == (1, 3)
+
+
+def test_table_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
+    cluster.join(2)
+    cluster.close(cluster[1])
+    done = pccl_status(PCCL_MASTER=cluster.address)
+    assert done.returncode == 0, done.stderr
+    assert "1 peers, 0 waiting" in done.stdout
+    assert "1 left" in done.stdout
+    assert "view 3" in done.stdout
+    assert "peer 2" in done.stdout
+
+
+@pytest.mark.usefixtures("told_at_once")
+def test_measured_links_are_shown(cluster: Cluster, pccl_status: Command) -> None:
+    cluster.join(3)
+    assert "Links of the rings" not in pccl_status(cluster.address).stdout
+    cluster.each(lambda peer, _: peer.optimize_topology())
+    table = until(  # what the master shows may be half a second old
+        lambda: found if "Links of the rings" in (found := pccl_status(cluster.address).stdout) else "",
+        "links are shown",
+    )
+    assert "Mbit/s" in table
+    (group,) = json.loads(pccl_status(cluster.address, "--json").stdout)["groups"]
+    ring = group["ring"]
+    assert [(link["sender"], link["receiver"]) for link in group["links"]] == [
+        (ring[at - 1], ring[at]) for at in [*range(1, len(ring)), 0]
+    ]
+    assert all(link["bytes_per_s"] > 0 and link["source"] == "probe" for link in group["links"])
+    assert "stays" in group["decision"] or "becomes" in group["decision"]
+
+
+def test_a_check_is_silent_and_says_by_its_exit_code(cluster: Cluster, pccl_status: Command) -> None:
+    cluster.join(2)
+    host = socket.gethostname()
+    for fits in ([], ["--peers", "2"], ["--peers", "2", "--peer", host]):
+        done = pccl_status(cluster.address, "--check", *fits)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = pccl_status(cluster.address, "--check", "--peers", "3")
+    assert (done.returncode, done.stderr) == (1, "pccl status: 2 peers are in the run, not 3\n")
+    done = pccl_status(cluster.address, "--check", "--peer", "elsewhere")
+    assert (done.returncode, done.stderr) == (1, "pccl status: no peer elsewhere is in the run\n")
+    assert "go with --check" in pccl_status(cluster.address, "--peers", "3").stderr
+
+
+def test_who_waits_for_whom_is_told_and_asking_disturbs_nobody(cluster: Cluster) -> None:
+    cluster.join(2)
+    waiting = Background(cluster[0].update_topology)
+    status = until(lambda: next((s for s in [run_status(cluster.address)] if s.members[0].waiting), None), "a wait")
+    assert status is not None
+    wait = status.members[0].waiting
+    assert wait is not None
+    assert (wait.call, wait.missing) == ("update_topology", [status.members[1].peer])
+    cluster[1].update_topology()
+    waiting.result()
+    after = run_status(cluster.address)
+    assert (after.view, after.totals) == (status.view, status.totals)
+    assert len(after.members) == 2
+
+
+def test_a_token_is_asked_for_in_the_same_way_as_of_a_peer(tmp_path: Path, pccl_status: Command) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    with MasterNode("127.0.0.1:0", token="secret") as master:
+        assert pccl_status(master.address, "--token-file", str(path)).returncode == 0
+        assert pccl_status(master.address, PCCL_TOKEN="secret").returncode == 0
+        wrong = pccl_status(master.address, PCCL_TOKEN="guess")
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert "another token" in wrong.stderr
+        without = pccl_status(master.address, "--json")
+        assert (without.returncode, without.stdout) == (1, "")
+        assert "the dialing peer has none" in without.stderr
+
+
+def test_tls(pccl_status: Command) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "master.pem")
+    with MasterNode("localhost:0", ssl_context=context) as master:
+        with pytest.raises(PCCLError, match="asks for TLS"):
+            run_status(master.address)
+        done = pccl_status(master.address, PCCL_TLS_CA=str(CERTIFICATES / "ca.pem"))
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_peer_that_is_killed_shows_with_its_reason(cluster: Cluster) -> None:
+    cluster.join(1)
+    code = "import sys, time, pccl; c = pccl.Communicator(sys.argv[1]); c.connect(); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-P", "-c", code, cluster.address]) as process:
+        waiting = "the other process waits to be let in"
+        until(lambda: any(member.state == "pending" for member in run_status(cluster.address).members), waiting)
+        cluster[0].update_topology()
+        process.kill()
+    status = until(lambda: next((s for s in [run_status(cluster.address)] if s.losses), None), "its loss")
+    assert status is not None
+    assert (status.totals.joins, status.totals.losses, status.totals.leaves) == (2, 1, 0)
+    assert status.losses[0].reason
+    assert [member.state for member in status.members] == ["accepted"]
+
+
+def _answer(address: str, request: m.StatusRequest) -> m.ToWatcher:
+    """To a request made by hand."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
+        sock.sendall(encode(request))
+        decoder: Decoder[m.ToWatcher] = Decoder(m.ToWatcher)
+        while True:
+            for message in decoder.feed(sock.recv(4096)):
+                return message
+
+
+def test_who_speaks_another_protocol_is_told_so(master: MasterNode) -> None:
+    answer = _answer(master.address, m.StatusRequest(m.PROTOCOL_VERSION + 1))
+    assert isinstance(answer, m.Goodbye)
+    assert f"the asker {m.PROTOCOL_VERSION + 1}" in answer.reason
+
+
+def test_only_so_many_are_told_at_a_time(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STATUS_READERS_MAX", 0)
+    with pytest.raises(PCCLError, match="ask again"):
+        run_status(master.address)
+    monkeypatch.undo()
+    assert run_status(master.address).members == []
+
+
+def test_of_several_masters_the_one_that_leads_is_shown(cluster: Cluster, pccl_status: Command) -> None:
+    with MasterNode("127.0.0.1:0", standby_of=cluster.address) as standby:
+        assert standby.address is not None
+        assert run_status(standby.address).role == "standby"
+        several = f"{standby.address},{cluster.address}"
+        cluster.join(1)
+        until(lambda: run_status(several).role == "leading", "what was asked before is no longer shown")
+        assert len(run_status(several).members) == 1
+        assert "standby" in pccl_status(standby.address).stdout
+        assert pccl_status(several, "--check", "--peers", "1").returncode == 0
+        # One of them is enough.
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            closed = f"127.0.0.1:{nobody.getsockname()[1]}"
+            assert run_status(f"{closed},{cluster.address}").role == "leading"
+            with pytest.raises(PCCLError, match=f"cannot reach a master at {closed}"):
+                run_status(closed)
+
+
+def test_what_is_no_master_is_named(pccl_status: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(PCCLError, match="is there a pccl master") as caught:
+            run_status(address, timeout=0.2)
+        assert caught.value.result == Result.TIMEOUT
+
+        def babble() -> None:
+            server.accept()[0].close()  # the first one has timed out
+            connection = server.accept()[0]
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.recv(1000)
+            connection.close()
+
+        thread = threading.Thread(target=babble, daemon=True)
+        thread.start()
+        with pytest.raises(PCCLError, match="does not speak as a pccl master does"):
+            run_status(address)
+        thread.join(TIMEOUT_S)
+    done = pccl_status(address)
+    assert done.returncode == 1
+    assert "cannot reach a master" in done.stderr
+    with pytest.raises(PCCLError) as refused:
+        run_status("")
+    assert refused.value.result == Result.INVALID_ARGUMENT
+
+
+def test_watch_goes_on_while_the_run_does() -> None:
+    with run_of(1) as cluster:
+        command = [sys.executable, "-P", "-m", "pccl", "status", cluster.address, "--json", "--watch", "0.01"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            ups = [json.loads(process.stdout.readline())["uptime_s"] for _ in range(3)]
+            process.kill()
+    assert ups == sorted(ups)
+
+
+def test_the_table_takes_no_text_for_markup() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        empty = run_status(master.address)
+    odd = "[bold]x[/nonsense]"
+    waiting = Waiting("sync_shared_state", 75.0, [3, 4])
+    members = [MemberStatus(1, odd, 0, "10.0.0.1:5", "accepted", 1.0, waiting, [], 12.0, False)]
+    values = {name: getattr(empty, name) for name in empty.__struct_fields__}
+    values |= {"members": members, "losses": [Loss(100, 2, odd, 0, odd)], "events": [Event(1.0, "warning", odd)]}
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(RunStatus(**values)))
+    assert out.getvalue().count(odd) == 4
+    assert "sync_shared_state for peers 3, 4, 75 s; the master waits for its answer, 12 s; gives no" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.9, "9.9 s"), (60, "60 s"), (600, "10 min"), (10_000, "2.8 h")]
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert span(seconds) == text

@@ -1,0 +1,138 @@
+"""`pccl stress` end to end: a short run that passes, one that must fail, and one that is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl.stress.deafness import unavailable
+from tests.conftest import Command
+from tests.support.cluster import until
+from tests.support.streams import TIMEOUT_S, Lines
+
+COMMAND = (sys.executable, "-P", "-m", "pccl", "stress")
+SHORT = ("--peers", "3", "--peers-max", "4", "--kill-every", "0.3..1", "--seed", "1")
+
+
+def passed(tmp_path: Path, *disturbances: str) -> tuple[Any, str]:
+    """The report of a short run that found nothing, and what it printed."""
+    report_file = tmp_path / "report.json"
+    done = subprocess.run(
+        [*COMMAND, *SHORT, *disturbances, "--token", "--minutes", "0.1", "--json", str(report_file)],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(report_file.read_text())
+    assert report["passed"]
+    assert report["counts"]["ops_committed"] > 0
+    return report, done.stdout
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    partition = () if unavailable() else ("--partition", "1..2", "--partition-for", "0.1..1")
+    report, printed = passed(tmp_path, *partition)
+    assert report["problems"] == []
+    assert report["plan"]["seed"] == 1
+    assert report["counts"]["participants_max"] >= 2
+    assert report["disturbances"]["started"] >= 3
+    assert (report["disturbances"]["split"] > 0) == bool(partition)
+    assert "passed" in printed
+
+
+def test_threads_give_ops_up_and_calls_are_interrupted(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts")
+    assert report["disturbances"]["interrupted"] > 0
+    assert report["plan"]["threads"] == 2
+    assert report["counts"]["results_checked"] > 0
+
+
+@pytest.mark.slow
+def test_a_master_with_its_run_on_disk_is_killed(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--kill-master-every", "2..3")
+    assert report["disturbances"]["masters_killed"] >= 1
+
+
+@pytest.mark.slow
+def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")
+    assert report["plan"]["standbys"] == 1
+    assert report["disturbances"]["masters_killed"] >= 2
+
+
+def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
+    """A bound that no run can meet: the report says who waits in what."""
+    done = subprocess.run(
+        [*COMMAND, *SHORT, "--minutes", "1", "--hang", "0.01", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert not report["passed"]
+    assert report["problems"][0].startswith("a hang: peer ")
+    assert re.search(r"^  peer \d \(slot \d, group 0\): \w+ at revision 0 for ", report["problems"][0], re.MULTILINE)
+    assert "FAILED with --seed 1" in done.stderr
+    assert (Path(report["logs"]) / "peer-1.log").exists()
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *SHORT, "--minutes", "10"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    lines = Lines(process.stdout)
+    try:
+        lines.expect(r"pccl stress: seed 1, 3 to 4 peers, 10 min, kill, join, leave, freeze")
+        children = until(lambda: _children(process.pid), "its processes have started")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130
+    finally:
+        process.kill()
+        process.wait()
+    lines.rest()
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), "its processes have ended")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _children(pid: int) -> list[int]:
+    """At least the guard, the master and a peer."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    if not listed.exists():
+        pytest.skip("needs /proc with children")
+    children = [int(child) for child in listed.read_text().split()]
+    return children if len(children) >= 3 else []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--kill-every", "3..1"), ("--kill-every", "often"), ("--freeze-for", "x"), ("--interrupts", "0")]
+)
+def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
+    done = command("stress", *arguments)
+    assert done.returncode == 2
+    assert f"argument {arguments[0]}: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limits"),
+    [("--peers-max", "99", "from 2 to 12"), ("--standbys", "4", "from 0 to 3"), ("--threads", "17", "from 0 to 16")],
+)
+def test_a_plan_that_cannot_be_run(option: str, value: str, limits: str, command: Command) -> None:
+    done = command("stress", option, value)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"pccl stress: {option} {value}: must be {limits}" in done.stderr

@@ -1,0 +1,623 @@
+"""Reduces of arrays on a device, with one whose copies come late: what lacks a synchronization gives wrong numbers."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from pccl import (
+    AsyncCommunicator,
+    Communicator,
+    MasterNode,
+    PCCLError,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    Result,
+)
+from pccl.devices import host_memory
+from pccl.devices.staging import divided, helper_of
+from pccl.runtime.data_plane import staged_ops as op_pieces
+from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, until
+from tests.support.fake_device import FakeArray, FakeDevice
+from tests.support.interrupts import interrupted_at
+
+SUM = ReduceOp.SUM
+PIECE = 4096
+"""Bytes, so that small arrays are many pieces."""
+COUNT = 5 * PIECE // 4 + 77
+WORLD = 3
+LATE_S = 0.03
+"""Much more than the fake device's delays."""
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_pieces, "PIECE_BYTES", PIECE)
+
+
+def values(peer: int, count: int = COUNT, dtype: Any = np.float32) -> Any:
+    return (np.random.default_rng(peer).integers(0, 100, count)).astype(dtype)
+
+
+def total(count: int = COUNT, dtype: Any = np.float32, world: int = WORLD) -> Any:
+    return sum((values(peer, count, dtype) for peer in range(world)), np.zeros(count, dtype))
+
+
+def seen_in(array: Any) -> Any:
+    return array.get() if isinstance(array, FakeArray) else array
+
+
+def reduced(cluster: Cluster, held: list[Any], **options: Any) -> list[Any]:
+    """What each peer finds in its array after a reduce in place."""
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        peer.all_reduce(held[i], **{"op": SUM, **options})
+        return seen_in(held[i])
+
+    return cluster.each(reduce)
+
+
+def arrays(devices: list[FakeDevice], count: int = COUNT) -> list[FakeArray]:
+    return [device.array(np.zeros(count, np.float32)) for device in devices]
+
+
+def test_pieces_cover_an_op_without_gaps() -> None:
+    for count in (0, 1, PIECE // 8, PIECE // 8 + 1, 10 * PIECE):
+        pieces = divided(None, None, count, 8).pieces
+        assert len(pieces) >= 1
+        assert sum(piece.count for piece in pieces) == count
+        spans = [piece.read for piece in pieces if piece.read is not None]
+        assert spans == [piece.write for piece in pieces]
+        assert [span.size_bytes for span in spans] == [8 * piece.count for piece in pieces]
+        ends = [span.start_byte + span.size_bytes for span in spans]
+        assert [span.start_byte for span in spans] == [0, *ends[:-1]]
+
+
+def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
+    three_peers: Cluster, devices: list[FakeDevice]
+) -> None:
+    held = arrays(devices)
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        devices[i].kernel_s = LATE_S
+        held[i].set_later(values(i))
+        peer.all_reduce(held[i], op=SUM)
+        return held[i].get()
+
+    for found in three_peers.each(reduce):
+        np.testing.assert_array_equal(found, total())
+
+
+def test_out_of_place_leaves_what_was_sent(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    sent = [device.array(values(i)) for i, device in enumerate(devices)]
+    received = arrays(devices)
+    three_peers.each(lambda peer, i: peer.all_reduce(sent[i], received[i], op=SUM))
+    for i in range(WORLD):
+        np.testing.assert_array_equal(received[i].settled(), total())
+        np.testing.assert_array_equal(sent[i].settled(), values(i))
+
+
+@pytest.mark.parametrize("count", [0, 1, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, 3 * PIECE // 4])
+def test_every_length(three_peers: Cluster, devices: list[FakeDevice], count: int) -> None:
+    for found in reduced(three_peers, [device.array(values(i, count)) for i, device in enumerate(devices)]):
+        np.testing.assert_array_equal(found, total(count))
+
+
+@pytest.mark.parametrize("algorithm", ReduceAlgorithm)
+@pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
+def test_all_peers_have_the_same_bits(
+    three_peers: Cluster,
+    devices: list[FakeDevice],
+    algorithm: ReduceAlgorithm,
+    quantization: QuantizationOptions | None,
+) -> None:
+    held = [device.array(np.random.default_rng(i).standard_normal(COUNT)) for i, device in enumerate(devices)]
+    found = reduced(three_peers, held, op=ReduceOp.AVG, algorithm=algorithm, quantization_options=quantization)
+    expected = np.mean([np.random.default_rng(i).standard_normal(COUNT) for i in range(WORLD)], axis=0)
+    np.testing.assert_allclose(found[0], expected, atol=0.1 if quantization else 1e-9)
+    for other in found[1:]:
+        assert other.tobytes() == found[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.int64, np.float64])
+def test_dtypes(three_peers: Cluster, devices: list[FakeDevice], dtype: Any) -> None:
+    held = [device.array(values(i, dtype=dtype)) for i, device in enumerate(devices)]
+    expected = np.maximum.reduce([values(i, dtype=dtype) for i in range(WORLD)])
+    for found in reduced(three_peers, held, op=ReduceOp.MAX):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
+    three_peers: Cluster, devices: list[FakeDevice]
+) -> None:
+    ops = 6
+
+    def rounds(peer: Communicator, i: int) -> None:
+        held = [devices[i].array(np.zeros(COUNT, np.float32)) for _ in range(ops)]
+        for turn in range(3):
+            for tag, array in enumerate(held):
+                array.set_later(values(i) + tag + turn)
+            handles = [peer.all_reduce_async(array, op=SUM, tag=tag) for tag, array in enumerate(held)]
+            for tag in reversed(range(ops)):
+                assert handles[tag].wait()[0]
+                np.testing.assert_array_equal(held[tag].get(), total() + WORLD * (tag + turn))
+
+    three_peers.each(rounds)
+    pool = helper_of(devices[0]).pool
+    pieces = len(divided(None, None, COUNT, 4).pieces)
+    assert pool.pinned_bytes <= 2 * ops * pieces * PIECE
+    assert sum(devices[0].pinned_allocated) == pool.pinned_bytes
+    gc.collect()
+    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
+
+
+def test_what_the_device_has_yet_to_read_is_not_overwritten_by_the_next_op(
+    three_peers: Cluster, devices: list[FakeDevice]
+) -> None:
+    def reduce(peer: Communicator, i: int) -> Any:
+        devices[i].write_s = LATE_S / 4
+        held = [devices[i].array(values(i) + turn) for turn in range(3)]
+        for array in held:
+            with devices[i].stream(devices[i].new_stream()):  # where the next op does not wait for the last copies
+                peer.all_reduce(array, op=SUM)
+        return [array.settled() for array in held]
+
+    for found in three_peers.each(reduce):
+        for turn in range(3):
+            np.testing.assert_array_equal(found[turn], total() + WORLD * turn)
+
+
+def test_descriptors_with_retry(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    held = [[device.array(values(i)) for _ in range(7)] for i, device in enumerate(devices)]
+    three_peers.each(
+        lambda peer, i: peer.all_reduce_multiple_with_retry(
+            [
+                ReduceOpDescriptor(array, array, ReduceDescriptor(COUNT, SUM, tag), "test")
+                for tag, array in enumerate(held[i])
+            ],
+            max_in_flight=3,
+        )
+    )
+    for mine in held:
+        for array in mine:
+            np.testing.assert_array_equal(array.settled(), total())
+
+
+def test_only_a_part_of_the_arrays(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    descriptor = ReduceDescriptor(PIECE, SUM)
+    three_peers.each(
+        lambda peer, i: peer.all_reduce_multiple_with_retry([ReduceOpDescriptor(held[i], held[i], descriptor, "test")])
+    )
+    for i, array in enumerate(held):
+        np.testing.assert_array_equal(array.settled(), np.append(total()[:PIECE], values(i)[PIECE:]))
+
+
+def test_a_device_and_a_cpu_share_an_op_of_one_piece(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    count = PIECE // 4
+    held: list[Any] = [devices[0].array(values(0, count)), values(1, count), devices[2].array(values(2, count))]
+    for found in reduced(three_peers, held):
+        np.testing.assert_array_equal(found, total(count))
+
+
+@pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
+def test_arrays_in_memory_may_be_apart(
+    three_peers: Cluster, devices: list[FakeDevice], quantization: QuantizationOptions | None
+) -> None:
+    send, recv = mixed(devices, [0]), [np.zeros(COUNT, np.float32) for _ in range(WORLD)]
+
+    def reduce(peer: Communicator, i: int) -> Any:
+        target = None if i == 0 else recv[i]
+        peer.all_reduce(send[i], target, op=SUM, quantization_options=quantization)
+        return seen_in(send[i]) if i == 0 else target
+
+    first, *others = three_peers.each(reduce)
+    for found in others:
+        np.testing.assert_array_equal(found, first)
+    np.testing.assert_allclose(first, total(), atol=0 if quantization is None else 5)
+    np.testing.assert_array_equal(send[1], values(1))
+
+
+def mixed(devices: list[FakeDevice], on_device: Sequence[int], world: int = WORLD) -> list[Any]:
+    return [devices[i % WORLD].array(values(i)) if i in on_device else values(i) for i in range(world)]
+
+
+@pytest.mark.parametrize("on_device", [(0,), (1,), (0, 2)])
+@pytest.mark.parametrize("algorithm", ReduceAlgorithm)
+def test_devices_and_cpus_share_ops_of_any_size(
+    three_peers: Cluster, devices: list[FakeDevice], on_device: tuple[int, ...], algorithm: ReduceAlgorithm
+) -> None:
+    for _ in range(3):
+        for found in reduced(three_peers, mixed(devices, on_device), algorithm=algorithm):
+            np.testing.assert_array_equal(found, total())
+    assert three_peers.each(reduce_once) == [WORLD] * WORLD
+
+
+def has_open_ops(peer: Communicator) -> bool:
+    return peer.stats["ops_open"] > 0
+
+
+@pytest.mark.parametrize("is_device_first", [False, True])
+@pytest.mark.parametrize("engine_threads", [1, 2])
+def test_who_is_no_neighbour_of_a_device_hears_of_its_pieces(
+    devices: list[FakeDevice], is_device_first: bool, engine_threads: int
+) -> None:
+    world = 5
+    with MasterNode("127.0.0.1:0", engine_threads=engine_threads) as master:
+        cluster = Cluster(master.address)
+        cluster.join(world)
+        for tag in range(3):
+            held = mixed(devices, [0], world)
+            order = sorted(range(world), key=lambda i: (i == 0) != is_device_first)
+            handles: dict[int, Any] = {}
+            for i in order:
+                handles[i] = cluster[i].all_reduce_async(held[i], op=SUM, tag=tag)
+                if i != order[-1] and not is_device_first and tag == 0:
+                    until(partial(has_open_ops, cluster[i]), "it is under way")
+            assert [handles[i].wait()[1] for i in range(world)] == [Result.SUCCESS] * world
+            for i, array in enumerate(held):
+                found = array.settled() if i == 0 else array
+                np.testing.assert_array_equal(found, total(world=world))
+        cluster.close_all()
+
+
+def test_what_differs_is_told_although_only_some_divide_it(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    held: list[Any] = [devices[0].array(values(0)), values(1, 20), devices[2].array(values(2))]
+    failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
+    assert "20 x FLOAT" in str(failed[0])
+    assert f"an op in pieces of {PIECE} bytes" in str(failed[0])
+    np.testing.assert_array_equal(held[1], values(1, 20))
+    calls = [partial(three_peers[0].all_reduce, held[0], op=SUM), *(peer.all_gather for peer in three_peers.peers[1:])]
+    failed = outcomes([calls[0], *(partial(call, values(1)) for call in calls[1:])])
+    assert results(failed) == [Result.INVALID_USAGE] * WORLD
+    np.testing.assert_array_equal(held[0].settled(), values(0))
+
+
+def test_who_cannot_divide_an_op_says_what_to_do(
+    three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_pieces, "_can_divide", lambda *_: False)
+    held = mixed(devices, [0, 2])
+    failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
+    assert f"{COUNT} x FLOAT" in str(failed[0])
+    assert "PCCL_PIECE_BYTES=0" in str(failed[0])
+    np.testing.assert_array_equal(held[0].settled(), values(0))
+    np.testing.assert_array_equal(held[1], values(1))
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_device_that_fails_leaves_what_others_have_in_memory(
+    cluster: Cluster, devices: list[FakeDevice], reads: int
+) -> None:
+    cluster.join(WORLD)
+    devices[0].fails_after_reads = reads
+    held = mixed(devices, [0])
+    failed = cluster.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR] * WORLD
+    for i in (1, 2):
+        np.testing.assert_array_equal(held[i], values(i))
+    devices[0].fails_after_reads = None
+    for found in reduced(cluster, held):
+        np.testing.assert_array_equal(found, total())
+    until(lambda: all(peer.stats["ops_open"] <= 1 for peer in cluster.peers), "but for a guard, nothing is left")
+
+
+def test_a_larger_op_that_is_not_divided_is_the_same_for_both(
+    three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_pieces, "PIECE_BYTES", 0)
+    held: list[Any] = [devices[0].array(values(0)), values(1), devices[2].array(values(2))]
+    for found in reduced(three_peers, held):
+        np.testing.assert_array_equal(found, total())
+    assert [devices[0].reads, devices[0].writes] == [1, 1]
+
+
+def test_the_thread_that_waits_sees_the_result_whoever_launched(
+    three_peers: Cluster, devices: list[FakeDevice]
+) -> None:
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+
+    def wait(handle: Any, array: FakeArray) -> Any:
+        handle.wait()
+        return array.get()
+
+    def reduce(peer: Communicator, i: int) -> None:
+        handle = peer.all_reduce_async(held[i], op=SUM)
+        for found in outcomes([partial(wait, handle, held[i]) for _ in range(3)]):
+            np.testing.assert_array_equal(found, total())
+
+    three_peers.each(reduce)
+
+
+def test_who_drops_a_handle_is_warned_that_nothing_came_to_the_device(
+    three_peers: Cluster, devices: list[FakeDevice]
+) -> None:
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    dropped, *handles = three_peers.each(lambda peer, i: peer.all_reduce_async(held[i], op=SUM))
+    assert [handle.wait()[0] for handle in handles] == [True, True]
+    until(dropped.done, "there is a result")
+    with pytest.warns(ResourceWarning, match="nobody waited for the op with tag 0"):
+        del dropped
+    np.testing.assert_array_equal(held[0].settled(), values(0))
+    np.testing.assert_array_equal(held[1].settled(), total())
+
+
+def test_arguments_are_checked(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    array = devices[0].array(np.zeros(8, np.float32))
+    other = devices[1].array(np.zeros(8, np.float32))
+    for recv in (other, np.zeros(8, np.float32)):
+        with pytest.raises(PCCLError, match="send is on fake:0 but recv on") as caught:
+            three_peers[0].all_reduce(array, recv, op=SUM)
+        assert caught.value.result is Result.INVALID_ARGUMENT
+    array.is_writable = False
+    with pytest.raises(PCCLError, match="read-only"):
+        three_peers[0].all_reduce(array, op=SUM)
+
+
+def test_in_a_trio_program(devices: list[FakeDevice]) -> None:
+    async def main(address: str) -> None:
+        peers = [AsyncCommunicator(address) for _ in range(2)]
+        held = [devices[0].array(values(i)) for i in range(2)]
+
+        async def run(i: int) -> None:
+            await peers[i].connect()
+            while peers[i].get_attribute(attribute) < 2:
+                await peers[i].update_topology()
+            await peers[i].all_reduce(held[i], op=SUM)
+            handle = peers[i].all_reduce_async(held[i], op=SUM)
+            assert (await handle.async_wait())[0]
+            await peers[i].close()
+
+        async with trio.open_nursery() as nursery:
+            for i in range(2):
+                nursery.start_soon(run, i)
+        for array in held:
+            np.testing.assert_array_equal(array.settled(), 2 * total(world=2))
+
+    from pccl import Attribute
+
+    attribute = Attribute.GLOBAL_WORLD_SIZE
+    with MasterNode("127.0.0.1:0") as master:
+        trio.run(main, master.address)
+
+
+# Failure.
+
+
+def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(cluster: Cluster, devices: list[FakeDevice]) -> None:
+    cluster.join(WORLD)
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    lost = cluster.peers.pop()
+    devices[0].reads_held.clear()  # so that some pieces are nowhere done
+    handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate([*cluster.peers, lost])]
+    until(lambda: devices[1].reads >= 3, "pieces are on their way")
+    lost.close()
+    for i, handle in enumerate(handles[:2]):
+        assert handle.wait()[1] is Result.RANK_CONNECTION_LOST
+        assert devices[i].writes == 0
+    devices[0].reads_held.set()
+    for i in range(2):
+        np.testing.assert_array_equal(held[i].settled(), values(i))
+    for found in reduced(cluster, held):
+        np.testing.assert_array_equal(found, total(world=2))
+
+
+@pytest.mark.parametrize("on_device", [(0, 1, 2), (0, 2), (2,)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
+    cluster: Cluster, devices: list[FakeDevice], seed: int, on_device: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(seed)
+    cluster.join(WORLD)
+    lost, ops, pieces = cluster.peers.pop(), 3, len(divided(None, None, COUNT, 4).pieces)
+    leave_after_reads = int(random.integers(1, 3 * ops * pieces))
+    original, closing = devices[2].read, list[Background]()
+
+    def read(*args: Any) -> Any:
+        if devices[2].reads == leave_after_reads:
+            closing.append(Background(lost.close))
+        return original(*args)
+
+    devices[2].read = read  # type: ignore[method-assign]
+
+    def rounds(peer: Communicator, i: int) -> list[tuple[int, int, Result]]:
+        """Whose contributions each op has, as told and as read off its result."""
+        seen = []
+        for turn in range(6):
+            given = {tag: values(i) + 1000 * tag for tag in range(ops)}
+            held = {tag: devices[i].array(array) if i in on_device else array for tag, array in given.items()}
+            while held:
+                try:
+                    handles = {tag: peer.all_reduce_async(array, op=SUM, tag=tag) for tag, array in held.items()}
+                except PCCLError:
+                    assert i == 2
+                    return seen
+                for tag, handle in handles.items():
+                    is_success, status, info = handle.wait()
+                    world = info.world_size if info is not None else 0
+                    seen.append((turn, tag, status))
+                    if is_success:
+                        expected = total(world=world) + 1000 * tag * world
+                        np.testing.assert_array_equal(seen_in(held.pop(tag)), expected)
+                    elif i < 2:
+                        assert status is Result.RANK_CONNECTION_LOST
+                        np.testing.assert_array_equal(seen_in(held[tag]), values(i) + 1000 * tag)
+        return seen
+
+    everybody = [*cluster.peers, lost]
+    found = outcomes([partial(rounds, peer, i) for i, peer in enumerate(everybody)])
+    assert found[0] == found[1], f"seed {seed}"
+    assert closing, f"seed {seed}: nobody left"
+    closing[0].result()
+
+
+def test_an_op_that_is_given_up_before_any_piece_is_there(cluster: Cluster, devices: list[FakeDevice]) -> None:
+    cluster.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    for device in devices:
+        device.reads_held.clear()
+    other = Background(lambda: cluster[1].all_reduce(held[1], op=SUM))
+    with pytest.raises(PCCLError) as caught:
+        cluster[0].all_reduce(held[0], op=SUM, timeout=0.2)
+    assert caught.value.result is Result.TIMEOUT
+    assert other.outcome().result is Result.TIMEOUT
+    for device in devices:
+        device.reads_held.set()
+    for found in reduced(cluster, held):
+        np.testing.assert_array_equal(found, total(world=2))
+
+
+@pytest.mark.parametrize("breaks_late", [False, True])
+def test_a_device_that_fails_fails_the_op_on_all_peers(
+    cluster: Cluster, devices: list[FakeDevice], breaks_late: bool
+) -> None:
+    cluster.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    devices[0].fails_after_reads = 3
+    devices[0].breaks_late = breaks_late
+    failed = cluster.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR] * 2
+    assert "the fake device is broken" in str(failed[1])
+    devices[0].fails_after_reads = None
+    for found in reduced(cluster, held):
+        np.testing.assert_array_equal(found, total(world=2))
+
+
+def test_a_device_that_does_not_take_the_result_fails_its_own_caller(
+    cluster: Cluster, devices: list[FakeDevice]
+) -> None:
+    cluster.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    devices[0].fails_to_write = True
+    failed = cluster.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    assert results(failed) == [Result.INTERNAL_ERROR, Result.SUCCESS]
+    assert "all peers have the result, but it could not be copied to the device here" in str(failed[0])
+    assert "the fake device is broken" in str(failed[0])
+    np.testing.assert_array_equal(held[1].settled(), total(world=2))
+
+
+def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
+    cluster.join(2)
+    held = devices[0].array(values(0)).set_later(values(0))  # so that its stream is there already
+    for step in itertools.count():
+        has_slept = interrupted_at(step, lambda: cluster[0].all_reduce(held, op=SUM))
+        until(lambda: cluster[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
+        if has_slept:
+            break
+    assert step > 50
+    np.testing.assert_array_equal(held.settled(), values(0))
+    pool = helper_of(devices[0]).pool
+    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list[FakeDevice], is_new: bool) -> None:
+    for step in itertools.count():
+        pool = host_memory.HostPool(devices[0])
+        if not is_new:
+            pool.take(PIECE)
+        taken: list[host_memory.Block] = []
+
+        def take(pool: host_memory.HostPool = pool, taken: list[host_memory.Block] = taken) -> None:
+            taken.append(pool.take(PIECE))
+
+        is_over = interrupted_at(step, take)
+        taken.clear()
+        assert pool.idle_bytes == pool.pinned_bytes
+        if is_over:
+            break
+    assert step > 5
+
+
+def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(cluster: Cluster, devices: list[FakeDevice]) -> None:
+    cluster.join(2)
+    count = PIECE // 4 + 1
+    is_over = False
+    for step in itertools.count():
+        held = [device.array(values(i, count)) for i, device in enumerate(devices[:2])]
+        handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate(cluster.peers)]
+        until(handles[0].done, "the op is over")
+        feed = handles[0]._op.feed
+        assert feed is not None
+        is_over = interrupted_at(step, feed.deliver)
+        # Another op, while the device may still read what the first one left.
+        cluster.each(lambda peer, i: peer.all_reduce(devices[i].array(values(i, count)), op=SUM, tag=1))
+        assert handles[0].wait()[0]
+        np.testing.assert_array_equal(held[0].get(), total(count, world=2))
+        assert handles[1].wait()[0]
+        if is_over:
+            break
+    assert step > 20
+    pool = helper_of(devices[0]).pool
+    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
+
+
+def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: list[FakeDevice]) -> None:
+    cluster.join(2)
+    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
+    devices[0].reads_held.clear()
+    handles = cluster.each(lambda peer, i: peer.all_reduce_async(held[i], op=SUM))
+    cluster[0].close()
+    assert handles[0].wait()[1] is Result.NOT_INITIALIZED
+    assert handles[1].wait()[1] is not Result.SUCCESS
+    devices[0].reads_held.set()
+    for i, array in enumerate(held):
+        np.testing.assert_array_equal(array.settled(), values(i))
+
+
+def test_several_engine_threads(devices: list[FakeDevice]) -> None:
+    with MasterNode("127.0.0.1:0", engine_threads=2) as master:
+        cluster = Cluster(master.address, segment_bytes=256)
+        cluster.join(WORLD)
+        held = [device.array(values(i)) for i, device in enumerate(devices)]
+        for turn in range(1, 3):
+            for found in reduced(cluster, held):
+                np.testing.assert_array_equal(found, total() * WORLD ** (turn - 1))
+        cluster.close_all()
+
+
+# Host memory.
+
+
+def test_beyond_the_bound_memory_is_not_pinned(
+    three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "PINNED_BYTES_MAX", 2 * PIECE)
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    for found in reduced(three_peers, held):
+        np.testing.assert_array_equal(found, total())
+    assert sum(devices[0].pinned_allocated) == 2 * PIECE
+    assert devices[0].unpinned_allocated
+
+
+def test_what_cannot_be_pinned_is_ordinary_memory(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    devices[0].can_pin = False
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    for found in reduced(three_peers, held):
+        np.testing.assert_array_equal(found, total())
+    assert not devices[0].pinned_allocated
+
+
+def test_little_is_kept_between_ops(
+    three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "IDLE_BYTES_MAX", PIECE)
+    held = [device.array(values(i)) for i, device in enumerate(devices)]
+    three_peers.each(lambda peer, i: peer.all_reduce(held[i], op=SUM))
+    pool = helper_of(devices[0]).pool
+    until(lambda: pool.pinned_bytes <= PIECE, "the rest is freed")

@@ -1,0 +1,613 @@
+"""The machine of a master process: who may found a run, who leads one, and when it does so no longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.protocol import messages as m
+from pccl.protocol.failover import DEPOSED_TIMEOUTS, HOLD_S, Failover
+from pccl.protocol.fence import Fence
+from pccl.protocol.figures import Figure
+from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
+from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.point_to_point import pair_tag
+from pccl.protocol.recovery import SALTS, TERMS, block
+from pccl.types import Result
+from tests.protocol.test_recovery_report import prepared, report_of, view
+
+OPTIONS = MasterOptions(peer_timeout_s=4.0)
+
+
+class Rig:
+    """A machine, and what came of the last event."""
+
+    def __init__(
+        self,
+        options: MasterOptions = OPTIONS,
+        birth_at: float = 0.0,
+        is_standby: bool = False,
+        secret: bytes = b"",
+        resumes_any: bool = True,
+        fence: Fence | None = None,
+    ) -> None:
+        self.machine = Failover(
+            "new", options, birth_at, is_standby, secret, fence, persists=True, resumes_any=resumes_any
+        )
+        self.now = 0.0
+        self.effects: list[Effect] = []
+        self.reports: dict[int, m.RecoveryReport] = {}
+        """Of those who follow whoever asks them to."""
+
+    def say(self, connection: int, message: m.FromPeer) -> None:
+        self.effects = []
+        if self.machine.master.host_of(connection) is None and isinstance(message, m.Hello | m.Resume | m.BeatHello):
+            self.effects += self.machine.connected(connection, "10.0.0.1", self.now)
+        self.effects += self.machine.received(connection, message, self.now)
+
+    def hello(self, connection: int, masters: int = 1, may_found: bool = True) -> None:
+        text = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=masters, may_found=may_found)
+        self.say(connection, text)
+
+    def beat(self, connection: int, peer: int) -> None:
+        self.say(connection, m.BeatHello(m.PROTOCOL_VERSION, self.machine.run, peer))
+
+    def resume(self, peer: int, term: int = 1, run: str = "old", masters: int = 1, is_accepted: bool = True) -> None:
+        """Over a connection of the peer's number."""
+        resume = m.Resume(m.PROTOCOL_VERSION, run, term, peer, masters=masters, is_accepted=is_accepted)
+        self.say(peer, resume)
+
+    def quorum_of(self, report: m.RecoveryReport) -> None:
+        summary = m.Stand(report.installed, report.prepared, report.is_settled, report.answered)
+        self.say(report.me.peer, summary)
+
+    def deliver(self, report: m.RecoveryReport) -> None:
+        """Says where it stands, and follows as soon as it is asked to; so do all who reported before. The effects are
+        those of all that."""
+        self.reports[report.me.peer] = report
+        self.quorum_of(report)
+        self.answer()
+
+    def answer(self) -> None:
+        """Whoever is asked to follow does."""
+        effects: list[Effect] = []
+        while self.effects:
+            effect = self.effects.pop(0)
+            if isinstance(effect, Send) and isinstance(effect.message, m.Lead) and effect.connection in self.reports:
+                waiting, self.effects = self.effects, []
+                self.say(effect.connection, m.Follow(effect.message.term, self.reports[effect.connection]))
+                self.effects = waiting + self.effects
+            else:
+                effects.append(effect)
+        self.effects = effects
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        deadline = self.machine.deadline()
+        self.effects = self.machine.tick(self.now) if deadline is not None and deadline <= self.now else []
+        after = self.machine.deadline()
+        assert after is None or after > self.now
+
+    @property
+    def sent(self) -> list[Effect]:
+        return [each for each in self.effects if not isinstance(each, Log | Persist)]
+
+    def told(self, connection: int) -> list[m.FromMaster]:
+        return [each.message for each in self.effects if isinstance(each, Send) and each.connection == connection]
+
+    def kinds(self, connection: int) -> list[type]:
+        return [type(message) for message in self.told(connection)]
+
+    def recover(self, *peers: int, masters: int = 1, **rest: Any) -> None:
+        """These are the last view's, and all come."""
+        for peer in peers:
+            self.resume(peer, masters=masters)
+        everything: list[Effect] = []
+        for peer in peers:
+            self.deliver(report_of(peer, view(7, *peers), **rest))
+            everything += self.effects
+        self.effects = everything
+
+
+# Birth.
+
+
+def test_a_fresh_master_at_a_free_port_lets_the_first_found_a_run() -> None:
+    rig = Rig()
+    rig.hello(1)
+    assert rig.kinds(1) == [m.Welcome]
+    assert rig.machine.is_leading
+
+
+def test_where_another_may_have_been_newcomers_wait_a_moment() -> None:
+    rig = Rig(birth_at=2.0)
+    rig.hello(1)
+    assert rig.sent == []
+    assert rig.machine.deadline() == 2.0
+    rig.wait(2.0)
+    assert rig.kinds(1) == [m.Welcome]
+
+
+def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
+    rig = Rig(birth_at=2.0)
+    rig.hello(9)
+    rig.resume(1)
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
+    rig.wait(2.0)
+    assert not rig.machine.is_leading
+    rig.resume(2)
+    rig.resume(3)
+    rig.deliver(report_of(2, view(7, 1, 2, 3)))
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
+    (welcome,) = rig.told(9)
+    assert isinstance(welcome, m.Welcome)
+    assert (welcome.run, welcome.accepted_peers) == ("old", 3)
+    assert welcome.peer > 9
+
+
+def test_and_are_sent_away_to_ask_again() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
+    rig.hello(9)
+    rig.wait(HOLD_S - 0.1)
+    assert rig.told(9) == []
+    rig.wait(0.1)
+    assert rig.told(9) == [m.Elsewhere("it waits for the peers of run 'old' (1 of the 3 peers of view 7 have come)")]
+
+
+def test_or_until_they_have_gone() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
+    rig.hello(9)
+    assert rig.sent == []
+    rig.machine.disconnected(1, "closed", rig.now)
+    rig.wait(OPTIONS.peer_timeout_s)
+    assert rig.kinds(9) == [m.Welcome]
+
+
+def test_a_standby_founds_nothing() -> None:
+    rig = Rig(is_standby=True)
+    rig.hello(1)
+    assert rig.kinds(1) == [m.Elsewhere]
+    assert Close(1) in rig.effects
+
+
+def test_who_knows_several_masters_asks_all_of_them_first() -> None:
+    rig = Rig()
+    rig.hello(1, masters=2, may_found=False)
+    assert rig.told(1) == [m.Elsewhere("it leads no run yet")]
+    rig.hello(2, masters=2)
+    assert rig.kinds(2) == [m.Welcome]
+    rig.hello(3, masters=2, may_found=False)
+    assert rig.kinds(3) == [m.Welcome]
+
+
+# Gathering.
+
+
+def test_a_majority_and_patience_or_all_of_them() -> None:
+    rig = Rig()
+    for peer in (1, 2):
+        rig.resume(peer)
+        assert rig.told(peer) == [m.Gather()]
+        rig.deliver(report_of(peer, view(7, 1, 2, 3)))
+        assert rig.sent == []
+    rig.wait(3.9)
+    assert not rig.machine.is_leading
+    rig.wait(0.1)
+    assert rig.machine.is_leading
+    assert rig.kinds(1) == [m.Resumed, m.Flush]
+    assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    rig.resume(3)
+    (goodbye,) = rig.told(3)
+    assert isinstance(goodbye, m.Goodbye)
+    assert "has gone on without peer 3" in goodbye.reason
+
+
+def test_all_are_back_and_their_ops_run_on() -> None:
+    rig = Rig()
+    rig.recover(1, 2, commits=[OpRef(4, 1)])
+    for peer in (1, 2):
+        assert rig.told(peer) == [m.Resumed(2, 4.0, [7]), m.OpsCommit(7, [OpRef(4, 1)])]
+    rig.say(1, m.OpsDone(7, [OpRef(4, 2)]))
+    rig.say(2, m.OpsDone(7, [OpRef(4, 2)]))
+    assert rig.told(1) == rig.told(2) == [m.OpsCommit(7, [OpRef(4, 2)])]
+
+
+def test_a_verdict_on_an_op_of_two_is_told_to_the_two() -> None:
+    rig = Rig()
+    op = OpRef(pair_tag(0, 2, 5), 0)
+    rig.recover(1, 2, 3, commits=[op])
+    assert [m.OpsCommit(7, [op]) in rig.told(peer) for peer in (1, 2, 3)] == [True, False, True]
+
+
+def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() -> None:
+    rig = Rig()
+    met = m.Met(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
+    rig.resume(1)
+    rig.resume(2)
+    rig.deliver(report_of(1, view(7, 1, 2), met=[met]))
+    rig.deliver(report_of(2, view(7, 1, 2), waits_in=Kind.UPDATE_TOPOLOGY))
+    rig.say(2, m.JointCall(3, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == [m.JointResult(3, Result.SUCCESS, meeting=5)]
+    rig.say(2, m.JointCall(4, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == []
+    rig.say(1, m.JointCall(8, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, meeting=6)]
+
+
+@pytest.mark.parametrize("kind", [Kind.SYNC, Kind.ARE_PEERS_PENDING])
+def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepted(kind: str) -> None:
+    """Whoever has heard it calls, and expects them in the call."""
+    rig = Rig()
+    rig.resume(1)
+    rig.resume(2, is_accepted=False)
+    rig.deliver(report_of(1, view(7, 1, 2)))
+    rig.deliver(report_of(2, None, prepared(7, 1, 2)))
+    (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
+    offer = m.SyncOffer("enforce_popular", 3, b"root", []) if kind == Kind.SYNC else None
+    rig.beat(12, 2)
+    rig.say(1, m.JointCall(1, kind, offer))
+    assert rig.sent == []
+    rig.say(1, m.FlushReply(flush.flush, []))
+    assert rig.kinds(2) == [m.Prepare]
+    for peer in (1, 2):
+        rig.say(peer, m.LinksReady(rig.machine.master.state.view))
+    assert rig.kinds(1) == [m.Install]
+    rig.say(2, m.JointCall(1, kind, offer))
+    for peer in (1, 2):
+        (result,) = rig.told(peer)
+        assert isinstance(result, m.JointResult)
+        assert (result.code, result.value) == (Result.SUCCESS, 3 if kind == Kind.SYNC else 0)
+
+
+def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
+    rig = Rig()
+    met = m.Met(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+    rig.deliver(report_of(1, view(7, 1, 2, 3), met=[met]))
+    rig.deliver(report_of(2, view(7, 1, 2, 3), waits_in=Kind.ARE_PEERS_PENDING))
+    rig.wait(4.0)
+    rig.say(2, m.JointCall(3, Kind.ARE_PEERS_PENDING))
+    rig.say(2, m.JointCancel(3))
+    assert rig.told(2) == []
+    (flush,) = {group.flush for group in rig.machine.master.state.groups.values()}
+    for peer in (1, 2):
+        rig.say(peer, m.FlushReply(flush, []))
+    for peer in (1, 2):
+        rig.say(peer, m.LinksReady(rig.machine.master.state.view))
+    assert rig.told(2)[1:] == [m.JointResult(3, Result.SUCCESS, value=1, meeting=5)]
+
+
+def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
+    rig = Rig()
+    abort = m.Aborted(3, 0, Result.TIMEOUT, "given up")
+    for peer in (1, 2):
+        rig.resume(peer)
+    rig.deliver(report_of(1, view(7, 1, 2, 3), commits=[OpRef(1, 0)]))
+    rig.deliver(report_of(2, view(7, 1, 2, 3), aborts=[abort]))
+    rig.wait(4.0)
+    (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
+    rig.say(1, m.FlushReply(flush.flush, [OpRef(2, 0), OpRef(3, 0)], [OpRef(1, 0)]))
+    rig.say(2, m.FlushReply(flush.flush, [OpRef(1, 0), OpRef(2, 0)], [], [abort]))
+    (prepare,) = rig.told(1)
+    assert isinstance(prepare, m.Prepare)
+    assert sorted(prepare.commits) == [OpRef(1, 0), OpRef(2, 0)]
+    assert prepare.aborts == [abort]
+    assert prepare.lost == [(3, "did not come back after the loss of the master")]
+    assert prepare.view > 7
+
+
+def test_who_has_waited_for_long_does_not_hurry_the_others() -> None:
+    """One who was put out of the run, or cut off from its master, waits here when that dies: the rest come together."""
+    rig = Rig()
+    for early in (9, 1):
+        rig.resume(early)
+        rig.deliver(report_of(early, view(6 if early == 9 else 7, 1, 2, 3, *({early} - {1}))))
+    rig.wait(8.0)
+    rig.resume(2)
+    rig.deliver(report_of(2, view(7, 1, 2, 3)))
+    rig.wait(3.9)
+    assert not rig.machine.is_leading
+    rig.resume(3)
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
+    assert rig.machine.master.accepted == [1, 2, 3]
+
+
+def test_nor_does_a_majority_that_broke_up() -> None:
+    rig = Rig()
+    for peer in (1, 2):
+        rig.resume(peer)
+        rig.deliver(report_of(peer, view(7, 1, 2, 3)))
+    rig.wait(2.0)
+    rig.machine.disconnected(2, "reset", rig.now)
+    rig.wait(2.0)
+    rig.resume(3)
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
+    rig.wait(3.9)
+    assert not rig.machine.is_leading
+    rig.wait(0.1)
+    assert rig.machine.master.accepted == [1, 3]
+
+
+def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
+    rig = Rig()
+    for peer in (1, 2):
+        rig.resume(peer)
+        rig.quorum_of(report_of(peer, view(7, 1, 2, 3, 4)))
+        assert rig.sent == []
+    for outsider in (8, 9):
+        rig.resume(outsider)
+        rig.quorum_of(report_of(outsider, view(5, 1, 2, 3, 4, outsider)))
+        assert rig.sent == []
+    rig.wait(5.0)
+    assert rig.sent == []
+    rig.resume(3)
+    rig.quorum_of(report_of(3, view(7, 1, 2, 3, 4)))
+    assert [rig.told(peer) for peer in (1, 2, 3)] == [[m.Lead(2)]] * 3
+    rig.resume(4)
+    rig.quorum_of(report_of(4, view(7, 1, 2, 3, 4)))
+    assert rig.told(4) == [m.Lead(2)]
+
+
+def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
+    rig = Rig()
+    for peer in (1, 2):
+        rig.resume(peer)
+        rig.quorum_of(report_of(peer, view(7, 1, 2, 3)))
+    assert rig.told(1) == rig.told(2) == [m.Lead(2)]
+    rig.resume(3, term=5)
+    assert rig.told(1) == rig.told(2) == [m.Lead(6)]
+    assert rig.told(3) == [m.Gather()]
+    for peer in (1, 2, 3):
+        rig.say(peer, m.Follow(2, report_of(peer, view(7, 1, 2, 3))))
+    assert not rig.machine.is_leading
+    rig.quorum_of(report_of(3, view(7, 1, 2, 3)))
+    assert rig.told(3) == [m.Lead(6)]
+    for peer in (1, 2, 3):
+        rig.say(peer, m.Follow(6, report_of(peer, view(7, 1, 2, 3))))
+    assert rig.machine.master.term == 6
+
+
+def test_who_follows_unasked_follows_nobody() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.say(1, m.Follow(2, report_of(1, view(7, 1))))
+    assert not rig.machine.is_leading
+
+
+def test_who_comes_twice_counts_once() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.deliver(report_of(1, view(7, 1, 2)))
+    rig.say(11, m.Resume(m.PROTOCOL_VERSION, "old", 2, 1))
+    assert rig.kinds(1) == [m.Elsewhere]
+    rig.say(11, m.Stand(view(7, 1, 2), None, False))
+    assert not rig.machine.is_leading
+
+
+def test_who_reports_as_another_is_sent_away() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.quorum_of(report_of(1, view(7, 1)))
+    rig.say(1, m.Follow(2, report_of(2, view(7, 2))))
+    assert rig.kinds(1) == [m.Goodbye]
+    assert not rig.machine.is_leading
+
+
+def test_what_cannot_be_is_no_report() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.deliver(report_of(1, view(7, 2)))
+    assert rig.kinds(1) == [m.Goodbye]
+    assert not rig.machine.is_leading
+
+
+def test_newcomers_begin_again() -> None:
+    rig = Rig()
+    rig.resume(1)
+    rig.resume(2, is_accepted=False)
+    rig.deliver(report_of(2, None, prepared(8, 1, 2)))
+    rig.deliver(report_of(1, view(7, 1), prepared(8, 1, 2)))
+    assert rig.kinds(2) == [m.StartOver]
+    assert rig.machine.master.accepted == [1]
+
+
+def test_newcomers_alone_are_no_run() -> None:
+    rig = Rig()
+    rig.resume(2, is_accepted=False)
+    rig.deliver(report_of(2, None))
+    rig.wait(4.0)
+    assert rig.kinds(2) == [m.StartOver]
+    rig.hello(3)
+    assert rig.sent == []
+    rig.wait(4.0)
+    assert rig.kinds(3) == [m.Welcome]
+
+
+# Deposition.
+
+
+@pytest.mark.parametrize(("masters", "leads"), [(1, True), (2, False)])
+def test_who_loses_a_majority_at_once_leads_on_only_where_there_is_no_other(masters: int, leads: bool) -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=masters)
+    rig.machine.disconnected(1, "reset", rig.now)
+    assert rig.machine.is_leading
+    rig.effects = rig.machine.disconnected(2, "reset", rig.now)
+    assert rig.machine.is_leading is leads
+    assert rig.kinds(3) == ([] if leads else [m.Elsewhere])
+
+
+def test_a_majority_of_a_view_that_may_be_in_force_is_lost_too() -> None:
+    """With 1, those three could go on that it would have accepted."""
+    rig = Rig()
+    for peer in (1, 2, 3, 4):
+        rig.resume(peer, masters=2)
+        rig.deliver(report_of(peer, view(7, 1, 2, 3, 4), prepared(8, *range(1, 8))))
+    assert rig.machine.is_leading
+    (resumed, *_) = rig.told(4)
+    assert isinstance(resumed, m.Resumed)
+    assert resumed.in_force == [7, 8]
+    rig.machine.disconnected(1, "reset", rig.now)
+    assert not rig.machine.is_leading
+
+
+def test_who_leaves_is_no_loss() -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=2)
+    for peer in (1, 2):
+        rig.say(peer, m.Leave())
+    assert rig.machine.is_leading
+
+
+def test_a_higher_term_of_its_run_deposes() -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3)
+    rig.say(12, m.Resume(m.PROTOCOL_VERSION, "old", 3, 2))
+    assert rig.kinds(1) == [m.Elsewhere]
+    assert rig.told(12) == [m.Gather()]
+    assert not rig.machine.is_leading
+
+
+def test_the_secret_of_a_run_comes_with_its_peers_and_shows_who_knows_it() -> None:
+    rig = Rig(secret=b"of a new one")
+    rig.recover(1, 2, 3, secret=b"of the run")
+    rig.resume(9)
+    (goodbye,) = rig.told(9)
+    assert isinstance(goodbye, m.Goodbye)
+    assert goodbye.secret == b"of the run"
+    rig.hello(10)
+    (welcome,) = rig.told(10)
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.secret == b"of the run"
+
+
+def test_a_founder_tells_a_secret_of_its_own() -> None:
+    rig = Rig(secret=b"of a new one")
+    rig.hello(1)
+    (welcome,) = rig.told(1)
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.secret == b"of a new one"
+
+
+def test_a_higher_term_of_one_outside_its_view_does_not() -> None:
+    """It was put out of the run, and has followed a master that nobody follows who is in it."""
+    rig = Rig()
+    rig.recover(1, 2, 3)
+    rig.machine.disconnected(3, "reset", rig.now)
+    rig.resume(3, term=7)
+    assert rig.kinds(3) == [m.Goodbye]
+    rig.resume(9, term=7, is_accepted=False)
+    assert rig.kinds(9) == [m.StartOver]
+    assert rig.machine.is_leading
+
+
+@pytest.mark.parametrize(("seconds", "leads"), [(1.0, True), (3.0, False)])
+def test_a_master_that_stood_still_for_long_begins_again(seconds: float, leads: bool) -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.effects = rig.machine.stood_still(seconds, rig.now)
+    assert rig.kinds(1) == ([] if leads else [m.Elsewhere])
+    assert rig.machine.is_leading is leads
+
+
+def test_it_is_found_again_by_its_peers() -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.machine.stood_still(9.0, rig.now)
+    for peer in (1, 2):
+        rig.resume(peer, term=2)
+        rig.deliver(report_of(peer, view(7, 1, 2)))
+    assert rig.machine.master.term == 3
+
+
+def test_a_newcomer_after_that_need_not_ask_twice() -> None:
+    """Who would give up soon, as long as it has a peer timeout, is let in by one that has no run to wait for."""
+    rig = Rig(options=MasterOptions(peer_timeout_s=1.0))
+    rig.hello(1)
+    rig.beat(2, 1)
+    rig.machine.stood_still(3.0, rig.now)
+    rig.hello(3)
+    rig.wait(1.0)
+    assert rig.sent == []
+    rig.wait(DEPOSED_TIMEOUTS - 1.0)
+    assert rig.kinds(3) == [m.Welcome]
+
+
+def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again() -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.resume(8, run="another")
+    assert rig.kinds(8) == [m.Elsewhere]
+    rig.resume(9, run="another", is_accepted=False)
+    assert rig.kinds(9) == [m.StartOver]
+
+
+@given(
+    st.integers(1, 250),
+    st.integers(0, TERMS - 1),
+    st.integers(0, 2**32),
+    st.integers(0, 2**32),
+    st.lists(st.integers(0, 10**10), min_size=2, max_size=2),
+)
+def test_numbers_of_two_leaders_never_meet(term: int, later: int, salt: int, other_salt: int, heard: list[int]) -> None:
+    one, other = block(heard[0], term, 1000, salt), block(heard[1], term + later, 1000, other_salt)
+    assert one > heard[0]
+    assert other > heard[1]
+    assert abs(one - other) >= 1000 or (later == 0 and salt % SALTS == other_salt % SALTS)
+
+
+def test_who_was_welcomed_by_a_long_lived_master_is_not_taken_for_a_newcomer() -> None:
+    """One that nobody else knew of comes back when the run is led already, with a number that a newcomer might have."""
+    rig = Rig()
+    ring = 25_000, 25_001
+    rig.recover(*ring)
+    rig.hello(1)
+    (welcome,) = rig.told(1)
+    assert isinstance(welcome, m.Welcome)
+    rig.resume(25_002, is_accepted=False)
+    assert rig.kinds(25_002) == [m.StartOver]
+    assert welcome.peer not in range(25_002, 30_000)
+    assert rig.machine.master.connection_of(welcome.peer) == 1
+
+
+def test_what_was_measured_is_known_with_its_age() -> None:
+    """The latest counts where two have measured between the same hosts."""
+    rig = Rig()
+    rig.now = 100.0
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+    rig.now = 103.0
+    old, late, of_one_gone = (
+        m.LinkFigure(2, False, 1e6, 500),
+        m.LinkFigure(2, False, 4e6, 500),
+        m.LinkFigure(9, True, 1e6, 1),
+    )
+    rig.deliver(report_of(3, view(7, 1, 2, 3), figures=[(late, 20), (of_one_gone, 10)]))
+    rig.deliver(report_of(1, view(7, 1, 2, 3), figures=[(old, 30)]))
+    rig.deliver(report_of(2, view(7, 1, 2, 3)))
+    figures = rig.machine.master.state.link_metrics
+    assert figures.get((1, 2)) == Figure(1e6, 0.0005, at=70.0)
+    assert figures.get((3, 2)) == figures.get((3, 1)) == Figure(4e6, 0.0005, at=80.0)
+    assert figures.get((9, 3)) is None
+
+
+def test_sites_are_kept_together() -> None:
+    rig = Rig()
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+    for peer in (1, 2, 3):
+        site = {"site": "rack", "site_size": 2} if peer == 1 else {}
+        rig.deliver(msgspec.structs.replace(report_of(peer, view(7, 1, 2, 3, 4)), **site))
+    rig.wait(4.0)
+    (goodbye,) = [each for each in rig.told(1) if isinstance(each, m.Goodbye)]
+    assert "site" in goodbye.reason

@@ -1,0 +1,232 @@
+"""What the master's status says of a run, and that the history it draws on is bounded."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.codec import LENGTH_BYTES, MESSAGE_BYTES_MAX, decode_body, encode
+from pccl.protocol.history import EVENTS_MAX, LOSSES_MAX, STEP_S, STEPS_MAX, TEXT_CHARACTERS_MAX, History
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.snapshot import snapshot
+from pccl.protocol.status import MemberStatus, RunStatus, StalledOp, Totals, Waiting
+from tests.protocol.master.test_machine import Rig
+
+
+def look(rig: Rig) -> RunStatus:
+    return snapshot(rig.master, rig.now, 60.0, "1.0")
+
+
+def member(status: RunStatus, peer: int) -> MemberStatus:
+    return next(found for found in status.members if found.peer == peer)
+
+
+def test_an_empty_run() -> None:
+    status = look(Rig())
+    assert (status.run, status.view, status.members, status.groups) == ("run", 0, [], [])
+    assert status.totals == Totals()
+    assert status.course.steps == [Totals()]
+
+
+def test_groups_members_and_their_states() -> None:
+    rig = Rig(0, 0, 7)
+    rig.hello(7)
+    status = look(rig)
+    assert [(group.group, group.ring, group.state) for group in status.groups] == [
+        (0, [1, 2], "running"),
+        (7, [3], "running"),
+    ]
+    assert status.groups[0].is_meshed
+    assert [(found.peer, found.group, found.state) for found in status.members] == [
+        (1, 0, "accepted"),
+        (2, 0, "accepted"),
+        (3, 7, "accepted"),
+        (4, 7, "pending"),
+    ]
+    assert member(status, 1).name == "n1"
+    assert member(status, 1).address == "10.0.0.1:5000"
+    assert status.view == rig.master.state.installed_view
+
+
+def test_what_a_peer_waits_in_since_when_and_for_whom() -> None:
+    rig = Rig(0, 0, 0)
+    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.now += 4.0
+    rig.hear(2, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.now += 1.5
+    status = look(rig)
+    assert member(status, 1).waiting == Waiting(Kind.UPDATE_TOPOLOGY, 5.5, [3])
+    assert member(status, 2).waiting == Waiting(Kind.UPDATE_TOPOLOGY, 1.5, [3])
+    assert member(status, 3).waiting is None
+
+
+def test_ops_that_stall() -> None:
+    rig = Rig(0, 0, 0)
+    epoch = rig.master.state.groups[0].epoch
+    rig.hear(1, m.OpsDone(epoch, [OpRef(7, 0)]))
+    rig.hear(2, m.OpsStalled(epoch, [OpRef(7, 0)]))
+    status = look(rig)
+    assert member(status, 2).stalled_ops == [StalledOp(7, 0, [2, 3])]
+    assert member(status, 1).stalled_ops == []
+    assert status.groups[0].undecided_ops == 1
+
+
+def test_ops_are_counted_once_each_however_many_report_them() -> None:
+    rig = Rig(0, 0)
+    epoch = rig.master.state.groups[0].epoch
+    for peer in (1, 2):
+        rig.hear(peer, m.Report([], 0, 0))
+    for committed in (1, 2):
+        for peer in (1, 2):
+            rig.hear(peer, m.Report([(epoch, committed, 1)], 0, 0))
+    totals = look(rig).totals
+    assert (totals.ops_committed, totals.ops_aborted) == (2, 1)
+    rig.hear(1, m.Report([(epoch, 2, 1), (epoch + 1, 3, 0)], 0, 0))
+    rig.hear(2, m.Report([(epoch, 2, 1), (epoch + 1, 2, 0)], 0, 0))
+    totals = look(rig).totals
+    assert (totals.ops_committed, totals.ops_aborted) == (5, 1)
+
+
+def test_a_newcomer_adds_nothing_to_what_was_counted_and_nothing_of_before_the_master_s_time() -> None:
+    rig = Rig(0, 0)
+    rig.hear(1, m.Report([(1, 100, 5), (2, 7, 0)], 1000, 900))  # the first to report to this master
+    assert look(rig).totals.ops_committed == 0
+    rig.now += 2.0
+    rig.hear(1, m.Report([(1, 100, 5), (2, 9, 0)], 1500, 1000))
+    rig.hear(2, m.Report([(2, 9, 0)], 800, 800))
+    rig.hear(2, m.Report([(2, 10, 0)], 900, 800))
+    totals = look(rig).totals
+    assert (totals.ops_committed, totals.ops_aborted, totals.tx_bytes) == (3, 0, 600)
+
+
+def test_a_group_that_nobody_is_left_of_is_forgotten() -> None:
+    rig = Rig(0, 5)
+    for peer in (1, 2):
+        rig.hear(peer, m.Report([(1, 1, 0)], 0, 0))
+    rig.hear(2, m.Leave())
+    rig.answer()
+    assert set(rig.master.state.traffic._ops) == {0}
+
+
+def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
+    rig = Rig(0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.Report([], 0, 0))
+    rig.now += 4.0
+    rig.hear(1, m.Report([], 4000, 2000, 50, 1, [m.LinkReport(2, 4000)]))
+    rig.hear(2, m.Report([], 2000, 4000))
+    status = look(rig)
+    totals = status.totals
+    assert (totals.tx_bytes, totals.state_bytes, totals.reconnects) == (6000, 50, 1)
+    assert sum(step.tx_bytes for step in status.course.steps) == 6000
+    assert sum(step.tx_bytes > 0 for step in status.course.steps) >= 2
+    traffic = member(status, 1).traffic
+    assert (traffic.tx_bytes, traffic.rx_bytes) == (4000, 2000)
+    assert (traffic.tx_bytes_per_s, traffic.rx_bytes_per_s) == (1000.0, 500.0)
+    assert [(link.peer, link.tx_bytes) for link in traffic.links] == [(2, 4000)]
+    rig.now += 2.0
+    rig.hear(1, m.Report([], 4000, 2000, 50, 1, [m.LinkReport(2, 4000)]))  # nothing more
+    traffic = member(look(rig), 1).traffic
+    assert (traffic.tx_bytes_per_s, traffic.links[0].tx_bytes_per_s) == (0.0, 0.0)
+
+
+def test_a_loss_is_told_with_its_reason() -> None:
+    rig = Rig(0, 0, 0)
+    epoch = rig.master.state.groups[0].epoch
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(epoch, [OpRef(1, 0)]))  # all survivors
+    rig.hear(1, m.OpsDone(epoch, [OpRef(2, 0)]))  # one of them
+    rig.effects = rig.master.disconnected(3, "cut off", rig.now)
+    flushing = look(rig)
+    assert flushing.is_changing
+    assert flushing.groups[0].state == "flushing"
+    assert member(flushing, 1).answer_due_s == 0.0
+    rig.answer()
+    rig.now += 3.0
+    status = look(rig)
+    assert (status.totals.joins, status.totals.losses, status.totals.leaves) == (3, 1, 0)
+    assert [(loss.age_s, loss.peer, loss.name, loss.reason) for loss in status.losses] == [(3.0, 3, "n3", "cut off")]
+    assert any("peer 3 (n3) lost: cut off" in event.text for event in status.events)
+    assert status.groups[0].ring == [1, 2]
+
+
+def test_who_leaves_is_no_loss() -> None:
+    rig = Rig(0, 0)
+    rig.hear(2, m.Leave())
+    rig.answer()
+    totals = look(rig).totals
+    assert (totals.losses, totals.leaves) == (0, 1)
+
+
+def test_looking_changes_nothing() -> None:
+    rig = Rig(0, 0)
+    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    first = look(rig)
+    assert look(rig) == first
+    assert rig.master.tick(rig.now) == []
+
+
+def test_strangers_cannot_write_into_the_log() -> None:
+    rig = Rig(0)
+    rig.master.connected(99, "192.0.2.1", rig.now)
+    rig.master.received(99, m.Hello(0, "ancient", 0, [], 5000, 2), rig.now)
+    assert not any("192.0.2.1" in event.text for event in look(rig).events)
+
+
+def test_history_is_bounded_and_its_texts_are_harmless() -> None:
+    history = History()
+    for i in range(3 * max(EVENTS_MAX, LOSSES_MAX, STEPS_MAX)):
+        now = i * STEP_S
+        history.logged(now, "info", "\x1b[2J" + "x" * 10 * TEXT_CHARACTERS_MAX)
+        history.lost(now, i, "name", 0, "gone\n" * TEXT_CHARACTERS_MAX)
+    assert len(history.events(now)) == EVENTS_MAX
+    assert len(history.losses(now)) == LOSSES_MAX
+    assert len(history.course(now).steps) == STEPS_MAX
+    assert history.totals.losses == i + 1
+    texts = [event.text for event in history.events(now)] + [loss.reason for loss in history.losses(now)]
+    assert all(text.isprintable() and len(text) < 4 * TEXT_CHARACTERS_MAX for text in texts)
+
+
+def test_the_course_has_a_step_for_every_time_also_where_nothing_happened() -> None:
+    history = History()
+    history.happened(1.0 * STEP_S, 1.0 * STEP_S, Totals(ops_committed=2))
+    history.happened(1.5 * STEP_S, 1.5 * STEP_S, Totals(ops_committed=3))
+    history.joined(4.0 * STEP_S)
+    steps = history.course(5.0 * STEP_S).steps
+    assert steps == [Totals(ops_committed=5), Totals(), Totals(), Totals(joins=1), Totals()]
+    assert history.course((STEPS_MAX + 100) * STEP_S).steps == [Totals()] * STEPS_MAX
+
+
+def test_what_took_a_while_is_divided_among_its_steps() -> None:
+    history = History()
+    history.happened(0.5 * STEP_S, 3.0 * STEP_S, Totals(tx_bytes=1000, ops_committed=3))
+    steps = history.course(3.0 * STEP_S).steps
+    assert [step.tx_bytes for step in steps] == [200, 400, 400, 0]
+    assert sum(step.ops_committed for step in steps) == 3
+    assert history.totals == Totals(tx_bytes=1000, ops_committed=3)
+
+
+@pytest.mark.parametrize("peers", [0, 3])
+def test_it_survives_the_wire(peers: int) -> None:
+    rig = Rig(*[0] * peers)
+    status = look(rig)
+    assert decode_body(encode(m.Status(status))[LENGTH_BYTES:], m.ToWatcher) == m.Status(status)
+    assert msgspec.json.decode(msgspec.json.encode(status), type=RunStatus) == status
+
+
+def test_a_reader_ignores_what_it_does_not_know() -> None:
+    plain = msgspec.to_builtins(look(Rig(0)))
+    plain["invented"] = plain["members"][0]["invented"] = 1
+    assert msgspec.convert(plain, RunStatus) == look(Rig(0))
+
+
+def test_a_large_run_fits_into_a_message() -> None:
+    rig = Rig()
+    one = look(Rig(0)).members[0]
+    waiting = Waiting(Kind.UPDATE_TOPOLOGY, 1.0, list(range(20)))
+    large = msgspec.structs.replace(one, name="n" * 255, address="h" * 255, waiting=waiting)
+    frame = encode(
+        m.Status(msgspec.structs.replace(look(rig), members=[large] * rig.master.state.options.connections_max))
+    )
+    assert len(frame) < MESSAGE_BYTES_MAX

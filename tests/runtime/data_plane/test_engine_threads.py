@@ -1,0 +1,323 @@
+"""Several engine threads: the same bits as one, over connections that belong to one thread each, and every way in which
+an op or a link ends while its parts are in different threads."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pccl import (
+    Communicator,
+    DataType,
+    MasterNode,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceOp,
+    Result,
+)
+from pccl.runtime.data_plane import engine_threads as lanes_module
+from pccl.runtime.data_plane.engine import Engine, OpRequest
+from pccl.runtime.data_plane.engine_threads import EngineThreads
+from tests.support.cluster import Cluster, results, until
+
+Array = npt.NDArray[Any]
+
+SUM = ReduceOp.SUM
+SEGMENT_BYTES = 256
+"""So that an op of some thousand elements is worth slicing."""
+COUNT = 10_007
+WORLD = 3
+
+
+@contextmanager
+def run_of(world: int, threads: int, connections: int = 1) -> Iterator[Cluster]:
+    with MasterNode("127.0.0.1:0", engine_threads=threads) as master:
+        cluster = Cluster(master.address, segment_bytes=SEGMENT_BYTES, p2p_connection_pool_size=connections)
+        cluster.join(world)
+        try:
+            yield cluster
+        finally:
+            cluster.close_all()
+
+
+def engines_of(peer: Communicator) -> list[Engine]:
+    session = peer._inner._session
+    assert session is not None
+    return session._engine._engines
+
+
+def sent_bytes(peer: Communicator) -> list[int]:
+    """By lane."""
+    return [engine.stats()["tx_payload_bytes"] for engine in engines_of(peer)]
+
+
+# The same bits.
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: Any = np.float32
+    op: ReduceOp = SUM
+    algorithm: ReduceAlgorithm = ReduceAlgorithm.RING
+    quantization: QuantizationOptions | None = None
+    count: int = COUNT
+
+
+MIN_MAX = QuantizationAlgorithm.MIN_MAX
+CASES = [
+    *(Case(dtype) for dtype in (np.float16, np.float32, np.float64, np.int32)),
+    *(Case(count=count) for count in (0, 1, 2, 500, 64 * 3 * 4 * 3, 100_000)),
+    *(Case(algorithm=algorithm, op=ReduceOp.AVG) for algorithm in ReduceAlgorithm),
+    *(
+        Case(algorithm=algorithm, quantization=QuantizationOptions(*kind, **more))
+        for algorithm in ReduceAlgorithm
+        for kind, more in [
+            ((), {}),
+            ((), {"stochastic": True, "seed": 5}),
+            ((DataType.INT8, MIN_MAX), {"bits": 4, "block_size": 32}),
+            ((DataType.BFLOAT16, QuantizationAlgorithm.CAST), {}),
+        ]
+    ),
+]
+
+
+def values_of(case: Case, rank: int) -> Array:
+    random = np.random.default_rng([rank, case.count])
+    return (random.standard_normal(case.count) * 100).astype(case.dtype)
+
+
+def all_results(threads: int) -> list[bytes]:
+    """What all peers have of each case, in place and out of place."""
+    found: list[bytes] = []
+    with run_of(WORLD, threads) as cluster:
+        for case in CASES:
+            for in_place in (False, True):
+                sends = [values_of(case, rank) for rank in range(WORLD)]
+                recvs = sends if in_place else [np.empty_like(send) for send in sends]
+
+                def call(peer: Communicator, i: int, case: Case = case, sends: Any = sends, recvs: Any = recvs) -> Any:
+                    return peer.all_reduce(
+                        sends[i], recvs[i], op=case.op, algorithm=case.algorithm, quantization_options=case.quantization
+                    )
+
+                cluster.each(call)
+                (contents,) = {recv.tobytes() for recv in recvs}
+                found.append(contents)
+        for peer in cluster.peers:
+            assert len(sent_bytes(peer)) == threads
+            assert min(sent_bytes(peer)) > max(sent_bytes(peer)) / 4, "no lane idles"
+            assert peer.stats["tx_payload_bytes"] == sum(sent_bytes(peer))
+            assert ("scratch_bytes_max" in peer.stats) == (threads == 1), "marks of several threads make no sum"
+    return found
+
+
+def test_results_are_the_same_bits_whatever_the_number_of_threads() -> None:
+    one = all_results(1)
+    for threads in (2, 3):
+        several = all_results(threads)
+        for i, case in enumerate(CASES):
+            assert one[2 * i : 2 * i + 2] == several[2 * i : 2 * i + 2], f"{threads} threads: {case}"
+
+
+def test_small_ops_are_spread_over_the_threads() -> None:
+    """Also those with tags at regular distances, or with one tag only."""
+    with run_of(2, 4) as cluster:
+        for tags in (range(0, 4 * 64, 4), [7] * 64):
+            before = sent_bytes(cluster[0])
+            for tag in tags:
+                cluster.each(lambda peer, i, tag=tag: peer.all_reduce(np.ones(4, np.float32), op=SUM, tag=tag))
+            moved = [after - earlier for after, earlier in zip(sent_bytes(cluster[0]), before, strict=True)]
+            assert min(moved) > sum(moved) / 8, moved
+
+
+def test_traffic_of_an_op_is_that_of_all_its_slices() -> None:
+    infos = []
+    for threads in (1, 3):
+        with run_of(WORLD, threads) as cluster:
+            infos.append(cluster.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM)))
+    assert infos[0] == infos[1]
+
+
+# Ops that fail.
+
+
+def unequal(cluster: Cluster, counts: list[int]) -> list[Any]:
+    arrays = [np.full(count, 1 + i, np.float32) for i, count in enumerate(counts)]
+    found = cluster.outcomes(lambda peer, i: peer.all_reduce(arrays[i], op=SUM, tag=3))
+    for i, array in enumerate(arrays):
+        assert (array == 1 + i).all(), "what was given is as it was"
+    return found
+
+
+@pytest.mark.parametrize("counts", [[COUNT, COUNT + 1], [COUNT, 5], [0, COUNT], [COUNT, COUNT * 9]])
+def test_mismatch_is_told_to_all_once(counts: list[int]) -> None:
+    """Also where one peer slices the op and the other does not."""
+    with run_of(2, 3) as cluster:
+        found = unequal(cluster, counts)
+        assert results(found) == [Result.INVALID_ARGUMENT] * 2
+        assert all(str(count) in str(error) for count in counts for error in found)
+        cluster.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM, tag=3))
+
+
+def test_op_that_one_thread_has_no_memory_for_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the other has begun with its slice."""
+    with run_of(2, 2) as cluster:
+        unlucky = engines_of(cluster[0])
+        submit = Engine.submit
+        taken: list[Engine] = []
+
+        def submit_one(engine: Engine, request: OpRequest) -> None:
+            if engine in unlucky:
+                if taken:
+                    raise MemoryError("engine submit")
+                taken.append(engine)
+            submit(engine, request)
+
+        arrays = [np.full(COUNT, 1.0 + i, np.float32) for i in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "submit", submit_one)
+            found = cluster.outcomes(lambda peer, i: peer.all_reduce(arrays[i], op=SUM))
+        assert results(found) == [Result.INTERNAL_ERROR] * 2
+        assert all("out of memory" in str(error) for error in found)
+        assert [set(array) for array in arrays] == [{1.0}, {2.0}]
+        assert all(peer.stats["ops_open"] == 0 for peer in cluster.peers)
+        cluster.each(lambda peer, i: peer.all_reduce(arrays[i], op=SUM))
+        assert [set(array) for array in arrays] == [{3.0}, {3.0}]
+
+
+def test_aborted_op_restores_what_all_threads_overwrote() -> None:
+    """Two of three peers: everything that can be sent without the third is under way."""
+    with run_of(WORLD, 2) as cluster:
+        arrays = [np.full(COUNT, 1.0 + i, np.float32) for i in range(2)]
+        handles = [cluster[i].all_reduce_async(arrays[i], op=SUM) for i in range(2)]
+        until(lambda: min(sent_bytes(cluster[0])) > 0, "both threads send")
+        cluster.peers.pop().close()
+        assert [handle.wait()[1] for handle in handles] == [Result.RANK_CONNECTION_LOST] * 2
+        assert [set(array) for array in arrays] == [{1.0}, {2.0}]
+        cluster.each(lambda peer, i: peer.all_reduce(arrays[i], op=SUM))
+        assert [set(array) for array in arrays] == [{3.0}, {3.0}]
+
+
+# Connections.
+
+
+@dataclass(frozen=True)
+class Noted:
+    lanes: EngineThreads
+    link: int
+    index: int
+    sock: socket.socket
+    """A copy."""
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Noted]]:
+    """All that are given to engines."""
+    noted: list[Noted] = []
+    link_add = EngineThreads.link_add
+
+    def note(lanes: EngineThreads, link: int, index: int, fd: int, *more: Any) -> None:
+        noted.append(Noted(lanes, link, index, socket.socket(fileno=os.dup(fd))))
+        link_add(lanes, link, index, fd, *more)
+
+    monkeypatch.setattr(EngineThreads, "link_add", note)
+    yield noted
+    for connection in noted:
+        connection.sock.close()
+
+
+def by_lane(peer: Communicator) -> list[int]:
+    return [engine.stats()["connections"] for engine in engines_of(peer)]
+
+
+def test_each_thread_has_a_connection_of_each_link() -> None:
+    with run_of(WORLD, 3, connections=1) as cluster:
+        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[2, 2, 2]] * WORLD, "one a lane to each other peer")
+    with run_of(2, 2, connections=5) as cluster:
+        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[3, 2]] * 2, "five connections")
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_lost_connection_is_replaced_in_its_thread(
+    index: int, connections: list[Noted], caplog: pytest.LogCaptureFixture
+) -> None:
+    with run_of(2, 2, connections=4) as cluster:
+        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete")
+        lost = next(each for each in connections if each.index == index)
+        known = len(connections)
+        lost.sock.shutdown(socket.SHUT_RDWR)
+        until(lambda: len(connections) == known + 2, "both ends have a new one")
+        assert {each.index for each in connections[known:]} == {4 + index % 2}
+        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete again")
+        cluster.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM))
+        assert min(sent_bytes(cluster[0])) > 0
+        until(lambda: caplog.text.count("goes on with a connection less") == 2, "both ends tell of it")
+
+
+def test_link_without_connections_in_one_thread_is_made_anew(connections: list[Noted]) -> None:
+    with run_of(2, 2) as cluster:
+        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[1, 1]] * 2, "the link is complete")
+        known = len(connections)
+        lost = next(each for each in connections if each.index == 1)
+        lost.sock.shutdown(socket.SHUT_RDWR)
+
+        def reduce(peer: Communicator, i: int) -> Array:
+            array = np.ones(COUNT, np.float32)
+            while array[0] != 2:
+                with suppress(PCCLError):
+                    peer.all_reduce(array, op=SUM)
+            return array
+
+        assert all((array == 2).all() for array in cluster.each(reduce))
+        assert sorted(each.index for each in connections[known:]) == [0, 0, 1, 1]
+        assert {each.link for each in connections[known:]}.isdisjoint({lost.link})
+        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[1, 1]] * 2, "and nothing is left of the old one")
+
+
+# Beginning.
+
+
+def test_threads_that_cannot_be_had_fail_the_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Engine] = []
+
+    def deny(group: int, force_poll: bool = False, engines: int = 1) -> Engine:
+        if len(made) == 2:
+            raise OSError("the engine cannot start: no more threads")
+        made.append(Engine(group, force_poll, engines))
+        return made[-1]
+
+    monkeypatch.setattr(lanes_module, "Engine", deny)
+    with (
+        MasterNode("127.0.0.1:0", engine_threads=2) as master,
+        pytest.raises(PCCLError, match=r"2 engine threads cannot be had.*no more threads") as error,
+    ):
+        Communicator(master.address).connect()
+    assert error.value.result is Result.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("value", [0, -1, 17, 1000, 1.5, "many"])
+def test_number_of_threads_is_within_bounds(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PCCLError, match=rf"engine_threads '{value}' is no number within \[1, 16\]"):
+        MasterNode("127.0.0.1:0", engine_threads=value)
+    monkeypatch.setenv("PCCL_ENGINE_THREADS", str(value))
+    with pytest.raises(PCCLError, match=f"PCCL_ENGINE_THREADS '{value}'"):
+        MasterNode("127.0.0.1:0")
+
+
+@pytest.mark.parametrize(("argument", "variable", "threads"), [(None, "", 1), (None, "3", 3), (2, "3", 2)])
+def test_number_of_threads_is_the_masters_choice(
+    argument: int | None, variable: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_ENGINE_THREADS", variable)
+    with MasterNode("127.0.0.1:0", engine_threads=argument) as master, Communicator(master.address) as peer:
+        assert len(engines_of(peer)) == threads

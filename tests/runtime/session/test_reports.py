@@ -1,0 +1,90 @@
+"""What a session tells the master of its own work: what is counted, and when there is something to tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pccl import MasterNode, ReduceOp
+from pccl.protocol.messages import LinkReport, Report
+from pccl.runtime.data_plane.engine import LinkCounted
+from pccl.runtime.session.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
+from pccl.status import RunStatus, run_status
+from tests.support.cluster import Cluster, until
+
+STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20}
+
+
+def test_what_is_counted() -> None:
+    tally = WorkCounters()
+    tally.op_ended(3, is_committed=True)
+    tally.op_ended(3, is_committed=False)
+    tally.op_ended(4, is_committed=True)
+    tally.state_fetched(7)
+    tally.reconnected()
+    for link, peer in ((1, 2), (2, 5), (3, 6)):
+        tally.link_made(link, peer)
+    tally.link_counted(LinkCounted(1, 4, 0, 700, 500, 0))
+    tally.link_counted(LinkCounted(1, 6, 0, 700, 500, 1))
+    tally.link_counted(LinkCounted(3, 8, 0, 700, 500, 0))
+    tally.link_closed(3)
+    tally.link_counted(LinkCounted(3, 9, 0, 700, 500, 0))  # asked for before
+    assert tally.links == [1, 2]
+    assert tally.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10, 700, 1000)])
+
+
+def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
+    tally = WorkCounters()
+    assert tally.report(STATS) is not None
+    assert tally.report(STATS) is not None
+    assert tally.report(STATS) is None
+    tally.op_ended(1, is_committed=True)
+    assert tally.report(STATS) is not None
+
+
+def test_another_master_is_told_anew() -> None:
+    tally = WorkCounters()
+    told = tally.report(STATS, 1)
+    tally.report(STATS, 1)
+    assert tally.report(STATS, 1) is None
+    assert tally.report(STATS, 2) == told
+
+
+def test_only_the_last_epochs_are_told() -> None:
+    tally = WorkCounters()
+    for epoch in range(1, 3 * EPOCHS_TOLD):
+        tally.op_ended(epoch, is_committed=True)
+    report = tally.report(STATS)
+    assert report is not None
+    assert [epoch for epoch, _, _ in report.ops] == list(range(2 * EPOCHS_TOLD, 3 * EPOCHS_TOLD))
+
+
+def test_many_peers_report_less_often() -> None:
+    assert interval_s(2) == REPORT_S
+    assert 10_000 / interval_s(10_000) == REPORTS_PER_S_MAX
+
+
+def links_of(status: RunStatus) -> list[list[tuple[int, int]]]:
+    return [[(link.peer, link.tx_bytes) for link in member.traffic.links] for member in status.members]
+
+
+@pytest.mark.usefixtures("told_at_once")
+def test_ops_and_bytes_of_a_run_are_told_exactly() -> None:
+    with MasterNode("127.0.0.1:0") as node:
+        cluster = Cluster(node.address)
+        cluster.join(2)
+        cluster.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
+        cluster.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
+        until(lambda: run_status(node.address).totals.tx_bytes == 16_000, "all bytes are reported")
+        status = run_status(node.address)
+        assert status.totals.ops_committed == 2
+        assert [member.traffic.tx_bytes for member in status.members] == [8000, 8000]
+        # Links are asked after each report, and told with the next.
+        sent = [[(2, 8000)], [(1, 8000)]]
+        until(lambda: links_of(run_status(node.address)) == sent, "what went over the links is reported")
+        # Who leaves says first what it has not told yet.
+        cluster.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
+        cluster.close(cluster[1])
+        until(lambda: run_status(node.address).totals.leaves, "it has left")
+        assert run_status(node.address).totals.ops_committed == 3
+        cluster.close_all()

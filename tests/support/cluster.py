@@ -1,0 +1,189 @@
+"""Peers of one run inside this process, and calls made at the same time, each wait with a bound."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Result
+
+WAIT_S = 60.0
+"""Far more than anything here takes; only a bug or a very busy machine reaches it."""
+POLL_S = 0.002
+
+SUM = ReduceOp.SUM
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, limit_s: float = WAIT_S) -> T:
+    """What `condition` returns once that is true."""
+    end_s = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < end_s, f"not within {limit_s:g} s: {what}"
+        time.sleep(POLL_S)
+    return value
+
+
+class Background:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def outcome(self, limit_s: float = WAIT_S) -> Any:
+        """Its value, or the PCCLError that it raised."""
+        self._thread.join(limit_s)
+        if not self.is_over:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            stack = "".join(traceback.format_stack(frame)) if frame else ""
+            raise AssertionError(f"a call has not returned within {limit_s:g} s:\n{stack}")
+        if self._error is not None and not isinstance(self._error, PCCLError):
+            raise self._error
+        return self._error or self._value
+
+    def result(self, limit_s: float = WAIT_S) -> Any:
+        outcome = self.outcome(limit_s)
+        if isinstance(outcome, PCCLError):
+            raise outcome
+        return outcome
+
+
+def outcomes(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Makes all calls at the same time; a PCCLError takes the place of a value."""
+    threads = [Background(call) for call in calls]
+    return [thread.outcome() for thread in threads]
+
+
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Makes all calls at the same time and returns their values."""
+    threads = [Background(call) for call in calls]
+    for thread in threads:
+        thread.outcome()
+    return [thread.result() for thread in threads]
+
+
+def results(found: Sequence[Any]) -> list[Result]:
+    """Of `outcomes`: the kinds."""
+    return [value.result if isinstance(value, PCCLError) else Result.SUCCESS for value in found]
+
+
+def ones(count: int = 8) -> np.ndarray[Any, Any]:
+    return np.ones(count, np.float32)
+
+
+def reduce_once(peer: Communicator, _: int = 0) -> int:
+    x = ones()
+    world = peer.all_reduce(x, op=SUM).world_size
+    assert np.all(x == world)
+    return world
+
+
+def refusal(call: Callable[[], Any]) -> PCCLError:
+    with pytest.raises(PCCLError) as caught:
+        call()
+    return caught.value
+
+
+class Cluster:
+    """All accepted peers of one run. Joint calls among them can be made with `each`."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.address = address
+        self.options = options
+        self.peers: list[Communicator] = []
+
+    def __getitem__(self, index: int) -> Communicator:
+        return self.peers[index]
+
+    def new(self, **options: Any) -> Communicator:
+        """A communicator that is not connected, and not one of the peers yet."""
+        return Communicator(self.address, **{**self.options, **options})
+
+    def join(self, count: int = 1, **options: Any) -> list[Communicator]:
+        """Lets newcomers in one after the other, so that their order is known, and returns them."""
+        return [self.admit([self.new(**options)])[0] for _ in range(count)]
+
+    def admit(self, newcomers: list[Communicator]) -> list[Communicator]:
+        """Connects them all at once, while the others call update_topology until all are in."""
+        world = len(self.peers) + len(newcomers)
+
+        def gather(peer: Communicator) -> None:
+            while peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
+                peer.update_topology()
+
+        def connect(peer: Communicator) -> None:
+            peer.connect()
+            gather(peer)
+
+        threads = [Background(partial(connect, peer)) for peer in newcomers]
+        together([partial(gather, peer) for peer in self.peers])
+        for thread in threads:
+            thread.result()
+        self.peers += newcomers
+        return newcomers
+
+    def each(self, call: Callable[[Communicator, int], T]) -> list[T]:
+        """`call(peer, index)` for all peers at the same time."""
+        return together([partial(call, peer, i) for i, peer in enumerate(self.peers)])
+
+    def outcomes(self, call: Callable[[Communicator, int], T]) -> list[Any]:
+        """As `each`; a PCCLError takes the place of a value."""
+        return outcomes([partial(call, peer, i) for i, peer in enumerate(self.peers)])
+
+    def close(self, peer: Communicator) -> None:
+        """The peer leaves; returns once the others know. Only while they make no calls."""
+        self.peers.remove(peer)
+        peer.close()
+        world = len(self.peers)
+        for other in self.peers:
+            until(partial(_sees, other, world), f"{world} peers are left")
+
+    def close_all(self) -> None:
+        together([peer.close for peer in self.peers])
+        self.peers.clear()
+
+
+def waits_at_master(peer: Communicator) -> bool:
+    """A connecting peer that the master knows already."""
+    session = peer._inner._session
+    return session is not None and session._machine.peer != 0
+
+
+def _sees(peer: Communicator, world: int) -> bool:
+    return peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == world
+
+
+@contextmanager
+def run_of(world: int, **options: Any) -> Iterator[Cluster]:
+    """A master and so many peers."""
+    with MasterNode("127.0.0.1:0") as master:
+        cluster = Cluster(master.address, **options)
+        cluster.join(world)
+        try:
+            yield cluster
+        finally:
+            cluster.close_all()

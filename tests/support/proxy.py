@@ -1,0 +1,144 @@
+"""A proxy between peers and a master that resets connections when it is told, or after so many bytes."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pccl.runtime.network import addresses
+from tests.support.cluster import WAIT_S
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+PIECE_BYTES = 4096
+PEEK_BYTES = 64
+
+
+@dataclass(eq=False)
+class Route:
+    """One connection through the proxy."""
+
+    peer: socket.socket
+    master: socket.socket
+    is_for_beats: bool
+    carried: int = 0
+    """Bytes, both ways."""
+    until: int | None = None
+    """After so many it is reset."""
+    is_over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def reset(self) -> None:
+        """Both ends find it reset; what was on its way is lost."""
+        with self.lock:
+            self.is_over = True
+            for sock in (self.peer, self.master):
+                with suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                sock.close()
+
+
+class Proxy:
+    """Passes on what comes to `address`, byte for byte, from a thread of its own."""
+
+    def __init__(self, target: str, budget: Callable[[bool], int | None] = lambda _: None) -> None:
+        """`budget(is_for_beats)`: after how many bytes the next connection is reset; None: never."""
+        self._target = addresses.parse(target)
+        self._budget = budget
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.routes: list[Route] = []
+        self.is_open = True
+        """False: whoever dials is reset."""
+        self.resets = 0
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, run: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=run, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self._start(self._serve, peer)
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            peer.settimeout(WAIT_S)
+            opening = peer.recv(PEEK_BYTES, socket.MSG_PEEK)
+            if not self.is_open:
+                raise ConnectionResetError
+            master = socket.create_connection(self._target)
+        except OSError:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            peer.close()
+            return
+        is_for_beats = b"BeatHello" in opening
+        for sock in (peer, master):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(WAIT_S)
+        route = Route(peer, master, is_for_beats, until=self._budget(is_for_beats))
+        self.routes.append(route)
+        try:
+            self._pass_on(route)
+        except OSError:
+            route.reset()
+        except ValueError:  # selectors' word for a socket that another thread has closed
+            assert route.is_over
+
+    def _pass_on(self, route: Route) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(route.peer, selectors.EVENT_READ, route.master)
+            selector.register(route.master, selectors.EVENT_READ, route.peer)
+            while not route.is_over and selector.get_map():
+                for key, _ in selector.select(0.02):
+                    if route.is_over:
+                        return
+                    source, sink = key.fileobj, key.data
+                    assert isinstance(source, socket.socket)
+                    data = source.recv(PIECE_BYTES)
+                    if not data:
+                        sink.shutdown(socket.SHUT_WR)
+                        selector.unregister(source)
+                        continue
+                    if route.until is not None and route.carried + len(data) >= route.until:
+                        sink.sendall(data[: route.until - route.carried])
+                        self.reset(route)
+                        return
+                    sink.sendall(data)
+                    route.carried += len(data)
+        route.reset()
+
+    def reset(self, route: Route) -> None:
+        if not route.is_over:
+            self.resets += 1
+            route.reset()
+
+    def reset_all(self, beats: bool = True, control: bool = True) -> None:
+        """Resets the connections that stand, those for signs of life, or the others."""
+        for route in list(self.routes):
+            if beats if route.is_for_beats else control:
+                self.reset(route)
+
+    def close(self) -> None:
+        self.is_open = False
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for route in list(self.routes):
+            route.reset()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

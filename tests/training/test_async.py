@@ -1,0 +1,268 @@
+"""Asynchronous DiLoCo over NumPy arrays, with joins and losses while an average is in flight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
+from pccl.training import AsyncDiLoCo, OuterNesterov
+from tests.support.cluster import WAIT_S, Background, together
+from tests.training.peers import (
+    Model,
+    Peer,
+    assert_close,
+    assert_parity,
+    each_runs,
+    new_model,
+    refused_while_others_train,
+    train,
+)
+
+
+class AsyncPeer(Peer):
+    def finish(self) -> None:
+        assert isinstance(self.diloco, AsyncDiLoCo)
+        self.diloco.finish()
+        self.digests[self.diloco.revision] = self.diloco.digest()
+
+
+def async_crew(master: MasterNode, count: int, **options: object) -> list[AsyncPeer]:
+    peers = [AsyncPeer(master.address, number, AsyncDiLoCo, **options) for number in range(count)]
+    together([partial(peer.enter, count) for peer in peers])
+    return peers
+
+
+def finish(peers: list[AsyncPeer]) -> None:
+    together([peer.finish for peer in peers])
+    together([peer.close for peer in peers])
+
+
+WHOLE = slice(0, 40)
+THIRDS = [slice(0, 10), slice(10, 25), slice(25, 40)]
+"""Of 40 elements, between rows of five."""
+fragmented = pytest.mark.parametrize("fragments", [[WHOLE], THIRDS], ids=["whole", "fragments"])
+
+
+def model_of(vector: np.ndarray[Any, Any]) -> Model:
+    """Views of its elements."""
+    return {"weights": vector[:35].reshape(7, 5), "bias": vector[35:]}
+
+
+def late_reference(
+    numbers: list[int], steps: int, drains: frozenset[int] = frozenset(), fragments: Sequence[slice] = (WHOLE,)
+) -> Model:
+    """The algorithm in float64: updates come a step late, peers go on from a guess of their own; `drains` are the outer
+    steps at whose end nothing is left in flight."""
+    rate, mu = OuterNesterov().learning_rate, OuterNesterov().momentum
+    outer = np.concatenate([array.ravel() for array in new_model().values()]).astype(np.float64)
+    momentum = np.zeros_like(outer)
+    locals_ = [outer.copy() for _ in numbers]
+    starts = [outer.copy() for _ in numbers]  # from where they have moved
+    flight: tuple[slice, Any] | None = None
+
+    def update(place: slice, gradients: list[Any]) -> None:
+        gradient = np.mean(gradients, axis=0)
+        momentum[place] = mu * momentum[place] + gradient
+        outer[place] -= rate * (gradient + mu * momentum[place])
+
+    for step in range(1, steps + 1):
+        for number, local in zip(numbers, locals_, strict=True):
+            train(model_of(local), number)
+        place = fragments[(step - 1) % len(fragments)]
+        fresh = [start[place] - local[place] for start, local in zip(starts, locals_, strict=True)]
+        if flight is not None:
+            landed, gradients = flight
+            update(landed, gradients)
+            for start, local in zip(starts, locals_, strict=True):
+                local[landed] += outer[landed] - start[landed]
+                start[landed] = outer[landed]
+        flight = (place, fresh)
+        if step in drains or step == steps:
+            update(place, fresh)
+            flight = None
+        for start, local, own in zip(starts, locals_, fresh, strict=True):
+            start[place] = outer[place]
+            if flight is not None:
+                start[place] -= rate * mu**2 * momentum[place] + own
+            local[place] = start[place]
+    return model_of(outer)
+
+
+@fragmented
+def test_three_peers_do_what_the_module_says(master: MasterNode, fragments: list[slice]) -> None:
+    peers = async_crew(master, 3, fragments=len(fragments))
+    each_runs(peers, 7)
+    assert peers[0].worlds == [0, 3, 3, 3, 3, 3, 3, 3]
+    assert {peer.diloco.outer_steps for peer in peers} == {8}
+    finish(peers)
+    assert_parity(peers)
+    for peer in peers:
+        assert_close(peer.model, late_reference([0, 1, 2], 8, fragments=fragments))
+
+
+def test_more_fragments_than_rows(master: MasterNode) -> None:
+    """Some outer steps move nothing."""
+    peers = async_crew(master, 2, fragments=9)
+    each_runs(peers, 10)
+    finish(peers)
+    assert_parity(peers)
+    rows = [*range(0, 40, 5), *range(36, 41)]
+    cuts = [max(row for row in rows if row <= 40 * k // 9) for k in range(10)]
+    assert_close(peers[0].model, late_reference([0, 1], 11, fragments=[slice(*cut) for cut in pairwise(cuts)]))
+
+
+def test_no_fragments_are_an_error() -> None:
+    with pytest.raises(ValueError, match="fragments 0"):
+        AsyncDiLoCo(Communicator("127.0.0.1:1"), new_model(), fragments=0)
+
+
+def test_one_peer_alone_does_the_same(master: MasterNode) -> None:
+    (peer,) = async_crew(master, 1)
+    peer.run(4)
+    assert peer.worlds == [0, 1, 1, 1, 1]
+    peer.finish()
+    assert_close(peer.model, late_reference([0], 5))
+    peer.close()
+
+
+def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
+    peers = async_crew(master, 3, quantization=QuantizationOptions())
+    each_runs(peers, 4)
+    finish(peers)
+    assert_parity(peers)
+
+
+@fragmented
+def test_a_newcomer_gets_the_results_it_has_no_part_in(master: MasterNode, fragments: list[slice]) -> None:
+    peers = async_crew(master, 2, fragments=len(fragments))
+    each_runs(peers, 2)
+    assert peers[0].diloco.outer_steps == 3  # one is in flight
+    newcomer = AsyncPeer(master.address, 2, AsyncDiLoCo, fragments=len(fragments))
+
+    def three_have_met_twice(peer: Peer) -> bool:
+        return peer.worlds.count(3) == 2
+
+    threads = [Background(partial(peer.run, three_have_met_twice)) for peer in peers]
+    newcomer.enter(5).run(three_have_met_twice)
+    for thread in threads:
+        thread.result()
+    finish([*peers, newcomer])
+    assert_parity([*peers, newcomer])
+    joined_at = min(newcomer.digests)
+    (drained,) = [step for step in peers[0].steps if step.admitted]
+    assert (drained.revision, drained.world_size) == (joined_at, 2)
+    # The outer step after the admission updates nothing: its average has just been launched.
+    assert peers[0].steps[peers[0].steps.index(drained) + 1].world_size == 0
+    assert newcomer.worlds[:2] == [0, 3]
+
+
+@fragmented
+def test_draining_loses_no_pseudo_gradient(master: MasterNode, fragments: list[slice]) -> None:
+    """A newcomer that is refused at once makes the others drain and changes nothing else."""
+    peers = async_crew(master, 2, fragments=len(fragments))
+    each_runs(peers, 2)
+
+    def has_admitted(peer: Peer) -> bool:
+        return any(step.admitted for step in peer.steps)
+
+    threads = [Background(partial(peer.run, has_admitted)) for peer in peers]
+    newcomer = AsyncPeer(master.address, 2, AsyncDiLoCo)
+    newcomer.communicator.connect()
+    newcomer.close()
+    for thread in threads:
+        thread.result()
+    drained = peers[0].diloco.outer_steps
+    assert drained == peers[0].diloco.revision
+    each_runs(peers, drained + 3)
+    finish(peers)
+    assert_parity(peers)
+    assert_close(peers[0].model, late_reference([0, 1], drained + 4, frozenset({drained}), fragments))
+
+
+def test_a_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
+    peers = async_crew(master, 2)
+    error = refused_while_others_train(
+        master, peers, lambda communicator: AsyncDiLoCo(communicator, new_model(), fragments=2)
+    )
+    assert error.result is Result.INVALID_ARGUMENT
+    assert re.search(
+        r"this peer has alike=\(.fragments., 2\), where peer [12] has alike=\(.fragments., 1\)", str(error)
+    )
+
+
+@fragmented
+def test_who_is_lost_with_an_average_in_flight_is_left_out(master: MasterNode, fragments: list[slice]) -> None:
+    peers = async_crew(master, 3, fragments=len(fragments))
+    leaver = peers.pop()
+    threads = [Background(partial(peer.run, 5)) for peer in peers]
+    leaver.run(2)
+    leaver.close()  # with its third average in flight; the others cannot begin their fourth
+    for thread in threads:
+        thread.result()
+    finish(peers)
+    assert_parity([*peers, leaver])
+    assert peers[0].worlds[:3] == [0, 3, 3]
+    assert peers[0].worlds[3] in (2, 3)
+    assert peers[0].worlds[4:] == [2, 2]
+
+
+def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
+    one, other = async_crew(master, 2)
+    thread = Background(partial(one.run, 5))
+    other.run(2)
+    other.close()
+    thread.result()
+    finish([one])
+    assert one.worlds[-1] == 1
+    assert_parity([one, other])
+
+
+@fragmented
+def test_a_run_resumes_from_its_checkpoints(fragments: list[slice], tmp_path: Path) -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        peers = async_crew(master, 2, fragments=len(fragments))
+        each_runs(peers, 3)
+        for peer in peers:
+            peer.diloco.save(tmp_path / f"{peer.number}.npz")
+        together([peer.close for peer in peers])
+    with MasterNode("127.0.0.1:0") as master:
+        resumed = [AsyncPeer(master.address, number, AsyncDiLoCo, fragments=len(fragments)) for number in range(2)]
+        for peer in resumed:
+            peer.diloco.load(tmp_path / f"{peer.number}.npz")
+        together([partial(peer.enter, 2) for peer in resumed])
+        assert resumed[0].diloco.outer_steps == 3
+        assert resumed[0].digests[3] == peers[0].digests[3]
+        each_runs(resumed, 5)
+        finish(resumed)
+        assert_parity(resumed)
+
+
+def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
+    peers = async_crew(master, 2)
+    each_runs(peers, 2)
+    master.interrupt()
+    assert master.wait(WAIT_S)
+    for peer in peers:
+        with pytest.raises(PCCLError) as caught:
+            peer.step()
+        assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+        peer.close()
+    with MasterNode("127.0.0.1:0") as successor:
+
+        def reconnect(peer: AsyncPeer) -> None:
+            peer.communicator = type(peer.communicator)(successor.address)
+            peer.communicator.connect()
+            peer.diloco.reconnect(peer.communicator, 2)
+            peer.run(5)
+
+        together([partial(reconnect, peer) for peer in peers])
+        finish(peers)
+        assert_parity(peers)

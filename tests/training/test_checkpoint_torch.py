@@ -1,0 +1,336 @@
+"""Checkpoints of torch models: runs that were stopped go on as if they had not been."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl import Communicator, MasterNode
+from pccl.training import DDP, AsyncDiLoCo, CheckpointError, DiLoCo, local_shard, tensor_file
+from tests.support.cluster import together
+
+torch = pytest.importorskip("torch")
+
+NOWHERE = "127.0.0.1:1"
+
+
+def adamw(module: Any) -> Any:
+    return torch.optim.AdamW(
+        [{"params": module[0].parameters(), "lr": 1e-2}, {"params": module[1:].parameters()}], amsgrad=True
+    )
+
+
+def sgd(module: Any) -> Any:
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+
+
+class DDPPeer:
+    """A peer with running statistics, whose learning rate falls, which is in its optimizer's groups alone."""
+
+    def __init__(self, address: str, number: int, optimizer: Callable[[Any], Any], dtype: Any = None) -> None:
+        torch.manual_seed(0)
+        self.module = with_statistics().to(dtype)
+        self.optimizer = optimizer(self.module)
+        self.communicator = Communicator(address)
+        self.ddp = DDP(self.communicator, self.module, self.optimizer, bucket_bytes=40, check_every=1)
+        self.number = number
+        self.dtype = dtype
+        self.digests: dict[int, str] = {}
+
+    def enter(self) -> None:
+        self.communicator.connect()
+        self.ddp.join(2)
+
+    def run(self, until: int, save: Path | None = None) -> None:
+        while self.ddp.revision < until:
+            generator = torch.Generator().manual_seed(1000 * self.number + self.ddp.revision)
+            self.module(torch.randn(16, 4, generator=generator).to(self.dtype)).pow(2).mean().backward()
+            self.ddp.step()
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 0.9
+            self.digests[self.ddp.revision] = self.ddp.digest()
+            if save is not None:
+                self.ddp.save(save / str(self.number), keep=2, background=True)
+        self.ddp.wait_for_save()
+
+
+def crew_of(
+    master: MasterNode, optimizer: Callable[[Any], Any], dtype: Any = None, load: Path | None = None
+) -> list[DDPPeer]:
+    peers = [DDPPeer(master.address, number, optimizer, dtype) for number in range(2)]
+    for peer in peers:
+        if load is not None:
+            peer.ddp.load(load / str(peer.number))
+    together([peer.enter for peer in peers])
+    return peers
+
+
+def close(peers: list[DDPPeer]) -> None:
+    together([peer.communicator.close for peer in peers])
+
+
+@pytest.mark.parametrize(("optimizer", "dtype"), [(adamw, None), (sgd, None), (adamw, torch.bfloat16)])
+def test_ddp_resumed_has_the_bits_of_a_run_that_was_not_stopped(tmp_path: Path, optimizer: Any, dtype: Any) -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        whole = crew_of(master, optimizer, dtype)
+        together([partial(peer.run, 7) for peer in whole])
+        close(whole)
+    with MasterNode("127.0.0.1:0") as master:
+        first = crew_of(master, optimizer, dtype)
+        together([partial(peer.run, 4, tmp_path) for peer in first])
+        close(first)
+    assert sorted(path.name for path in (tmp_path / "1").iterdir()) == [
+        f"step-{revision:09d}.safetensors" for revision in (3, 4)
+    ]
+    with MasterNode("127.0.0.1:0") as master:
+        second = crew_of(master, optimizer, dtype, tmp_path)
+        assert [peer.ddp.revision for peer in second] == [4, 4]
+        together([partial(peer.run, 7) for peer in second])
+        close(second)
+    for peer in second:
+        assert peer.digests == {revision: whole[0].digests[revision] for revision in (5, 6, 7)}
+        assert [group["lr"] for group in peer.optimizer.param_groups] == [
+            group["lr"] for group in whole[0].optimizer.param_groups
+        ]
+
+
+@pytest.mark.parametrize("step", [3, None])
+def test_a_ddp_peer_with_an_older_checkpoint_or_none_gets_the_newest(tmp_path: Path, step: int | None) -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        whole = crew_of(master, adamw)
+        together([partial(peer.run, 6) for peer in whole])
+        close(whole)
+    with MasterNode("127.0.0.1:0") as master:
+        first = crew_of(master, adamw)
+        together([partial(peer.run, 4, tmp_path) for peer in first])
+        close(first)
+    with MasterNode("127.0.0.1:0") as master:
+        second = [DDPPeer(master.address, number, adamw) for number in range(2)]
+        second[0].ddp.load(tmp_path / "0")
+        if step is not None:
+            second[1].ddp.load(tmp_path / "1" / f"step-{step:09d}.safetensors")
+        together([peer.enter for peer in second])
+        together([partial(peer.run, 6) for peer in second])
+        close(second)
+    for peer in second:
+        assert peer.digests == {revision: whole[0].digests[revision] for revision in (5, 6)}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+def test_a_module_on_a_gpu_is_saved_as_it_is_at_the_save(tmp_path: Path) -> None:
+    module = with_statistics().cuda()
+    ddp = ddp_of(module)
+    for _ in range(2):  # the second time into the same pinned memory
+        digest = ddp.digest()
+        ddp.save(tmp_path, background=True)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(1)
+        ddp.wait_for_save()
+        again = ddp_of(with_statistics().cuda())
+        again.load(tmp_path)
+        assert again.digest() == digest
+
+
+def with_statistics() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+
+
+def diloco_of(module: Any) -> Any:
+    return DiLoCo(Communicator(NOWHERE), module, torch.optim.AdamW(module.parameters()), buffers="local")
+
+
+def ddp_of(module: Any) -> Any:
+    return DDP(Communicator(NOWHERE), module, torch.optim.AdamW(module.parameters()))
+
+
+@pytest.mark.parametrize("make", [diloco_of, ddp_of])
+def test_buffers_are_saved_where_they_are(tmp_path: Path, make: Callable[[Any], Any]) -> None:
+    module, other = with_statistics(), with_statistics()
+    first = make(module)
+    module(torch.randn(16, 4))
+    first.save(tmp_path)
+    second = make(other)
+    places = [tensor.data_ptr() for tensor in other.buffers()]
+    second.load(tmp_path)
+    for ours, theirs in zip(other.buffers(), module.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert int(other[1].num_batches_tracked) == 1
+    assert [tensor.data_ptr() for tensor in other.buffers()] == places
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, DDP])
+def test_the_state_after_loading_is_that_of_the_save(tmp_path: Path, kind: Any) -> None:
+    """With running statistics, which have moved on from what peers have in common, and with a scheduler."""
+
+    def made(address: str) -> tuple[Any, Any, Any]:
+        module = with_statistics()
+        optimizer = torch.optim.AdamW(module.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        communicator = Communicator(address)
+        return kind(communicator, module, optimizer, shared={"schedule": schedule}), module, schedule
+
+    with MasterNode("127.0.0.1:0") as master:
+        trained, module, schedule = made(master.address)
+        trained._communicator.connect()
+        trained.join()
+        for _ in range(3):
+            module(torch.randn(16, 4)).pow(2).mean().backward()
+            if kind is DDP:
+                trained.step()
+            else:
+                trained.inner.step()
+                trained.outer_step()
+            schedule.step()
+        trained.save(tmp_path)
+        digest = trained.digest()
+        trained._communicator.close()
+    again, other, schedule_again = made(NOWHERE)
+    again.load(tmp_path)
+    assert again.digest() == digest
+    assert schedule_again.last_epoch == 3
+    if kind is not AsyncDiLoCo:  # an average in flight, and what goes beyond it, are not saved
+        for ours, theirs in zip(other.state_dict().values(), module.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_shared_objects_that_only_one_side_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def made(*names: str) -> DiLoCo:
+        module = with_statistics()
+        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.AdamW(module.parameters()), 1)
+        return DiLoCo(Communicator(NOWHERE), module, shared=dict.fromkeys(names, schedule))
+
+    made("both", "old").save(tmp_path)
+    made("both", "new").load(tmp_path)
+    path = tmp_path / "step-000000000.safetensors"
+    assert f"'shared old' is not shared here: {path} has it" in caplog.text
+    assert f"'shared new' stays as it is: {path} lacks it" in caplog.text
+    assert "both" not in caplog.text
+
+
+def test_nothing_is_changed_by_what_does_not_fit(tmp_path: Path) -> None:
+    first = diloco_of(with_statistics())
+    first._state.revision = 3
+    first._parameters += 1
+    first.save(tmp_path)
+    module = with_statistics()
+    groups = [{"params": [parameter]} for parameter in module.parameters()]
+    other = DiLoCo(Communicator(NOWHERE), module, torch.optim.AdamW(groups))
+    before = other.digest()
+    with pytest.raises(CheckpointError, match=r"the inner optimizer does not take what was saved of it: .*groups"):
+        other.load(tmp_path)
+    module = with_statistics()
+    module.register_buffer("odd", torch.zeros(2))
+    more = diloco_of(module)
+    with pytest.raises(CheckpointError, match="tensor 'odd' is only here"):
+        more.load(tmp_path)
+    assert other.digest() == before
+
+
+def test_buffers_that_cannot_be_written_may_be_loaded(tmp_path: Path) -> None:
+    module = with_statistics()
+    module.register_buffer("expanded", torch.ones(1).expand(3))
+    diloco = DiLoCo(Communicator(NOWHERE), module)
+    diloco.save(tmp_path)
+    diloco.load(tmp_path)
+
+
+def test_another_ddp_is_refused(tmp_path: Path) -> None:
+    ddp_of(with_statistics()).save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"another model: it has '1\.weight \(8,\) float32' where this one has"):
+        ddp_of(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))).load(tmp_path)
+    module = with_statistics()
+    sgd_instead = DDP(Communicator(NOWHERE), module, torch.optim.SGD(module.parameters(), momentum=0.9))
+    before = sgd_instead.digest()
+    with pytest.raises(CheckpointError, match=r"has the state of a .*\.AdamW; the optimizer here is a .*\.SGD"):
+        sgd_instead.load(tmp_path)
+    assert sgd_instead.digest() == before
+    with pytest.raises(CheckpointError, match="was saved by DDP; this is DiLoCo"):
+        diloco_of(with_statistics()).load(tmp_path)
+
+
+def test_torch_reads_the_file_with_the_safetensors_library(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    module = with_statistics().bfloat16()
+    ddp_of(module).save(tmp_path / "model.safetensors")
+    found = library.load_file(tmp_path / "model.safetensors")
+    for name, parameter in module.named_parameters():
+        assert found[f"parameters/{name}"].dtype == torch.bfloat16
+        assert torch.equal(found[f"parameters/{name}"], parameter)
+
+
+def test_every_dtype_comes_back_and_none_is_kept_back(tmp_path: Path) -> None:
+    names = ["float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool", "uint8", "int8", "int64"]
+    names += ["uint16", "float8_e4m3fn", "float8_e5m2"]
+    state = {name: torch.ones(3, 2).to(getattr(torch, name)) for name in names if hasattr(torch, name)}
+    state |= {
+        "transposed": torch.arange(6).view(2, 3).T,
+        "scalar": torch.tensor(2.5),
+        "conj": torch.ones(2, dtype=torch.complex64).conj() * 1j,
+    }
+    state |= {"conjugated": (torch.ones(2, dtype=torch.complex64) * 1j).conj(), "empty": torch.zeros(0, 3)}
+
+    class Inner:
+        loaded: Any = None
+
+        def state_dict(self) -> Any:
+            return state
+
+        def load_state_dict(self, state: Any) -> None:
+            self.loaded = state
+
+    inner = Inner()
+    diloco = DiLoCo(Communicator(NOWHERE), torch.nn.Linear(2, 2), inner)
+    for background in (False, True):
+        diloco.save(tmp_path, background=background)
+        diloco.wait_for_save()
+        diloco.load(tmp_path)
+        for name, tensor in state.items():
+            assert inner.loaded[name].dtype == tensor.dtype
+            assert torch.equal(inner.loaded[name].to(torch.complex128), tensor.to(torch.complex128)), name
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_sharded_models_optimizer_comes_back_in_shards(mesh: Any, tmp_path: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def trained(steps: int) -> tuple[DiLoCo, Any]:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(4, 2)
+        fully_shard(module, mesh=mesh)
+        optimizer = torch.optim.AdamW(module.parameters())
+        for _ in range(steps):
+            module(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        return DiLoCo(Communicator(NOWHERE), module, optimizer), optimizer
+
+    first, optimizer = trained(2)
+    first.save(tmp_path, background=True)
+    first.wait_for_save()
+    second, other = trained(0)
+    second.load(tmp_path)
+    moments = [each.state[each.param_groups[0]["params"][0]]["exp_avg"] for each in (optimizer, other)]
+    assert type(moments[0]) is type(moments[1])
+    assert moments[0].placements == moments[1].placements
+    assert moments[0].shape == moments[1].shape
+    assert torch.equal(local_shard(moments[0]), local_shard(moments[1]))
+    plain = torch.nn.Linear(4, 2)
+    path = next(tmp_path.iterdir())
+    contents = tensor_file.read(path)
+    manifest = json.loads(contents.metadata["pccl"])
+    assert manifest["shards"]["inner/state/0/exp_avg"][0] == "shard (0,) of (1,) (Shard(dim=0),)"
+    with pytest.raises(CheckpointError, match=r"tensor in shards|another model"):
+        diloco_of(plain).load(tmp_path)

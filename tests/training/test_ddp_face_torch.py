@@ -1,0 +1,192 @@
+"""`DDP` used as torch's class is: as a module, under autocast, with layers that are frozen or unused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.training import DDP
+from tests.support.cluster import Background, together
+from tests.training.test_ddp_torch import DDPPeer, close, crew_of, loss, new_module, new_optimizer, parameters
+
+torch = pytest.importorskip("torch")
+
+
+def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
+    (peer,) = crew_of(master, 1)
+    ddp, module = peer.ddp, peer.module
+    assert ddp.module is module
+    inputs = torch.ones(3, 6)
+    assert torch.equal(ddp(inputs), module(inputs))
+    assert [name for name, _ in ddp.named_parameters()] == [name for name, _ in module.named_parameters()]
+    assert all(a is b for a, b in zip(ddp.parameters(), module.parameters(), strict=True))
+    assert list(ddp.buffers()) == list(ddp.named_buffers()) == []
+    assert next(ddp.modules()) is module
+    assert ddp.eval() is ddp
+    assert not module.training
+    assert not ddp.training
+    assert ddp.train() is ddp
+    assert module.training
+    other = new_module()
+    torch.nn.init.ones_(other[0].weight)
+    ddp.load_state_dict(other.state_dict())
+    assert {name: value.tolist() for name, value in ddp.state_dict().items()} == {
+        name: value.tolist() for name, value in other.state_dict().items()
+    }
+    loss(ddp, 0, 0).backward()
+    ddp.step()
+    assert not torch.equal(parameters(module), parameters(other))
+    close([peer])
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_may_be_cleared_in_torchs_way(master: MasterNode, set_to_none: bool) -> None:
+    peers = crew_of(master, 2)
+
+    def script(peer: DDPPeer) -> None:
+        for step in range(4):
+            (peer.optimizer if step % 2 else peer.ddp).zero_grad(set_to_none=set_to_none)
+            assert all((p.grad is None) == set_to_none for p in peer.module.parameters())
+            loss(peer.ddp, peer.number, step).backward()
+            peer.ddp.step()
+
+    together([partial(script, peer) for peer in peers])
+    module = new_module()
+    optimizer = new_optimizer(module)
+    for step in range(4):
+        optimizer.zero_grad()
+        (sum(loss(module, number, step) for number in range(2)) / 2).backward()
+        optimizer.step()
+    assert peers[0].ddp.digest() == peers[1].ddp.digest()
+    torch.testing.assert_close(parameters(peers[0].module), parameters(module), rtol=1e-4, atol=1e-5)
+    close(peers)
+
+
+def test_under_autocast_gradients_are_averaged_in_the_parameters_dtype(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+
+    def script(peer: DDPPeer) -> None:
+        for step in range(3):
+            inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(10 * peer.number + step))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                outputs = peer.ddp(inputs)
+                assert outputs.dtype is torch.bfloat16
+                found = (outputs - inputs[:, :2]).pow(2).mean()
+            found.backward()
+            peer.ddp.synchronize()
+            assert all(p.grad.dtype is torch.float32 for p in peer.ddp.parameters())
+            torch.nn.utils.clip_grad_norm_(peer.ddp.parameters(), 0.1)
+            assert peer.ddp.step().world_size == 2
+
+    together([partial(script, peer) for peer in peers])
+    assert peers[0].ddp.digest() == peers[1].ddp.digest()
+    assert not torch.equal(parameters(peers[0].module), parameters(new_module()))
+    close(peers)
+
+
+def test_layers_that_are_frozen_or_unused_need_no_argument(master: MasterNode) -> None:
+    peers = [DDPPeer(master.address, number) for number in range(2)]
+    for peer in peers:
+        peer.ddp.close()
+        peer.module[0].requires_grad_(False)
+        peer.optimizer = new_optimizer(peer.module)
+        options: dict[str, Any] = {"find_unused_parameters": True, "gradient_as_bucket_view": True}
+        peer.ddp = DDP(peer.communicator, peer.module, peer.optimizer, **options)
+    together([partial(peer.enter, 2) for peer in peers])
+
+    def script(peer: DDPPeer) -> None:
+        for _ in range(3):
+            peer.module[2 if peer.number else 3](torch.ones(1, 8 if peer.number else 4)).sum().backward()
+            peer.ddp.step()
+
+    together([partial(script, peer) for peer in peers])
+    assert peers[0].ddp.digest() == peers[1].ddp.digest()
+    start = new_module()
+    assert torch.equal(peers[0].module[0].weight, start[0].weight)
+    for layer in (2, 3):
+        assert not torch.equal(peers[0].module[layer].weight, start[layer].weight)
+    close(peers)
+    with pytest.raises(ValueError, match="gradients are always views"):
+        DDP(Communicator(master.address), start, new_optimizer(start), gradient_as_bucket_view=False)
+
+
+def test_connect_is_all_there_is_to_enter_a_run(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_MASTER", master.address)
+    monkeypatch.setenv("PCCL_LAUNCH_COUNT", "2")
+
+    def script(number: int) -> str:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(6, 2)
+        ddp = DDP.connect(module, new_optimizer(module), admit_every=3)
+        for step in range(4):
+            loss(ddp, number, step).backward()
+            assert ddp.step().world_size == 2
+        digest = ddp.digest()
+        ddp.close()
+        assert not module.weight._post_accumulate_grad_hooks
+        return digest
+
+    found = [Background(partial(script, number)) for number in range(2)]
+    assert len({each.result() for each in found}) == 1
+    monkeypatch.delenv("PCCL_MASTER")
+    module = new_module()
+    with pytest.raises(PCCLError, match="start the program with pccl launch") as caught:
+        DDP.connect(module, new_optimizer(module))
+    assert caught.value.result is Result.INVALID_ARGUMENT
+
+
+def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master: MasterNode) -> None:
+    def connected() -> DDP:
+        module = new_module()
+        return DDP.connect(module, new_optimizer(module), master.address)
+
+    def script() -> None:
+        first = connected()
+        with pytest.raises(PCCLError, match="by a DDP that could never let this one in: close") as refused:
+            connected()
+        assert refused.value.result is Result.INVALID_USAGE
+        first.close()
+        connected().close()
+
+    Background(script).result(20.0)
+
+
+def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master: MasterNode) -> None:
+    peers = crew_of(master, 3)
+    together([partial(peer.run, 2) for peer in peers])
+    *others, victim = peers
+
+    def dies() -> None:
+        loss(victim.ddp, 2, 2).backward()
+        victim.communicator.close()
+
+    together([*(partial(peer.run, 5) for peer in others), dies])
+    assert others[0].digests == others[1].digests
+    assert others[0].worlds[-1] == 2
+    close(others)
+
+
+def test_an_error_in_a_hook_of_one_peer_holds_nobody_up(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    together([partial(peer.run, 2) for peer in peers])
+    stays, broken = peers
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("the user's hook is broken")
+
+    def script() -> None:
+        hook = broken.module[2].weight.register_hook(fail)
+        with pytest.raises(RuntimeError, match="the user's hook is broken"):
+            loss(broken.ddp, 1, 2).backward()
+        hook.remove()
+        broken.ddp.step()  # what is there counts
+        broken.run(5)
+
+    together([script, partial(stays.run, 5)])
+    assert stays.worlds == [2] * 5
+    assert stays.digests[5] == broken.digests[5]
+    close(peers)

@@ -1,0 +1,265 @@
+"""DDP with weights: held against one process that has all the samples, and what is lost or wrong on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pccl import MasterNode, QuantizationOptions, Result
+from pccl.training import comm_hooks
+from pccl.training.gradient_weights import factor_of, settle, way_of
+from pccl.training.membership import Averaged
+from tests.support.cluster import Background, outcomes, refusal, results, together, until
+from tests.training.test_ddp_torch import DDPPeer, close, crew_of, new_module, new_optimizer, parameters
+
+torch = pytest.importorskip("torch")
+
+BATCHES = (12, 1, 5)
+"""Samples of each peer."""
+
+
+def batch(number: int, step: int, size: int) -> Any:
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(1000 * number + step))
+
+
+def mean_loss(module: Any, inputs: Any) -> Any:
+    return (module(inputs) - inputs[:, :2]).pow(2).mean()
+
+
+def train(peer: DDPPeer, count: int, weight: float | None, batch_size: int = 8) -> None:
+    for _ in range(count):
+        mean_loss(peer.module, batch(peer.number, peer.ddp.revision, batch_size)).backward()
+        peer.steps.append(peer.ddp.step(weight=weight))
+        peer.digests[peer.ddp.revision] = peer.ddp.digest()
+
+
+def assert_parity(peers: Sequence[DDPPeer]) -> None:
+    for revision in set().union(*(peer.digests for peer in peers)):
+        assert len({peer.digests[revision] for peer in peers if revision in peer.digests}) == 1, revision
+
+
+def reference(steps: int, sizes: Sequence[int], max_norm: float = math.inf) -> Any:
+    module = new_module()
+    optimizer = new_optimizer(module)
+    for step in range(steps):
+        optimizer.zero_grad()
+        mean_loss(module, torch.cat([batch(number, step, size) for number, size in enumerate(sizes)])).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+        optimizer.step()
+    return parameters(module)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(("scale", "bucket_bytes"), [(2.0**40, 1 << 20), (1e-300, 40)])
+def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float, bucket_bytes: int) -> None:
+    peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
+    together([partial(train, peer, 3, size * scale, size) for peer, size in zip(peers, BATCHES, strict=True)])
+    assert_parity(peers)
+    for peer in peers:
+        torch.testing.assert_close(parameters(peer.module), reference(3, BATCHES), rtol=1e-4, atol=1e-5)
+    close(peers)
+
+
+def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    for weight in (1.0, 1e300, 1e-300, 5.0):
+        together([partial(train, peer, 1, weight) for peer in peers])
+    assert_parity(peers)
+    torch.testing.assert_close(parameters(peers[0].module), reference(4, (8, 8)), rtol=1e-4, atol=1e-5)
+    close(peers)
+
+
+def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: MasterNode) -> None:
+    peers = crew_of(master, 3)
+
+    def script(peer: DDPPeer) -> None:
+        size = BATCHES[peer.number]
+        for step in range(4):
+            inputs = batch(peer.number, step, size)
+            with peer.ddp.no_sync():
+                for part in inputs[1:].split(4):
+                    (mean_loss(peer.module, part) * len(part) / size).backward()
+            (mean_loss(peer.module, inputs[:1]) / size).backward()
+            peer.ddp.synchronize(weight=size)
+            torch.nn.utils.clip_grad_norm_(peer.module.parameters(), 0.05)
+            peer.ddp.step(weight=size)
+            peer.digests[peer.ddp.revision] = peer.ddp.digest()
+
+    together([partial(script, peer) for peer in peers])
+    assert_parity(peers)
+    expected = reference(4, BATCHES, max_norm=0.05)
+    torch.testing.assert_close(parameters(peers[0].module), expected, rtol=1e-4, atol=1e-5)
+    close(peers)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_weight_zero_leaves_a_peer_out_whatever_its_gradients_are(master: MasterNode, bits: int | None) -> None:
+    peers = crew_of(master, 2, quantization=QuantizationOptions(bits=bits) if bits else None)
+
+    def script(peer: DDPPeer) -> None:
+        for step in range(3):
+            found = mean_loss(peer.module, batch(0, step, 8))
+            (found * math.nan if peer.number else found).backward()
+            peer.ddp.step(weight=0 if peer.number else 3)
+            peer.digests[peer.ddp.revision] = peer.ddp.digest()
+
+    together([partial(script, peer) for peer in peers])
+    assert_parity(peers)
+    rtol = 1e-4 if bits is None else 1.0
+    torch.testing.assert_close(parameters(peers[0].module), reference(3, (8,)), rtol=rtol, atol=rtol / 10)
+    close(peers)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_where_all_weights_are_zero_so_is_the_mean(master: MasterNode, world: int) -> None:
+    peers = crew_of(master, world)
+    for _ in range(2):
+        for peer in peers:
+            mean_loss(peer.module, batch(peer.number, 0, 8)).backward()
+        together([partial(peer.ddp.synchronize, weight=0.0) for peer in peers])
+        assert all(not p.grad.any() for peer in peers for p in peer.module.parameters())
+        together([partial(peer.ddp.step) for peer in peers])
+    together([partial(train, peer, 1, 1.0) for peer in peers])
+    assert_parity(peers)
+    close(peers)
+
+
+def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    for weights in [(None, None), (1.0, 3.0), (None, None), (2.0, 6.0), (2.0, 6.0)]:
+        together([partial(train, peer, 1, weight) for peer, weight in zip(peers, weights, strict=True)])
+    assert_parity(peers)
+    # What a step is weighted by in one that is not: the same gradients have gone out twice on the way in and out.
+    sent = [step.tx_bytes for step in peers[0].steps]
+    assert sent[0] < sent[4] * 1.5 < sent[1]
+    close(peers)
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
+    (peer,) = crew_of(master, 1)
+    mean_loss(peer.module, batch(0, 0, 8)).backward()
+    for call in (peer.ddp.step, peer.ddp.synchronize):
+        with pytest.raises(ValueError, match="must be finite and at least 0"):
+            call(weight=weight)
+    peer.ddp.synchronize(weight=3)
+    with pytest.raises(ValueError, match=r"have been averaged with weight 3; give it to ddp\.synchronize\(\)"):
+        peer.ddp.step(weight=4)
+    assert peer.ddp.step(weight=3).revision == 1
+    close([peer])
+
+
+def test_a_communication_hook_goes_without_weights(master: MasterNode) -> None:
+    peer = DDPPeer(master.address, 0)
+    peer.ddp.register_comm_hook(None, comm_hooks.allreduce_hook)
+    peer.enter(1)
+    mean_loss(peer.module, batch(0, 0, 8)).backward()
+    assert "with a communication hook there is no weight=" in str(refusal(partial(peer.ddp.step, weight=1)))
+    assert peer.ddp.step().revision == 1
+    close([peer])
+
+
+@pytest.mark.parametrize("are_weighted", [False, True])
+def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -> None:
+    peers = crew_of(master, 3)
+    together([partial(train, peer, 2, 1.0 if are_weighted else None) for peer in peers])
+    weights = [2.0, None, 2.0]
+    found = outcomes([partial(train, peer, 1, weight) for peer, weight in zip(peers, weights, strict=True)])
+    assert results(found) == [Result.INVALID_USAGE] * 3
+    number = peers[1].communicator.membership.peers[peers[1].communicator.membership.rank]
+    whose = [f"peer {number}", "this peer", f"peer {number}"]
+    assert all(f"{who} gave no weight=" in str(error) for who, error in zip(whose, found, strict=True))
+    together([partial(train, peer, 2, 5.0) for peer in peers])
+    assert_parity(peers)
+    close(peers)
+
+
+def test_newcomers_are_weighed_with_the_others(master: MasterNode) -> None:
+    first = crew_of(master, 2)
+    late = DDPPeer(master.address, 2)
+
+    def until_three(peer: DDPPeer) -> None:
+        while not peer.steps or peer.steps[-1].world_size < 3:
+            train(peer, 1, 1.0 + peer.number)
+        train(peer, 2, 1.0 + peer.number)
+
+    threads = [Background(partial(until_three, peer)) for peer in first]
+    late.enter(1)
+    until_three(late)
+    for thread in threads:
+        thread.result()
+    assert_parity([*first, late])
+    close([*first, late])
+
+
+def test_who_leaves_in_the_middle_takes_its_weight_along(master: MasterNode) -> None:
+    *peers, leaver = crew_of(master, 3)
+    threads = [Background(partial(train, peer, 4, 1.0)) for peer in peers]
+    train(leaver, 2, 1e6)
+    until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third step")
+    leaver.communicator.close()
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, leaver])
+    assert [peer.worlds for peer in peers] == [[3, 3, 2, 2]] * 2
+    close(peers)
+
+
+class Scripted:
+    """A bucket whose averages are of the peers that are said."""
+
+    def __init__(self, values: dict[int, float], worlds: list[int]) -> None:
+        self.values, self.worlds = values, worlds
+        self.weights: dict[int, float] = {}
+        self.exponent: int | None = None
+        self.mean = math.nan
+
+    def land(self) -> Averaged:
+        peers = tuple(range(self.worlds.pop(0)))
+        factors = [1.0 if self.exponent is None else factor_of(self.weights[peer], self.exponent) for peer in peers]
+        self.mean = sum(f * self.values[peer] for f, peer in zip(factors, peers, strict=True))
+        if self.exponent is None:
+            self.mean /= len(peers)
+        elif len(peers) == 1:
+            self.mean = self.values[0]
+        return Averaged(len(peers), 0, 1, 1, peers)
+
+    def divide(self, total: float) -> None:
+        self.mean /= total
+
+    def keep_none(self) -> None:
+        self.mean = 0.0
+
+
+WEIGHTS = {0: 3.0, 1: 5.0, 2: 100.0}
+VALUES = {0: 1.0, 1: 2.0, 2: 7.0}
+
+
+@pytest.mark.parametrize("used", [None, 7, 9])
+@pytest.mark.parametrize(
+    ("worlds", "told", "left"),
+    [([3], 3, 3), ([3, 2], 2, 2), ([2], 3, 2), ([3, 1], 2, 1), ([3, 3, 1], 2, 1)],
+    ids=["no loss", "lost after the sum", "lost after the weights", "both, one after the other", "late"],
+)
+def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
+    worlds: list[int], told: int, left: int, used: int | None
+) -> None:
+    weights = {peer: WEIGHTS[peer] for peer in range(told)}
+    bucket = Scripted(VALUES, [*worlds] if way_of(weights, used) == used else [3, *worlds])
+    bucket.weights, bucket.exponent = WEIGHTS, used
+
+    def launch(number: int, exponent: int | None) -> None:
+        assert number == 0
+        bucket.exponent = exponent
+
+    (averaged,), way = settle([bucket], [bucket.land()], weights, used, launch)
+    assert not bucket.worlds
+    assert averaged.world_size == left
+    expected = sum(WEIGHTS[peer] * VALUES[peer] for peer in range(left)) / sum(WEIGHTS[peer] for peer in range(left))
+    assert bucket.mean == pytest.approx(expected, rel=1e-15)
+    assert way is not None
+    assert max(weights.values()) / 2.0**way < 1

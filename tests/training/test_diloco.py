@@ -1,0 +1,301 @@
+"""DiLoCo over NumPy arrays: peers in threads, held against a model of the algorithm that knows no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
+from pccl.training import AsyncDiLoCo, CheckpointError, DiLoCo, OuterNesterov
+from tests.support.cluster import WAIT_S, Background, together, until
+from tests.training.peers import (
+    Peer,
+    Reference,
+    assert_close,
+    assert_parity,
+    crew_of,
+    each_runs,
+    new_model,
+    refused_while_others_train,
+)
+
+
+def close(peers: list[Peer]) -> None:
+    together([peer.close for peer in peers])
+
+
+def test_three_peers_do_what_the_paper_says(master: MasterNode) -> None:
+    peers = crew_of(master, 3)
+    each_runs(peers, 5)
+    assert_parity(peers)
+    expected = Reference().run([0, 1, 2], 5)
+    for peer in peers:
+        assert peer.worlds == [3] * 5
+        assert_close(peer.model, expected)
+    close(peers)
+
+
+def test_one_peer_goes_on_alone(master: MasterNode) -> None:
+    outer = OuterNesterov(0.5, 0.25)
+    peer = Peer(master.address, 2, outer=outer).enter().run(3)
+    assert peer.worlds == [1, 1, 1]
+    assert_close(peer.model, Reference(outer).run([2], 3))
+    peer.close()
+
+
+def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
+    peers = crew_of(master, 3, quantization=QuantizationOptions())
+    each_runs(peers, 4)
+    assert_parity(peers)
+    for name, array in Reference().run([0, 1, 2], 4).items():
+        np.testing.assert_allclose(peers[0].model[name], array, atol=0.05)
+    close(peers)
+
+
+def test_newcomers_start_from_what_the_others_have(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    each_runs(peers, 2)
+    newcomer = Peer(master.address, 2)
+    for array in newcomer.model.values():
+        array[...] = np.nan
+
+    def three_have_met_twice(peer: Peer) -> bool:
+        return peer.worlds.count(3) == 2
+
+    threads = [Background(partial(peer.run, three_have_met_twice)) for peer in peers]
+    newcomer.enter(peers_min=5)  # is not waited for: the others train already
+    newcomer.run(three_have_met_twice)
+    for thread in threads:
+        thread.result()
+    joined_at = min(newcomer.digests)
+    assert joined_at > 2
+    assert set(newcomer.digests) == {joined_at, joined_at + 1, joined_at + 2}
+    assert_parity([*peers, newcomer])
+    assert [step.revision for step in peers[0].steps if step.admitted] == [joined_at]
+    close([*peers, newcomer])
+
+
+def test_who_leaves_in_the_middle_of_an_average_is_left_out(master: MasterNode) -> None:
+    peers = crew_of(master, 3)
+    leaver = peers.pop()
+    threads = [Background(partial(peer.run, 5)) for peer in peers]
+    leaver.run(2)
+    until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third average")
+    leaver.close()
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, leaver])
+    for peer in peers:
+        assert peer.worlds == [3, 3, 2, 2, 2]
+        assert [step.aborted for step in peer.steps] == [0, 0, 1, 0, 0]
+    close(peers)
+
+
+def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
+    one, other = crew_of(master, 2)
+    thread = Background(partial(one.run, 4))
+    other.run(2).close()
+    thread.result()
+    assert one.worlds == [2, 2, 1, 1]
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        # As many parameters, in another shape.
+        (
+            lambda communicator: DiLoCo(communicator, {"weights": np.zeros((8, 5), np.float32)}),
+            "parameters of DiLoCo",
+        ),
+        (lambda communicator: DiLoCo(communicator, new_model(), outer=OuterNesterov(0.7, 0.8)), "has outer="),
+        (lambda communicator: DiLoCo(communicator, new_model(), quantization=QuantizationOptions()), "quantization="),
+        (lambda communicator: AsyncDiLoCo(communicator, new_model()), "has class=AsyncDiLoCo"),
+    ],
+    ids=["model", "outer optimizer", "quantization", "algorithm"],
+)
+def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
+    master: MasterNode, make: Callable[[Communicator], Any], told: str
+) -> None:
+    error = refused_while_others_train(master, crew_of(master, 2), make)
+    assert error.result is Result.INVALID_ARGUMENT
+    assert told in str(error)
+
+
+def test_resuming_gives_the_bytes_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        whole = crew_of(master, 2)
+        each_runs(whole, 6)
+        close(whole)
+    with MasterNode("127.0.0.1:0") as master:
+        first = crew_of(master, 2)
+        each_runs(first, 4)
+        for peer in first:
+            peer.diloco.save(tmp_path / f"{peer.number}.npz")
+        close(first)
+    with MasterNode("127.0.0.1:0") as master:
+        second = [Peer(master.address, number) for number in range(2)]
+        for peer in second:
+            peer.diloco.load(tmp_path / f"{peer.number}.npz")
+        together([partial(peer.enter, 2) for peer in second])
+        each_runs(second, 6)
+        close(second)
+    assert_parity([*whole, *first, *second])
+    assert sorted(second[0].digests) == [4, 5, 6]
+
+
+def test_the_newest_checkpoint_counts_also_when_it_comes_last(master: MasterNode, tmp_path: Path) -> None:
+    maker = Peer(master.address, 0).enter().run(3)
+    maker.diloco.save(tmp_path / "newest.npz")
+    maker.close()
+    with MasterNode("127.0.0.1:0") as other:
+        peers = [Peer(other.address, number) for number in range(3)]
+        early = [Background(partial(peer.enter, 3)) for peer in peers[:2]]
+        # Only then the third begins.
+        until(lambda: all(_sees_two(peer) for peer in peers[:2]), "two wait for the third")
+        peers[2].diloco.load(tmp_path / "newest.npz")
+        peers[2].enter(3)
+        for thread in early:
+            thread.result()
+        assert {peer.diloco.digest() for peer in peers} == {maker.diloco.digest()}
+        assert_close(peers[0].model, maker.model)
+        close(peers)
+
+
+def _sees_two(peer: Peer) -> bool:
+    try:
+        return peer.communicator.world_size == 2
+    except PCCLError:
+        return False  # not connected yet
+
+
+class InnerState:
+    def __init__(self) -> None:
+        self.moments = np.zeros(3)
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moments": self.moments, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.moments, self.steps = state["moments"], int(state["steps"])
+
+
+def test_the_inner_state_is_saved_too(master: MasterNode, tmp_path: Path) -> None:
+    inner, again = InnerState(), InnerState()
+    inner.moments[:], inner.steps = [1, 2, 3], 17
+    communicator = Communicator(master.address)
+    DiLoCo(communicator, new_model(), inner).save(tmp_path / "c.npz")
+    DiLoCo(communicator, new_model(), again).load(tmp_path / "c.npz")
+    assert (again.moments.tolist(), again.steps) == ([1, 2, 3], 17)
+
+
+def test_a_checkpoint_is_whole_or_refused(master: MasterNode, tmp_path: Path) -> None:
+    communicator = Communicator(master.address)
+    diloco = DiLoCo(communicator, new_model())
+    path = tmp_path / "c.npz"
+    diloco.save(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.npz"]
+    with pytest.raises(CheckpointError, match=r"of another model: it has 'weights \(7, 5\) float32' where"):
+        DiLoCo(communicator, {"weights": np.zeros((5, 7), np.float32)}).load(path)
+    whole = path.read_bytes()
+    for broken in (whole[:-100], whole[:300] + b"x" + whole[301:], b"", b"no checkpoint"):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match="damaged"):
+            diloco.load(path)
+    with pytest.raises(FileNotFoundError):
+        diloco.load(tmp_path / "none.npz")
+
+
+def test_a_failed_save_leaves_the_former_checkpoint(
+    master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diloco = DiLoCo(Communicator(master.address), new_model())
+    path = tmp_path / "c.npz"
+    diloco.save(path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        diloco.save(path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.npz"]
+
+
+def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    each_runs(peers, 2)
+    master.interrupt()
+    assert master.wait(WAIT_S)
+    for peer in peers:
+        with pytest.raises(PCCLError) as caught:
+            peer.step()
+        assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+    with MasterNode("127.0.0.1:0") as successor:
+
+        def reconnect(peer: Peer) -> None:
+            peer.close()
+            peer.communicator = Communicator(successor.address)
+            peer.communicator.connect()
+            peer.diloco.reconnect(peer.communicator, 2)
+            peer.run(5)
+
+        together([partial(reconnect, peer) for peer in peers])
+        assert_parity(peers)
+        assert_close(peers[0].model, Reference().run([0, 1], 5))
+        close(peers)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({}, "no parameters"),
+        ({"a": np.zeros(3, np.int32)}, "'a' is int32; only float16"),
+        ({"a": [1.0]}, "'a' must be a NumPy array, not list"),
+        (np.zeros(3), "a mapping of names to NumPy arrays, not ndarray"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(master: MasterNode, model: Any, reason: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=reason):
+        DiLoCo(Communicator(master.address), model)
+
+
+@pytest.mark.parametrize("loop", [DiLoCo, AsyncDiLoCo])
+def test_before_joining_there_are_no_steps(loop: type[DiLoCo | AsyncDiLoCo]) -> None:
+    with pytest.raises(PCCLError, match="call join before") as caught:
+        loop(Communicator("127.0.0.1:1"), new_model()).outer_step()
+    assert caught.value.result is Result.INVALID_USAGE
+
+
+def test_any_strides_and_precisions(master: MasterNode) -> None:
+    model = {
+        "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        "half": np.ones(4, np.float16),
+        "scalar": np.array(2.0),
+        "empty": np.zeros((0, 3)),
+    }
+    communicator = Communicator(master.address)
+    communicator.connect()
+    diloco = DiLoCo(communicator, model, outer=OuterNesterov(1.0, 0.0))
+    diloco.join()
+    expected = {name: array - 0.5 for name, array in model.items()}
+    for array in model.values():
+        array -= 0.5
+    diloco.outer_step()
+    for name, array in model.items():
+        np.testing.assert_array_equal(array, expected[name])
+    communicator.close()
+
+
+@pytest.mark.parametrize(("rate", "momentum"), [(0.0, 0.9), (-1, 0.9), (0.7, 1.0), (0.7, -0.1), (float("nan"), 0)])
+def test_outer_options_that_cannot_work(rate: float, momentum: float) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        OuterNesterov(rate, momentum)

@@ -1,0 +1,186 @@
+"""The end of a run: what the last step has left is compared by `finish`, or as the communicator is left in order."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from pccl import MasterNode, PCCLError
+from pccl.training import DDP, AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, DivergenceError, contract
+from pccl.training.consistency import Check, Snapshot
+from tests.support.cluster import Background, Cluster, together, until
+from tests.support.streams import TIMEOUT_S
+from tests.training.contract_peers import KINDS, ContractPeer, new_module
+from tests.training.test_contract_torch import close, crew_of, diverge
+
+torch = pytest.importorskip("torch")
+
+NEVER = 2**40
+
+
+def make_a_last_step(peer: ContractPeer, parts: bool) -> None:
+    peer.run(2)
+    if parts:
+        diverge(peer)
+    peer.step()
+
+
+def leave_in_order(peer: ContractPeer, work: Callable[[], object]) -> None:
+    with peer.communicator:
+        work()
+
+
+def number_of(peer: ContractPeer) -> int:
+    membership = peer.communicator.membership
+    return membership.peers[membership.rank]
+
+
+def divergence(call: Callable[[], object]) -> DivergenceError:
+    with pytest.raises(DivergenceError) as caught:
+        call()
+    return caught.value
+
+
+def errors_of(peers: list[ContractPeer], end: Callable[[ContractPeer, Callable[[], object]], object]) -> None:
+    """All have the same error of a last step that the second of them makes otherwise."""
+    number = number_of(peers[1])
+    works = [partial(make_a_last_step, peer, peer is peers[1]) for peer in peers]
+    calls = [partial(divergence, partial(end, peer, work)) for peer, work in zip(peers, works, strict=True)]
+    errors = together(calls)
+    assert [error.peers for error in errors] == [(number,)] * len(peers)
+    assert {error.revision for error in errors} == {peers[0].training.revision}
+
+
+@pytest.mark.parametrize(("kind", "check_every"), [("ddp", 1), *((kind, NEVER) for kind in KINDS)])
+def test_a_last_step_that_parts_the_peers_is_told_as_they_leave(
+    master: MasterNode, kind: str, check_every: int
+) -> None:
+    peers = crew_of(master, kind, 3, check_every=check_every)
+    errors_of(peers, leave_in_order)
+    assert all(not peer.communicator._inner.is_connected for peer in peers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_last_step_that_parts_the_peers_is_told_by_finish(master: MasterNode, kind: str) -> None:
+    def end(peer: ContractPeer, work: Callable[[], object]) -> None:
+        work()
+        peer.training.finish()
+
+    peers = crew_of(master, kind, 3, check_every=NEVER)
+    errors_of(peers, end)
+    close(peers)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_optimizers_finish_tells_too(master: MasterNode, kind: str) -> None:
+    def end(peer: ContractPeer, work: Callable[[], object]) -> None:
+        work()
+        optimizer: DiLoCoOptimizer[DiLoCo | AsyncDiLoCo] = DiLoCoOptimizer(peer.training)
+        optimizer.finish()
+
+    peers = crew_of(master, kind, 2, check_every=NEVER)
+    number = number_of(peers[1])
+    calls = [partial(end, peer, partial(make_a_last_step, peer, peer is peers[1])) for peer in peers]
+    errors = together([partial(divergence, call) for call in calls])
+    assert {error.peers for error in errors} <= {(number,), (number_of(peers[0]),)}
+    close(peers)
+
+
+def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) -> None:
+    peers = crew_of(master, "ddp", 3, check_every=1)
+    first, *others = peers
+    threads = [Background(partial(peer.run, 6)) for peer in others]
+    leave_in_order(first, partial(first.run, 3))
+    for thread in threads:
+        thread.result()
+    assert others[0].worlds == [3, 3, 3, 2, 2, 2]
+    close(others)
+
+
+def test_who_is_a_step_ahead_compares_another_state_and_goes_on(master: MasterNode) -> None:
+    """As with an average on its way."""
+    ahead, leaver = Cluster(master.address).join(2)
+
+    def leave() -> None:
+        check = Check(leaver, 1, 2, parting_tag=2)
+        with leaver, pytest.raises(PCCLError, match="TIMEOUT"):
+            check.part(lambda: Snapshot(3, [], {}), 1.0)
+
+    leaving = Background(leave)
+    until(lambda: leaver.stats["ops_open"], "the leaver compares")
+    check = Check(ahead, 1, 2, parting_tag=2)
+    check.check(lambda: Snapshot(4, [], {}))
+    leaving.result()
+    assert check.failure is None
+    ahead.close()
+
+
+def test_who_waits_in_vain_at_the_end_says_so_and_leaves(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(contract, "PARTING_S", 0.2)
+    peers = crew_of(master, "sync", 2, check_every=NEVER)
+    with caplog.at_level(logging.WARNING):
+        together([partial(peer.run, 2) for peer in peers])
+        leave_in_order(peers[0], bool)
+    (record,) = [record for record in caplog.records if "revision 2, was not compared" in record.message]
+    assert "Call finish() on all peers after the last step" in record.message
+    peers[1].run(4)
+    assert peers[1].worlds == [2, 2, 1, 1]
+    leave_in_order(peers[1], bool)  # alone
+
+
+def test_what_is_written_after_the_last_step_is_not_compared(master: MasterNode) -> None:
+    def evaluate(peer: ContractPeer) -> None:
+        peer.run(2)
+        with torch.no_grad():
+            peer.module[0].weight.mul_(peer.number)
+
+    peers = crew_of(master, "ddp", 2, check_every=NEVER)
+    together([partial(leave_in_order, peer, partial(evaluate, peer)) for peer in peers])
+
+
+def test_a_block_that_raises_is_left_at_once(master: MasterNode) -> None:
+    peers = crew_of(master, "ddp", 2)
+    together([partial(peer.run, 2) for peer in peers])
+    with pytest.raises(ZeroDivisionError):
+        leave_in_order(peers[0], lambda: 1 / 0)
+    peers[1].run(3)
+    assert peers[1].worlds[-1] == 1
+    close(peers[1:])
+
+
+def stepped(address: str, parts: bool) -> DDP:
+    """One of `connect` that has made a step."""
+    module = new_module(torch)
+    ddp = DDP.connect(module, torch.optim.SGD(module.parameters(), lr=0.1), address, peers_min=2)
+    if parts:
+        module[0].weight.data.add_(1)
+    module(torch.ones(4, 6)).sum().backward()
+    ddp.step()
+    return ddp
+
+
+def test_one_of_connect_compares_as_it_is_closed(master: MasterNode) -> None:
+    def run(parts: bool) -> bool:
+        ddp = stepped(master.address, parts)
+        with pytest.raises(DivergenceError, match=r"after 1 steps .* in parameter 0\.weight"):
+            ddp.close()
+        return ddp._communicator._inner.is_connected
+
+    assert together([partial(run, parts) for parts in (False, True)]) == [False, False]
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_without_closing_compares_too(master: MasterNode) -> None:
+    code = "import sys, torch; from tests.training.test_ending_torch import stepped; "
+    code += "ddp = stepped(sys.argv[1], sys.argv[2] == '1')"
+    command = [sys.executable, "-c", code, master.address]
+    peers = [subprocess.Popen([*command, parts], stderr=subprocess.PIPE, text=True) for parts in ("0", "1")]
+    for peer in peers:
+        assert "DivergenceError: after 1 steps" in peer.communicate(timeout=TIMEOUT_S)[1]

@@ -1,0 +1,445 @@
+"""DiLoCo as a torch optimizer: what schedulers, scalers and trainers do with one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError
+from pccl.training import AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, OuterStep
+from tests.support.cluster import Background, together
+from tests.training.test_torch import INNER_STEPS, TorchPeer, inner_steps, new_module, new_optimizer, parameters
+
+torch = pytest.importorskip("torch")
+
+
+class Trained:
+    """A peer whose loop knows of nothing but an optimizer."""
+
+    def __init__(self, address: str, number: int, kind: Any = DiLoCo, peers_min: int = 2, **options: Any) -> None:
+        self.number = number
+        self.module = new_module()
+        self.communicator = Communicator(address)
+        self.steps: list[OuterStep] = []
+        weighted = options.pop("weighted", False)
+        diloco = kind(self.communicator, self.module, new_optimizer(self.module), **options)
+        self.optimizer: Any = DiLoCoOptimizer(
+            diloco, peers_min=peers_min, weighted=weighted, on_outer_step=self.steps.append
+        )
+        self.made = 0
+
+    @property
+    def digest(self) -> str:
+        return str(self.optimizer.diloco.digest())
+
+    def train(self, count: int = 1) -> None:
+        """So many times as many inner steps as the loops without this class make in an outer one."""
+        for _ in range(count):
+            inner_steps(self.module, self.optimizer, self.number, self.made)
+            self.made += 1
+
+    def close(self) -> None:
+        self.communicator.close()
+
+
+def crew_of(master: MasterNode, count: int = 2, kind: Any = DiLoCo, **options: Any) -> list[Trained]:
+    options = {"inner_steps": INNER_STEPS, "peers_min": count, **options}
+    return [Trained(master.address, number, kind, **options) for number in range(count)]
+
+
+def close(peers: Sequence[Any]) -> None:
+    together([peer.close for peer in peers])
+
+
+@pytest.fixture
+def alone(master: MasterNode) -> Any:
+    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS)
+    yield peer
+    peer.close()
+
+
+def test_it_does_what_a_loop_with_outer_steps_does(master: MasterNode) -> None:
+    peers = crew_of(master)
+    together([partial(peer.train, 3) for peer in peers])
+    with MasterNode("127.0.0.1:0") as other:
+        plain = [TorchPeer(other.address, number) for number in range(2)]
+        together([partial(peer.enter, 2) for peer in plain])
+        together([partial(peer.run, 3) for peer in plain])
+        together([peer.communicator.close for peer in plain])
+    assert {peer.digest for peer in peers} == {peer.diloco.digest() for peer in plain}
+    for peer in peers:
+        assert [step.world_size for step in peer.steps] == [2] * 3
+        assert torch.equal(parameters(peer.module), parameters(plain[0].module))
+    close(peers)
+
+
+def test_asynchronous_too(master: MasterNode) -> None:
+    peers = crew_of(master, 2, AsyncDiLoCo, fragments=2)
+    together([partial(peer.train, 5) for peer in peers])
+    together([peer.optimizer.finish for peer in peers])
+    assert [peer.optimizer.revision for peer in peers] == [5, 5]
+    assert peers[0].digest == peers[1].digest
+    assert torch.equal(parameters(peers[0].module), parameters(peers[1].module))
+    close(peers)
+
+
+def test_it_is_an_optimizer_of_torch(alone: Any) -> None:
+    optimizer, inner = alone.optimizer, alone.optimizer.inner
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert isinstance(optimizer, DiLoCoOptimizer)
+    assert not issubclass(DiLoCoOptimizer, torch.optim.Optimizer)
+    assert type(optimizer) is type(Trained("127.0.0.1:1", 0).optimizer)
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state
+    assert optimizer.defaults is inner.defaults
+    assert "DiLoCo every 4 steps of AdamW" in repr(optimizer)
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(optimizer)
+
+
+def test_schedulers_take_it(alone: Any, recwarn: pytest.WarningsRecorder) -> None:
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(alone.optimizer, T_max=10)
+    rates = []
+    for _ in range(3):
+        alone.train()
+        scheduler.step()
+        rates.append(alone.optimizer.inner.param_groups[0]["lr"])
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] < 1e-2
+    assert not recwarn.list
+    torch.optim.lr_scheduler.ReduceLROnPlateau(alone.optimizer).step(1.0)
+    torch.optim.lr_scheduler.OneCycleLR(alone.optimizer, 0.1, total_steps=10).step()
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_peers_that_begin_with_different_weights_or_statistics_stay_in_step(
+    master: MasterNode, is_weighted: bool
+) -> None:
+    class Beginner:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+            torch.nn.init.constant_(self.module[0].weight, number + 1.0)
+            inner = torch.optim.SGD(self.module.parameters(), lr=0.1)
+            self.communicator = Communicator(master.address)
+            self.diloco = DiLoCo(self.communicator, self.module, inner, inner_steps=3, check_every=1)
+            self.optimizer: Any = DiLoCoOptimizer(self.diloco, peers_min=2, weighted=is_weighted)
+            self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+            self.diloco.share({"scheduler": self.scheduler})
+
+        def train(self) -> str:
+            for _ in range(7):
+                self.optimizer.zero_grad()
+                self.module(torch.arange(24.0).view(4, 6).cos() + self.number).pow(2).sum().backward()
+                if is_weighted:
+                    self.optimizer.count(4.0)
+                self.optimizer.step()
+                self.scheduler.step()
+            assert self.optimizer.revision == 2
+            return self.diloco.digest()
+
+        def close(self) -> None:
+            self.communicator.close()
+
+    peers = [Beginner(number) for number in range(2)]
+    assert len(set(together([peer.train for peer in peers]))) == 1
+    close(peers)
+
+
+def test_what_is_counted_before_the_first_step_counts(master: MasterNode) -> None:
+    peer = Trained(master.address, 0, peers_min=1, inner_steps=1, weighted=True)
+    before = parameters(peer.module).clone()
+    peer.module(torch.ones(4, 6)).pow(2).mean().backward()
+    peer.optimizer.count(4.0)
+    peer.optimizer.step()
+    assert peer.optimizer.revision == 1
+    assert not torch.equal(parameters(peer.module), before)
+    peer.close()
+
+
+def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: MasterNode) -> None:
+    def new_peer(number: int) -> tuple[Trained, Any]:
+        peer = Trained(master.address, number, peers_min=1, inner_steps=INNER_STEPS, check_every=1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(peer.optimizer, 0.9)
+        peer.optimizer.diloco.share({"scheduler": scheduler})
+        return peer, scheduler
+
+    def step(peer: Trained, scheduler: Any) -> None:
+        peer.optimizer.zero_grad()
+        peer.module(torch.ones(4, 6)).pow(2).mean().backward()
+        peer.optimizer.step()
+        scheduler.step()
+
+    def run(peer: Trained, scheduler: Any) -> None:
+        while not any(each.admitted for each in peer.steps):
+            step(peer, scheduler)
+        for _ in range(2 * INNER_STEPS):
+            step(peer, scheduler)
+
+    def enter(newcomer: Trained, scheduler: Any) -> list[float]:
+        rates = []
+        newcomer.optimizer.join()
+        for _ in range(2 * INNER_STEPS):
+            rates.append(newcomer.optimizer.param_groups[0]["lr"])
+            step(newcomer, scheduler)
+        return rates
+
+    first, second = new_peer(0), new_peer(1)
+    for _ in range(3 * INNER_STEPS):
+        step(*first)
+    thread = Background(partial(run, *first))
+    rates = enter(*second)
+    thread.result()
+    assert rates[0] < 1e-2 * 0.9**10
+    assert first[0].optimizer.param_groups[0]["lr"] == second[0].optimizer.param_groups[0]["lr"]
+    assert first[1].state_dict() == second[1].state_dict()
+    assert first[0].digest == second[0].digest
+    with pytest.raises(PCCLError, match="told before"):
+        first[0].optimizer.diloco.share({})
+    close([first[0], second[0]])
+
+
+def test_hooks_are_called_around_a_step_and_its_outer_step(alone: Any) -> None:
+    seen: list[tuple[str, int]] = []
+    alone.optimizer.register_step_pre_hook(lambda *_: seen.append(("before", alone.optimizer.revision)))
+    alone.optimizer.register_step_post_hook(lambda *_: seen.append(("after", alone.optimizer.revision)))
+    saved: list[object] = []
+    alone.optimizer.register_state_dict_post_hook(lambda *_: saved.append(1))
+    alone.train()
+    assert seen == [("before", 0), ("after", 0)] * 3 + [("before", 0), ("after", 1)]
+    alone.optimizer.state_dict()
+    assert saved
+
+
+def test_steps_that_a_scaler_leaves_out_do_not_count_and_peers_stay_alike(master: MasterNode) -> None:
+    peers = crew_of(master)
+
+    def train(peer: Trained) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        steps = 0
+        while peer.optimizer.revision < 3:
+            peer.optimizer.zero_grad()
+            loss = peer.module(torch.ones(4, 6)).pow(2).mean()
+            scaler.scale(loss).backward()
+            if peer.number == 1 and steps in (1, 2, 9):
+                next(peer.module.parameters()).grad[0, 0] = float("inf")
+            scaler.step(peer.optimizer)
+            scaler.update()
+            steps += 1
+        peer.made = steps
+
+    together([partial(train, peer) for peer in peers])
+    assert [peer.made for peer in peers] == [3 * INNER_STEPS, 3 * INNER_STEPS + 3]
+    assert peers[0].digest == peers[1].digest
+    assert torch.equal(parameters(peers[0].module), parameters(peers[1].module))
+    close(peers)
+
+
+def test_closures_are_called_by_the_inner_optimizer(alone: Any) -> None:
+    calls = []
+
+    def closure() -> Any:
+        calls.append(alone.optimizer.diloco.has_joined)
+        alone.optimizer.zero_grad()
+        loss = alone.module(torch.ones(4, 6)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    losses = [float(alone.optimizer.step(closure).detach()) for _ in range(2 * INNER_STEPS)]
+    assert losses[0] > losses[1]
+    assert calls == [True] * len(losses)
+    assert alone.optimizer.revision == 2
+
+
+def test_a_newcomer_drops_gradients_of_weights_that_it_has_not_any_more(master: MasterNode) -> None:
+    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS)
+    peer.train(2)
+    newcomer = Trained(master.address, 1, peers_min=1, inner_steps=INNER_STEPS)
+    seen: dict[str, Any] = {}
+
+    def enter() -> None:
+        newcomer.module(torch.ones(4, 6)).pow(2).mean().backward()
+        newcomer.optimizer.step()
+        seen["made"] = newcomer.optimizer.inner_steps_made
+        seen["model"] = parameters(newcomer.module).clone()
+        seen["outer"] = newcomer.optimizer.diloco.outer_parameters.copy()
+        seen["gradients"] = [each.grad for each in newcomer.module.parameters()]
+        newcomer.train(2)
+
+    def run() -> None:
+        while not any(step.admitted for step in peer.steps):
+            peer.train()
+        peer.train(2)
+
+    together([enter, run])
+    assert seen["made"] == 0
+    assert seen["gradients"] == [None] * 4
+    np.testing.assert_array_equal(seen["model"].numpy(), seen["outer"])
+    assert peer.digest == newcomer.digest
+    close([peer, newcomer])
+
+
+def test_a_run_goes_on_from_a_state_dict(tmp_path: Path) -> None:
+    def run_of(master: MasterNode, steps: int, start: Sequence[Any] = ()) -> list[Trained]:
+        peers = crew_of(master)
+        for peer, state in zip(peers, start, strict=False):
+            peer.optimizer.load_state_dict(state)
+            peer.made = peer.optimizer.revision
+        together([partial(peer.train, steps) for peer in peers])
+        close(peers)
+        return peers
+
+    with MasterNode("127.0.0.1:0") as master:
+        whole = run_of(master, 4)
+    with MasterNode("127.0.0.1:0") as master:
+        first = run_of(master, 2)
+    for peer in first:
+        torch.save(peer.optimizer.state_dict(), tmp_path / f"{peer.number}.pt")
+    states = [torch.load(tmp_path / f"{peer.number}.pt", weights_only=True) for peer in first]
+    with MasterNode("127.0.0.1:0") as master:
+        second = run_of(master, 2, states)
+    assert second[0].optimizer.revision == 4
+    assert second[0].digest == second[1].digest == whole[0].digest
+
+
+def test_loading_its_own_state_changes_nothing_and_another_one_is_too_late(alone: Any) -> None:
+    before = copy.deepcopy(alone.optimizer.state_dict())
+    alone.optimizer.load_state_dict(alone.optimizer.state_dict())  # as Accelerate does
+    alone.train()
+    digest = alone.digest
+    alone.optimizer.load_state_dict(alone.optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"revision 0 .* before the first step"):
+        alone.optimizer.load_state_dict(before)
+    assert alone.digest == digest
+    alone.train()
+    assert alone.optimizer.revision == 2
+    other = torch.nn.Linear(3, 3)
+    small = DiLoCoOptimizer(DiLoCo(Communicator("127.0.0.1:1"), other, new_optimizer(other)))
+    with pytest.raises(ValueError, match="another model: 74 parameters, not 12"):
+        small.load_state_dict(before)
+
+
+def test_weights_that_are_loaded_into_the_model_before_the_first_step_count(alone: Any) -> None:
+    with torch.no_grad():
+        for parameter in alone.module.parameters():
+            parameter.fill_(0.25)
+    alone.optimizer.join()
+    assert float(parameters(alone.module).min()) == 0.25
+    np.testing.assert_array_equal(alone.optimizer.diloco.outer_parameters, np.float32(0.25))
+
+
+def test_buffers_that_are_loaded_into_the_model_before_the_first_step_count(master: MasterNode) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    diloco = DiLoCo(Communicator(master.address), module, new_optimizer(module))
+    optimizer: Any = DiLoCoOptimizer(diloco)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["diloco"]["revision"] = 7
+    module[1].running_mean.fill_(5.0)
+    optimizer.load_state_dict(saved)
+    optimizer.join()
+    assert module[1].running_mean.tolist() == [5.0] * 3
+    assert optimizer.revision == 7
+    diloco._communicator.close()
+
+
+def test_weights_and_speeds(master: MasterNode) -> None:
+    peers = crew_of(master, 2, steps="by speed", weighted=True)
+    clocks = [0.0, 0.0]
+
+    def train(peer: Trained) -> int:
+        pace = peer.optimizer.diloco._pace
+        pace.clock = lambda: clocks[peer.number]
+        peer.optimizer.join()
+        made = 0
+        while peer.optimizer.revision < 4:
+            peer.optimizer.zero_grad()
+            peer.module(torch.ones(4, 6)).pow(2).mean().backward()
+            peer.optimizer.count(4)
+            clocks[peer.number] += (1.0, 4.0)[peer.number]
+            peer.optimizer.step()
+            made += 1
+        return made
+
+    assert together([partial(train, peer) for peer in peers]) == [4 + 3 * 4, 4 + 3 * 1]
+    assert peers[0].digest == peers[1].digest
+    with pytest.raises(ValueError, match="weighted=True"):
+        Trained("127.0.0.1:1", 0).optimizer.count(1)
+    close(peers)
+
+
+def test_what_would_not_be_averaged_is_refused(master: MasterNode) -> None:
+    module, stranger = new_module(), torch.nn.Linear(2, 2)
+    communicator = Communicator(master.address)
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not NoneType"):
+        DiLoCoOptimizer(DiLoCo(communicator, module))
+    with pytest.raises(ValueError, match=r"a parameter of shape \(2, 2\) .* would not be averaged"):
+        DiLoCoOptimizer(DiLoCo(communicator, module, new_optimizer(stranger)))
+    inner = torch.optim.SGD(module[0].parameters(), lr=0.1)
+    optimizer = DiLoCoOptimizer(DiLoCo(communicator, module, inner))
+    with pytest.raises(ValueError, match="would not be averaged"):
+        optimizer.add_param_group({"params": stranger.parameters()})
+    optimizer.add_param_group({"params": list(module[2].parameters()), "lr": 0.2})
+    assert [group["lr"] for group in inner.param_groups] == [0.1, 0.2]
+
+
+def test_who_ends_first_is_not_waited_for_longer_than_it_is_there(master: MasterNode) -> None:
+    peers = crew_of(master)
+    thread = Background(partial(peers[0].train, 3))
+    peers[1].train(1)
+    peers[1].close()
+    thread.result()
+    assert [step.world_size for step in peers[0].steps] == [2, 1, 1]
+    peers[0].close()
+
+
+class Counter:
+    """An object that peers share."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int], /) -> None:
+        self.count = state["count"]
+
+
+def test_a_state_dict_has_what_is_shared(master: MasterNode, tmp_path: Path) -> None:
+    def new(**shared: Counter) -> Any:
+        return Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared=shared)
+
+    saved = new(counter=Counter(7))
+    torch.save(saved.optimizer.state_dict(), tmp_path / "optimizer.pt")
+    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    counter = Counter()
+    new(counter=counter).optimizer.load_state_dict(state)
+    assert counter.count == 7
+    other = new(counter=counter, clock=Counter())
+    with pytest.raises(ValueError, match=r"it lacks 'clock', which is shared here; give the same shared="):
+        other.optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"it has 'counter', which is not shared here"):
+        new().optimizer.load_state_dict(state)
+    del state["diloco"]["shared"]  # as of a former version
+    counter.count = 3
+    new(counter=counter).optimizer.load_state_dict(state)
+    assert counter.count == 3
+
+
+def test_what_is_shared_is_not_loaded_in_the_middle_of_a_run(master: MasterNode) -> None:
+    counter = Counter(1)
+    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared={"counter": counter})
+    peer.train(1)
+    state = peer.optimizer.state_dict()
+    peer.optimizer.load_state_dict(state)
+    counter.count = 2
+    with pytest.raises(ValueError, match="load it before the first step"):
+        peer.optimizer.load_state_dict(state)
+    assert counter.count == 2
+    peer.close()

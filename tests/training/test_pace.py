@@ -1,0 +1,176 @@
+"""Peers of unequal speed make as many inner steps as fit a common time, told by clocks that the tests move."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pccl import MasterNode, Result
+from pccl.training import AsyncDiLoCo, DiLoCo
+from pccl.training.pace import UNKNOWN_S, Pace
+from tests.support.cluster import Background, together
+from tests.training.peers import Kind, Peer, assert_parity, crew_of, new_model, refused_while_others_train, train
+
+BASE = 50
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Timed:
+    """A peer whose inner steps take a time of its own."""
+
+    def __init__(self, peer: Peer, seconds: float) -> None:
+        self.peer, self.seconds, self.clock = peer, seconds, Clock()
+        peer.diloco._pace.clock = self.clock
+        peer.diloco._pace.begin_anew()
+        self.made: list[int] = []
+        self.took_s: list[float] = []
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            made = self.peer.diloco.inner_steps
+            train(self.peer.model, self.peer.number)
+            self.clock.now_s += made * self.seconds
+            self.made.append(made)
+            self.took_s.append(made * self.seconds)
+            self.peer.steps.append(self.peer.diloco.outer_step(weight=made))
+            self.peer.digests[self.peer.diloco.revision] = self.peer.diloco.digest()
+
+
+def timed_crew(master: MasterNode, seconds: Sequence[float], kind: Kind = DiLoCo) -> list[Timed]:
+    peers = crew_of(master, len(seconds), kind, inner_steps=BASE, steps="by speed")
+    return [Timed(peer, each) for peer, each in zip(peers, seconds, strict=True)]
+
+
+def close(cluster: Sequence[Timed]) -> None:
+    together([each.peer.close for each in cluster])
+
+
+@pytest.mark.parametrize(("kind", "late"), [(DiLoCo, 1), (AsyncDiLoCo, 2)])
+def test_who_is_five_times_slower_makes_a_fifth_and_all_come_at_the_same_time(
+    master: MasterNode, kind: Kind, late: int
+) -> None:
+    cluster = timed_crew(master, [0.1, 0.5, 0.13], kind)
+    together([partial(each.run, 5) for each in cluster])
+    assert_parity([each.peer for each in cluster])
+    for each, expected in zip(cluster, [50, 10, 38], strict=True):
+        assert each.made == [BASE] * late + [expected] * (5 - late)
+        assert each.took_s[-1] == pytest.approx(5.0, rel=0.02)
+    close(cluster)
+
+
+def test_changes_of_speed_are_followed(master: MasterNode) -> None:
+    cluster = timed_crew(master, [0.1, 0.1])
+    together([partial(each.run, 2) for each in cluster])
+    cluster[0].seconds = 0.4
+    together([partial(each.run, 8) for each in cluster])
+    assert cluster[0].made[:3] == [BASE] * 3
+    assert cluster[0].made[-1] == pytest.approx(BASE / 4, abs=1)
+    assert cluster[1].made == [BASE] * 10
+    close(cluster)
+
+
+def test_nobody_makes_none(master: MasterNode) -> None:
+    cluster = timed_crew(master, [0.001, 10.0])
+    together([partial(each.run, 3) for each in cluster])
+    assert cluster[1].made == [BASE, 1, 1]
+    close(cluster)
+
+
+def test_newcomers_begin_with_the_base_figure(master: MasterNode) -> None:
+    cluster = timed_crew(master, [0.1, 0.5])
+    together([partial(each.run, 2) for each in cluster])
+    newcomer = Peer(master.address, 2, inner_steps=BASE, steps="by speed")
+    joined = threading.Event()
+
+    def run(each: Timed) -> None:
+        while not any(step.admitted for step in each.peer.steps):
+            each.run(1)
+        each.run(2)
+
+    def enter() -> Timed:
+        newcomer.enter()
+        joined.set()
+        timed = Timed(newcomer, 0.2)
+        timed.run(2)
+        return timed
+
+    threads = [Background(partial(run, each)) for each in cluster]
+    late: Any = Background(enter).result()
+    for thread in threads:
+        thread.result()
+    assert late.made == [BASE, 25]
+    assert cluster[1].made[-2:] == [10, 10]
+    assert_parity([each.peer for each in [*cluster, late]])
+    close([*cluster, late])
+
+
+def test_who_makes_other_numbers_than_told_says_so(master: MasterNode) -> None:
+    peer = Peer(master.address, 0, inner_steps=BASE, steps="by speed").enter()
+    timed = Timed(peer, 1.0)
+    timed.clock.now_s = 6.0
+    peer.diloco.outer_step(inner_steps=3)
+    assert peer.diloco._pace.seconds == 2.0
+    timed.clock.now_s = 7.0
+    peer.diloco.outer_step(inner_steps=0)  # nothing is measured by no steps
+    assert peer.diloco._pace.seconds == 2.0
+    peer.close()
+
+
+def test_the_rule_is_the_same_on_all(master: MasterNode) -> None:
+    error = refused_while_others_train(
+        master,
+        crew_of(master, 2, inner_steps=BASE, steps="by speed"),
+        lambda communicator: DiLoCo(communicator, new_model(), inner_steps=BASE + 1, steps="by speed"),
+    )
+    assert error.result is Result.INVALID_ARGUMENT
+
+
+def test_ranks_of_a_site_make_as_many_as_the_slowest_of_them() -> None:
+    wanted = [37, 12, 50]
+    barrier, votes = threading.Barrier(3), [True] * 3
+
+    class Ranks:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def agree(self, flag: bool) -> bool:
+            votes[self.rank] = flag
+            barrier.wait(10)
+            result = all(votes)
+            barrier.wait(10)
+            return result
+
+    def adapt(rank: int) -> int:
+        site: Any = Ranks(rank)
+        pace = Pace(BASE, site)
+        pace.adapt([1.0], BASE / (wanted[rank] + 0.5))
+        return pace.inner_steps
+
+    assert together([partial(adapt, rank) for rank in range(3)]) == [12] * 3
+
+
+def test_without_a_measure_there_is_no_change() -> None:
+    pace = Pace(BASE, None)
+    pace.adapt([UNKNOWN_S, UNKNOWN_S], UNKNOWN_S)
+    assert pace.inner_steps == BASE
+    pace.adapt([UNKNOWN_S, 0.1], UNKNOWN_S)
+    assert pace.inner_steps == BASE
+    pace.adapt([UNKNOWN_S, 0.1], 0.1)
+    assert pace.inner_steps == BASE
+
+
+@pytest.mark.parametrize(("option", "value"), [("inner_steps", 0), ("steps", "by size")])
+def test_options_that_cannot_work(master: MasterNode, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=option):
+        Peer(master.address, 0, **{option: value})

@@ -1,0 +1,64 @@
+"""What processes have trained on that are killed and joined while they train, audited from their logs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pccl import MasterNode
+from pccl.training import audit
+from tests.support.streams import TIMEOUT_S
+from tests.training.process import SAMPLERS
+from tests.training.sampler_peers import audited
+from tests.training.test_churn import started
+
+
+def churned(master: MasterNode, kind: str, folder: Path, is_enough: Callable[[int], bool]) -> audit.Audit:
+    """Kills and replaces one of three at random moments, until that were enough; all logs, audited."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    choice = random.Random(seed)
+    stop = folder / "stop"
+    with ExitStack() as stack:
+        living = [stack.enter_context(started(kind, master, number, stop)) for number in range(3)]
+        newest, kills = living[0], 0
+        while not is_enough(kills):
+            newest.lines.expect(r"\d+ 3 .*")
+            victim = living.pop(choice.randrange(3))
+            victim.kill_within(choice.uniform(0, 0.12))
+            kills += 1
+            newest = stack.enter_context(started(kind, master, 2 + kills, stop))
+            living.append(newest)
+        newest.lines.expect(r"\d+ 3 .*")
+        stop.touch()
+        for peer in living:
+            assert peer.process.wait(TIMEOUT_S) == 0
+        assert len({peer.lines.rest()[-1] for peer in living}) == 1  # the same digest
+    return audited(folder)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "sampler async fixed"])
+def test_kills_leave_no_sample_out_and_none_used_twice(master: MasterNode, kind: str, tmp_path: Path) -> None:
+    found = churned(master, kind, tmp_path, lambda kills: kills == 3)
+    assert found.peers >= 4  # who was killed at once has taken part in nothing
+    assert found.steps > 3  # at least one after each kill
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_fifty_epochs_of_kills_leave_no_sample_out_and_none_used_twice(
+    master: MasterNode, kind: str, tmp_path: Path
+) -> None:
+    logs = tmp_path.glob
+
+    def is_enough(kills: int) -> bool:
+        return kills > 0 and kills % 5 == 0 and audit.audit(sorted(logs("*.jsonl"))).epochs >= 50
+
+    found = churned(master, kind, tmp_path, is_enough)
+    print(found)
+    assert found.epochs >= 50
+    assert found.given_up > 0

@@ -1,0 +1,132 @@
+"""Data parallelism on the samples of an `ElasticSampler`, through a DataLoader."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl import Communicator, MasterNode
+from pccl.training import DDP, ElasticSampler
+from tests.support.cluster import Background, together
+from tests.training.sampler_peers import SIZE, audited
+
+torch = pytest.importorskip("torch")
+
+
+class TorchPeer:
+    def __init__(self, address: str, number: int, logs: Path, batch_size: int | None = 4, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.module = torch.nn.Linear(1, 1)
+        self.communicator = Communicator(address)
+        self.sampler = ElasticSampler(SIZE, batch_size=batch_size, log=logs / f"{number}.jsonl", **options)
+        self.loader = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(torch.arange(SIZE).float()), batch_sampler=self.sampler
+        )
+        self.ddp = DDP(
+            self.communicator,
+            self.module,
+            torch.optim.SGD(self.module.parameters(), lr=1e-5),
+            shared={"sampler": self.sampler},
+            bucket_bytes=1,
+            admit_every=1,
+            check_every=1,
+        )
+
+    def enter(self, peers_min: int = 1) -> TorchPeer:
+        self.communicator.connect()
+        self.ddp.join(peers_min)
+        return self
+
+    def backward(self, batch: Any) -> None:
+        self.module(batch[:, None]).square().mean().backward()
+
+    def run(self, *, epochs: int = 99, steps: int = 10**9) -> TorchPeer:
+        while self.sampler.epoch < epochs and self.ddp.revision < steps:
+            for (batch,) in self.sampler.track(self.loader):
+                self.backward(batch)
+                self.ddp.step()
+                if self.ddp.revision >= steps:
+                    break
+        return self
+
+    def close(self) -> None:
+        self.communicator.close()
+        self.sampler.close_log()
+
+
+def crew_of(master: MasterNode, count: int, logs: Path, **options: Any) -> list[TorchPeer]:
+    peers = [TorchPeer(master.address, number, logs, **options) for number in range(count)]
+    together([partial(peer.enter, count) for peer in peers])
+    return peers
+
+
+def test_samples_are_used_once_though_peers_are_lost_and_come(master: MasterNode, tmp_path: Path) -> None:
+    peers = crew_of(master, 3, tmp_path)
+    leaver = peers.pop()
+    threads = [Background(partial(peer.run, epochs=4)) for peer in peers]
+    leaver.run(steps=3)
+    # Of its next step one bucket is on its way, and the other never will be.
+    with leaver.ddp.no_sync():
+        for (batch,) in leaver.loader:
+            leaver.backward(batch)
+            break
+    leaver.ddp._launch(0)
+    leaver.close()
+    newcomer = TorchPeer(master.address, 3, tmp_path, batch_size=5).enter().run(epochs=4)
+    for thread in threads:
+        thread.result()
+    assert len({peer.ddp.digest() for peer in [*peers, newcomer]}) == 1
+    together([peer.close for peer in [*peers, newcomer]])
+    found = audited(tmp_path)
+    assert (found.epochs, found.peers, found.given_up, found.again) == (4, 4, 4, 4)
+
+
+def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) -> None:
+    (peer,) = crew_of(master, 1, tmp_path, samples_per_step=8)
+    for number, (batch,) in enumerate(peer.loader):
+        if number % 2 == 0:
+            with peer.ddp.no_sync():
+                peer.backward(batch)
+        else:
+            peer.backward(batch)
+            peer.ddp.step()
+    assert peer.ddp.revision == -(-SIZE // 8)
+    peer.close()
+    assert audited(tmp_path).epochs == 1
+
+
+def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: MasterNode, tmp_path: Path) -> None:
+    peers = crew_of(master, 2, tmp_path)
+
+    def run(peer: TorchPeer) -> int:
+        for number, (batch,) in enumerate(peer.loader):
+            peer.backward(batch)
+            peer.ddp.synchronize()
+            if number == 2:  # a gradient that is out of bounds, say
+                peer.ddp.zero_grad()
+            else:
+                peer.ddp.step()
+        return peer.ddp.revision
+
+    assert together([partial(run, peer) for peer in peers]) == [10, 10]
+    together([peer.close for peer in peers])
+    assert audited(tmp_path).steps == 11
+
+
+def test_a_step_with_too_few_samples_is_refused_before_it_is_averaged(master: MasterNode, tmp_path: Path) -> None:
+    (peer,) = crew_of(master, 1, tmp_path, samples_per_step=8)
+    (batch,) = next(iter(peer.loader))
+    peer.backward(batch)
+    with pytest.raises(RuntimeError, match="4 samples were drawn for this step, but samples_per_step=8"):
+        peer.ddp.step()
+    peer.close()
+
+
+def test_it_must_know_the_samples_of_a_step(master: MasterNode) -> None:
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters())
+    with pytest.raises(ValueError, match="make the ElasticSampler with samples_per_step, or with batch_size"):
+        DDP(Communicator(master.address), module, optimizer, shared={"sampler": ElasticSampler(5)})

@@ -1,0 +1,446 @@
+"""SPSA with shared seeds: peers in threads over NumPy arrays and a torch module."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.devices import torch_cuda
+from pccl.signs import add_signs
+from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions, in_place
+from tests.support.cluster import Background, together, until
+from tests.support.fake_device import FakeDevice
+from tests.training.peers import assert_parity, new_model, refused_while_others_train
+from tests.training.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
+
+
+def weights(peer: SPSAPeer) -> bytes:
+    return b"".join(np.asarray(array).tobytes() for array in peer.model.values())
+
+
+class Dealt(SPSAPeer):
+    """Deals targets to directions, in place of peers."""
+
+    def loss(self, direction: int = 0) -> float:
+        return distance(self.values, 2.0 + direction / 10)
+
+
+def test_peers_with_one_direction_move_as_one_peer_with_as_many() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        peers = [Dealt(master.address, number) for number in range(3)]
+        together([partial(peer.enter, 3) for peer in peers])
+        first_loss = peers[0].loss()
+        each_runs(peers, 60)
+        close(peers)
+    assert peers[0].worlds == [3] * 60
+    with MasterNode("127.0.0.1:0") as master:
+        alone = Dealt(master.address, 0, replace(OPTIONS, directions=3)).enter().run(60)
+        alone.close()
+    assert alone.worlds == [1] * 60
+    assert weights(alone) == weights(peers[0])
+    assert_parity([alone, *peers])
+    assert peers[0].loss() < first_loss / 4
+
+
+def test_a_step_costs_a_byte_for_each_direction(master: MasterNode) -> None:
+    peers = spsa_crew(master, 3, replace(OPTIONS, directions=2), admit_every=100, check_every=100)
+    before = peers[0].communicator.stats["tx_payload_bytes"]
+    each_runs(peers, 10)
+    for peer in peers:
+        assert {(step.tx_bytes, step.rx_bytes) for step in peer.steps} == {(4, 4)}  # two for each of two others
+    assert peers[0].communicator.stats["tx_payload_bytes"] - before == 40
+    close(peers)
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_torch_and_numpy_move_alike_with_torch(
+    master: MasterNode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: list[FakeDevice],
+    is_on_device: bool,
+) -> None:
+    torch = pytest.importorskip("torch")
+    device = devices[0]
+    if is_on_device:
+        monkeypatch.setattr(in_place, "kind_of_place", lambda _: "cuda")
+        monkeypatch.setattr(torch_cuda, "device_of", lambda _: device)
+
+    def new_module() -> Any:
+        module = torch.nn.Module()
+        for name, array in new_model().items():
+            module.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array)))
+        return module
+
+    module = new_module()
+    pointers = [parameter.data_ptr() for parameter in module.parameters()]
+    peers = [SPSAPeer(master.address, 0, model=module), SPSAPeer(master.address, 1)]
+    together([partial(peer.enter, 2) for peer in peers])
+    each_runs(peers, 20)
+    assert_parity(peers)
+    for name, array in peers[1].model.items():
+        assert peers[0].values[name].detach().numpy().tobytes() == array.tobytes()
+    assert [parameter.data_ptr() for parameter in module.parameters()] == pointers
+    peers[0].spsa.save(tmp_path / "checkpoint")
+    peers[0].communicator.close()
+    newcomer = SPSAPeer(master.address, 0, model=new_module())
+    newcomer.spsa.load(tmp_path / "checkpoint")
+    assert newcomer.spsa.digest() == peers[1].spsa.digest()
+    peers[1].run(25)
+    thread = Background(partial(peers[1].run, lambda peer: peer.worlds[-3:] == [2, 2, 2]))
+    newcomer.enter().run(lambda peer: peer.worlds.count(2) >= 3)
+    thread.result()
+    assert_parity([newcomer, peers[1]])
+    assert (device.reads > 0) == is_on_device
+    newcomer.close()
+    peers[1].close()
+
+
+def test_gpus_and_cpus_move_alike_with_torch(master: MasterNode) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")
+    module = torch.nn.Module()
+    for name, array in new_model().items():
+        module.register_parameter(name, torch.nn.Parameter(torch.from_numpy(array).cuda()))
+    peers = [SPSAPeer(master.address, number, model=model) for number, model in enumerate((module, None))]
+    together([partial(peer.enter, 2) for peer in peers])
+    each_runs(peers, 20)
+    assert_parity(peers)
+    close(peers)
+
+
+def have_met_twice(count: int, peer: SPSAPeer) -> bool:
+    return peer.worlds.count(count) == 2
+
+
+three_have_met_twice = partial(have_met_twice, 3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "replay_max", "is_sent"),
+    [(1.0, 1000, False), (1.0, 2, True), (3.0, 1000, True)],
+    ids=["log", "too far behind", "other weights"],
+)
+def test_newcomers_get_the_steps_or_the_weights(
+    master: MasterNode, scale: float, replay_max: int, is_sent: bool
+) -> None:
+    peers = spsa_crew(master, 2, replay_max=replay_max)
+    each_runs(peers, 20)
+    newcomer = SPSAPeer(master.address, 2, replay_max=replay_max)
+    for array in newcomer.model.values():
+        array *= np.float32(scale)
+    threads = [Background(partial(peer.run, three_have_met_twice)) for peer in peers]
+    newcomer.enter().run(three_have_met_twice)
+    for thread in threads:
+        thread.result()
+    joined_at = min(newcomer.digests)
+    assert joined_at >= 20
+    assert (newcomer.admission.rx_bytes > 0) == is_sent
+    assert set(newcomer.digests) == {joined_at, joined_at + 1, joined_at + 2}
+    assert_parity([*peers, newcomer])
+    assert [step.revision for step in peers[0].steps if step.admitted] == [joined_at]
+    close([*peers, newcomer])
+
+
+def test_a_second_newcomer_gets_the_steps_from_the_first_peers(master: MasterNode) -> None:
+    """The first newcomer came by the weights, so it remembers nothing of the steps before."""
+    peers = spsa_crew(master, 1)
+    peers[0].run(5)
+    for number in (1, 2):
+        newcomer = SPSAPeer(master.address, number)
+        if number == 1:
+            newcomer.model["bias"][:] = 7
+        threads = [Background(partial(peer.run, partial(have_met_twice, number + 1))) for peer in peers]
+        newcomer.enter().run(partial(have_met_twice, number + 1))
+        for thread in threads:
+            thread.result()
+        assert (newcomer.admission.rx_bytes > 0) == (number == 1)
+        peers.append(newcomer)
+    assert_parity(peers)
+    close(peers)
+
+
+def test_who_leaves_in_the_middle_of_an_exchange_is_left_out(master: MasterNode) -> None:
+    peers = spsa_crew(master, 3)
+    leaver = peers.pop(0)
+    threads = [Background(partial(peer.run, 5)) for peer in peers]
+    leaver.run(2)
+    until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third exchange")
+    leaver.close()
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, leaver])
+    for peer in peers:
+        assert peer.worlds == [3, 3, 2, 2, 2]
+    close(peers)
+
+
+def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
+    one, other = spsa_crew(master, 2)
+    thread = Background(partial(one.run, 4))
+    other.run(2).close()
+    thread.result()
+    assert one.worlds == [2, 2, 1, 1]
+    one.close()
+
+
+def replayed(path: Path, until_end: int, options: SPSAOptions = OPTIONS, scale: float = 1.0) -> str:
+    """What a peer without a network makes of a log."""
+    model = new_model()
+    for array in model.values():
+        array *= np.float32(scale)
+    spsa = SPSA(Communicator("127.0.0.1:1"), model, options, admit_every=1)
+    assert spsa.replay(path) == until_end
+    return spsa.digest()
+
+
+def test_a_log_leads_from_the_first_weights_to_the_last(master: MasterNode, tmp_path: Path) -> None:
+    """Through a loss and a join."""
+    path = tmp_path / "log"
+    keeper = SPSAPeer(master.address, 0, log=path)
+    others = [SPSAPeer(master.address, number) for number in (1, 2)]
+    together([partial(peer.enter, 3) for peer in (keeper, *others)])
+    each_runs([keeper, *others], 4)
+    others.pop(0).close()
+    each_runs([keeper, *others], 8)
+    newcomer = SPSAPeer(master.address, 4)
+    threads = [Background(partial(peer.run, 20)) for peer in (keeper, *others)]
+    newcomer.enter().run(20)
+    for thread in threads:
+        thread.result()
+    assert {1, 2, 3} & set(keeper.worlds) == {2, 3}
+    assert replayed(path, 20) == keeper.digest()
+    close([keeper, *others, newcomer])
+    assert replayed(path, 20) == keeper.digest()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])  # the last mark, in part
+    assert replayed(path, 20) == keeper.digest()
+    with pytest.raises(LogError, match="other weights at revision 0, after 0"):
+        replayed(path, 20, scale=1.5)
+    with pytest.raises(LogError, match="of another run"):
+        replayed(path, 20, replace(OPTIONS, learning_rate=0.2))
+    path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
+    with pytest.raises(LogError, match=r"damaged|understood"):
+        replayed(path, 20)
+    path.write_bytes(b"something else")
+    with pytest.raises(LogError, match="no log"):
+        replayed(path, 20)
+    with pytest.raises(LogError, match="no log"):
+        SPSAPeer(master.address, 0, log=path)
+
+
+def test_a_log_is_of_one_peer(master: MasterNode, tmp_path: Path) -> None:
+    peer = SPSAPeer(master.address, 0, log=tmp_path / "log").enter()
+    with pytest.raises(LogError, match="a log of its own"):
+        SPSAPeer(master.address, 1, log=tmp_path / "log")
+    peer.close()
+
+
+def test_a_log_goes_on_after_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with MasterNode("127.0.0.1:0") as master:
+        peer = SPSAPeer(master.address, 0, log=tmp_path / "before").enter().run(5)
+        peer.spsa.save(tmp_path / "checkpoint")
+        peer.run(7)
+        path.write_bytes((tmp_path / "before").read_bytes()[:-2])
+        peer.close()
+    with MasterNode("127.0.0.1:0") as master:
+        again = SPSAPeer(master.address, 0, log=path)
+        again.spsa.load(tmp_path / "checkpoint")
+        assert again.spsa.replay(path) == 1  # the seventh step was written in part
+        again.enter().run(9)
+        again.close()
+    with MasterNode("127.0.0.1:0") as master:
+        whole = SPSAPeer(master.address, 0).enter().run(9)
+        whole.close()
+    assert_parity([peer, again, whole])
+    assert replayed(path, 9) == whole.digest()
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    with MasterNode("127.0.0.1:0") as master:
+        first = spsa_crew(master, 2, target=1.0)
+        each_runs(first, 4)
+        first[0].spsa.save(path)
+        each_runs(first, 6)
+        close(first)
+    with MasterNode("127.0.0.1:0") as master:
+        second = [SPSAPeer(master.address, number, target=1.0) for number in range(2)]
+        second[0].spsa.load(path)  # the other gets it
+        together([partial(peer.enter, 2) for peer in second])
+        each_runs(second, 6)
+        close(second)
+        assert_parity([*first, *second])
+        assert sorted(second[1].digests) == [4, 5, 6]
+        with pytest.raises(CheckpointError, match="another run"):
+            SPSAPeer(master.address, 0, replace(OPTIONS, seed=1)).spsa.load(path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda communicator: SPSA(communicator, {"weights": np.zeros((8, 5), np.float32)}, OPTIONS),
+        lambda communicator: SPSA(communicator, new_model(), replace(OPTIONS, directions=2)),
+        lambda communicator: DiLoCo(communicator, new_model()),
+    ],
+    ids=["model", "options", "algorithm"],
+)
+def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
+    master: MasterNode, make: Callable[[Communicator], Any]
+) -> None:
+    error = refused_while_others_train(master, spsa_crew(master, 2), make)
+    assert error.result is Result.INVALID_ARGUMENT
+
+
+def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master: MasterNode) -> None:
+    peer = SPSAPeer(master.address, 0).enter().run(3)
+    other = SPSAPeer(master.address, 0)  # not connected; for its loss
+
+    def broken(at: int, value: float | None) -> Callable[[int], float]:
+        calls = iter(range(10))
+
+        def loss(direction: int) -> float:
+            if next(calls) == at:
+                if value is None:
+                    raise KeyboardInterrupt
+                return value
+            return other.loss(direction)
+
+        return loss
+
+    before = weights(peer)
+    for at in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            peer.spsa.step(broken(at, None))
+        assert weights(peer) == before
+        with pytest.raises(FloatingPointError, match=r"nan|inf"):
+            peer.spsa.step(broken(at, float("nan" if at else "inf")))
+        assert weights(peer) == before
+    peer.run(5)
+    with MasterNode("127.0.0.1:0") as elsewhere:
+        undisturbed = SPSAPeer(elsewhere.address, 0).enter().run(5)
+        undisturbed.close()
+    assert_parity([peer, undisturbed])
+    peer.close()
+
+
+def test_an_interrupted_move_is_repaired_by_the_others_alone(
+    master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = spsa_crew(master, 2)
+    each_runs(peers, 3)
+    peers[0].spsa.save(tmp_path / "checkpoint")
+    calls = iter(range(100))
+
+    def interrupted(*arguments: Any, **others: Any) -> None:
+        if next(calls) == 1:  # between two tensors
+            raise KeyboardInterrupt
+        add_signs(*arguments, **others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pccl.training.elements.add_signs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            peers[0].step()
+    for use in (peers[0].step, peers[0].spsa.digest, partial(peers[0].spsa.save, tmp_path / "torn")):
+        with pytest.raises(RuntimeError, match="interrupted"):
+            use()
+    peers[0].communicator.close()
+    thread = Background(partial(peers[1].run, lambda peer: peer.worlds.count(2) == 5))
+    again = peers[0].communicator = Communicator(master.address)
+    again.connect()
+    peers[0].spsa.reconnect(again)
+    peers[0].run(lambda peer: peer.worlds.count(2) == 5)
+    thread.result()
+    assert_parity(peers)
+    close(peers)
+
+
+def test_who_came_in_by_another_way_is_told_of(master: MasterNode) -> None:
+    peer = SPSAPeer(master.address, 0).enter()
+    other = SPSAPeer(master.address, 1)
+    thread = Background(other.communicator.connect)
+    until(peer.communicator.are_peers_pending, "somebody waits")
+    peer.communicator.update_topology()
+    thread.result()
+    exchange = partial(other.communicator.all_gather, np.zeros(1, np.uint8), step=0)
+    thread = Background(exchange)
+    with pytest.raises(PCCLError, match="somebody without a seat"):
+        peer.step()
+    thread.result()
+    other.close()
+    peer.close()
+
+
+def test_before_joining_there_are_no_steps(master: MasterNode) -> None:
+    with pytest.raises(PCCLError, match="call join before") as caught:
+        SPSAPeer(master.address, 0).step()
+    assert caught.value.result is Result.INVALID_USAGE
+
+
+def test_wrong_arguments_are_told() -> None:
+    communicator = Communicator("127.0.0.1:1")
+    wrong: Any = 1e-3
+    with pytest.raises(TypeError, match=r"options must be SPSAOptions, not 0\.001"):
+        SPSA(communicator, new_model(), wrong)
+    with pytest.raises(ValueError, match="admit_every 0: must be at least 1"):
+        SPSA(communicator, new_model(), OPTIONS, admit_every=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"w": np.zeros(3)}, "'w' is float64; only contiguous float32"),
+        ({"w": np.zeros((4, 4), np.float32).T[:2]}, "not contiguous"),
+        ({"w": np.full(3, np.nan, np.float32)}, "not finite"),
+        ({}, "no parameters"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(model: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        SPSA(Communicator("127.0.0.1:1"), model, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"epsilon": float("inf")},
+        {"decay_steps": 0},
+        {"directions": 0},
+        {"seed": -1},
+        {"unit": -1.0},
+    ],
+)
+def test_options_that_cannot_work(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        SPSAOptions(**{"learning_rate": 1e-3} | wrong)
+
+
+def test_it_takes_the_memory_of_inference(master: MasterNode) -> None:
+    """NumPy tells tracemalloc of its arrays."""
+    model = {"weights": np.ones(2**20, np.float32)}
+    peer = SPSAPeer(master.address, 0, model=model)
+    tracemalloc.start()
+    try:
+        peer.enter()
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(3):
+            peer.spsa.step(lambda direction: float(model["weights"][direction]))
+        peer.digest()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < model["weights"].nbytes / 8
+    peer.close()

@@ -1,0 +1,219 @@
+"""Averages in which peers count by weights: the same bytes on all, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import DataType, MasterNode, QuantizationAlgorithm, QuantizationOptions, Result
+from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
+from pccl.training.weighted import NotedAverage
+from tests.support.cluster import Background, outcomes, results, together, until
+from tests.training.peers import SHAPES, Kind, Peer, Reference, assert_close, assert_parity, crew_of, train
+
+WEIGHTS = [1000.0, 3.5, 123456.0]
+
+
+def steps(peer: Peer, count: int, weight: float | None) -> None:
+    for _ in range(count):
+        train(peer.model, peer.number)
+        peer.steps.append(peer.diloco.outer_step(weight=weight))
+        peer.digests[peer.diloco.revision] = peer.diloco.digest()
+
+
+def close(peers: Sequence[Peer]) -> None:
+    together([peer.close for peer in peers])
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**40, 1e-6])
+def test_the_mean_is_that_of_the_weights(master: MasterNode, scale: float) -> None:
+    peers = crew_of(master, 3)
+    together([partial(steps, peer, 4, weight * scale) for peer, weight in zip(peers, WEIGHTS, strict=True)])
+    assert_parity(peers)
+    reference = Reference()
+    for _ in range(4):
+        gradients = [reference.pseudo_gradients(number) for number in range(3)]
+        # Three equal contributions that make the weighted mean.
+        mean = {
+            name: sum(w * g[name] for w, g in zip(WEIGHTS, gradients, strict=True)) / sum(WEIGHTS) for name in SHAPES
+        }
+        reference.update([mean])
+    for peer in peers:
+        assert_close(peer.model, reference.parameters)
+    close(peers)
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, partial(AsyncDiLoCo, fragments=2)])
+@pytest.mark.parametrize("bits", [None, 8])
+def test_weights_and_quantization_give_the_same_bytes(master: MasterNode, kind: Kind, bits: int | None) -> None:
+    quantization = QuantizationOptions(bits=bits) if bits else None
+    peers = crew_of(master, 3, kind, quantization=quantization)
+    together([partial(steps, peer, 5, weight) for peer, weight in zip(peers, WEIGHTS, strict=True)])
+    together([peer.diloco.finish for peer in peers if isinstance(peer.diloco, AsyncDiLoCo)])
+    assert_parity(peers)
+    assert len({peer.diloco.digest() for peer in peers}) == 1
+    close(peers)
+
+
+def test_weight_zero_leaves_a_peer_out_whatever_it_holds(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    for array in peers[1].model.values():
+        array[...] = np.nan
+    together([partial(peer.diloco.outer_step, weight=weight) for peer, weight in zip(peers, [8.0, 0.0], strict=True)])
+    assert peers[0].diloco.digest() == peers[1].diloco.digest()
+    assert all(np.isfinite(array).all() for array in peers[1].model.values())
+    before = {name: array.copy() for name, array in peers[0].model.items()}
+    together([partial(steps, peer, 1, 0.0) for peer in peers])  # nobody has done anything
+    assert_close(peers[0].model, before)
+    close(peers)
+
+
+def test_alone_the_mean_is_ones_own(master: MasterNode) -> None:
+    outer = OuterNesterov(1.0, 0.0)
+    peer = Peer(master.address, 2, outer=outer).enter()
+    steps(peer, 2, 7.0)
+    assert_close(peer.model, Reference(outer).run([2], 2))
+    peer.close()
+
+
+def test_fragments_count_by_all_that_they_have_moved_by(master: MasterNode) -> None:
+    peers = crew_of(master, 2, partial(AsyncDiLoCo, fragments=2))
+    seen: list[list[float | None]] = [[], []]
+    for peer, weights in zip(peers, seen, strict=True):
+        launch = peer.diloco._launch_average
+
+        def record(gradient: Any, weight: float | None, launch: Any = launch, weights: Any = weights) -> Any:
+            weights.append(weight)
+            return launch(gradient, weight)
+
+        peer.diloco._launch_average = record  # type: ignore[method-assign]
+
+    def run(peer: Peer) -> None:
+        for number in range(4):
+            train(peer.model, peer.number)
+            peer.diloco.outer_step(weight=10.0**number)
+
+    together([partial(run, peer) for peer in peers])
+    assert seen == [[1, 11, 110, 1100]] * 2
+    close(peers)
+
+
+def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Peer(master.address, 1, partial(AsyncDiLoCo, fragments=2)).enter()  # type: ignore[arg-type]
+    launch, claim = peer.diloco._launch_average, peer.diloco._contract.followers.claim
+    seen: list[float | None] = []
+
+    def record(gradient: Any, weight: float | None) -> Any:
+        seen.append(weight)
+        return launch(gradient, weight)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no samples were drawn for this step")
+
+    peer.diloco._launch_average = record  # type: ignore[method-assign]
+    for weight in (1.0, 10.0, 100.0):
+        train(peer.model, peer.number)
+        monkeypatch.setattr(peer.diloco._contract.followers, "claim", fail)
+        with pytest.raises(RuntimeError, match="no samples were drawn"):
+            peer.diloco.outer_step(weight=weight)
+        monkeypatch.setattr(peer.diloco._contract.followers, "claim", claim)
+        peer.diloco.outer_step(weight=weight)
+    assert seen == [1, 11, 110]
+    peer.close()
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
+    peer = Peer(master.address, 1).enter()
+    with pytest.raises(ValueError, match="must be finite and at least 0"):
+        peer.diloco.outer_step(weight=weight)
+    assert peer.step().revision == 1
+    peer.close()
+
+
+def test_all_give_weights_or_none_does(master: MasterNode) -> None:
+    peers = crew_of(master, 2)
+    found = outcomes([partial(peers[0].diloco.outer_step, weight=2.0), peers[1].diloco.outer_step])
+    assert results(found) == [Result.INVALID_ARGUMENT] * 2
+    assert all("all give outer_step(weight=...), or none does" in str(error) for error in found)
+    close(peers)
+
+
+def test_products_beyond_the_type_on_the_wire_are_an_error_on_all(master: MasterNode) -> None:
+    cast = QuantizationOptions(DataType.FLOAT16, algorithm=QuantizationAlgorithm.CAST)
+    peers = crew_of(master, 2, quantization=cast)
+    for peer in peers:
+        train(peer.model, peer.number)
+    digest = peers[0].diloco.digest()
+    found = outcomes([partial(peer.diloco.outer_step, weight=1e6) for peer in peers])
+    assert results(found) == [Result.INVALID_ARGUMENT] * 2
+    assert all("give smaller weights" in str(error) for error in found)
+    assert [peer.diloco.digest() for peer in peers] == [digest] * 2
+    together([partial(steps, peer, 1, 1.0) for peer in peers])
+    assert_parity(peers)
+    close(peers)
+
+
+def test_who_leaves_in_the_middle_takes_its_weight_along(master: MasterNode) -> None:
+    peers = crew_of(master, 3)
+    leaver = peers.pop()
+    threads = [Background(partial(steps, peer, 4, 1.0)) for peer in peers]
+    steps(leaver, 2, 1e6)
+    until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third average")
+    leaver.close()
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, leaver])
+    assert [peer.worlds for peer in peers] == [[3, 3, 2, 2]] * 2
+    close(peers)
+
+
+class Scripted:
+    """A communicator whose ops commit in the worlds that are said: of (weight, value) by peer, this one first."""
+
+    world_size = 2
+
+    def __init__(self, sums: list[list[tuple[float, float]]], notes: list[list[tuple[float, float]]]) -> None:
+        self.sums, self.notes = sums, notes
+
+    def all_reduce_async(self, send: Any, recv: Any, **_: Any) -> Any:
+        world = self.sums.pop(0)
+        assert send[0] == world[0][0] * world[0][1]
+        recv[:] = sum(weight * value for weight, value in world)
+        info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, membership=MEMBERS)
+        return SimpleNamespace(wait=lambda: (True, Result.SUCCESS, info))
+
+    def all_gather_async(self, send: Any, **_: Any) -> Any:
+        world = self.notes.pop(0)
+        array = np.array([[weight, 1.0] for weight, _ in world])
+        info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, array=array)
+        return SimpleNamespace(result=lambda: info)
+
+
+MEMBERS = SimpleNamespace(peers=())
+PEERS = [(3.0, 1.0), (5.0, 2.0), (100.0, 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("sums", "notes", "left"),
+    [([3], [3], 3), ([3, 2], [2], 2), ([2], [3, 2], 2), ([3, 1], [2, 1], 1)],
+    ids=["no loss", "lost after the sum", "lost after the notes", "two lost, one after the other"],
+)
+def test_a_loss_between_sum_and_weights_does_not_mix_worlds(sums: list[int], notes: list[int], left: int) -> None:
+    communicator: Any = Scripted([PEERS[:size] for size in sums], [PEERS[:size] for size in notes])
+    vector = np.full(4, PEERS[0][1], np.float32)
+    averaged = NotedAverage(communicator, vector, 0, 2, 0, None, PEERS[0][0], 1.0).wait()
+    assert averaged.world_size == left
+    assert averaged.aborted == len(sums) + len(notes) - 2
+    mean = sum(weight * value for weight, value in PEERS[:left]) / sum(weight for weight, _ in PEERS[:left])
+    np.testing.assert_array_equal(vector, np.full(4, mean, np.float32))
+    assert not communicator.sums
+    assert not communicator.notes
