@@ -69,7 +69,7 @@ def test_directions_of_other_steps_are_not_exchanged(master: MasterNode) -> None
 
 def test_gradients_of_other_steps_are_not_averaged(master: MasterNode) -> None:
     pytest.importorskip("torch")
-    from tests import test_training_ddp_torch as ddp_torch
+    from tests.training import test_ddp_torch as ddp_torch
 
     peers = ddp_torch.crew_of(master, 2, admit_every=100)
     together([partial(peer.run, BEFORE) for peer in peers])
