@@ -8,6 +8,7 @@ wrong type. Everything else raises `ProtocolError`, which names what was wrong.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgpack
@@ -70,9 +71,17 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
     except Exception as error:  # msgpack raises half a dozen unrelated types
         raise ProtocolError(f"not msgpack: {error or type(error).__name__}") from None
     try:
-        return msgspec.convert(plain, expected)
+        return msgspec.convert((plain,), _holder(expected)).message
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ProtocolError(f"not an expected message: {harmless(str(error))}") from None
+        what = str(error).replace("`$[0]", "`$").removesuffix(" - at `$`")
+        raise ProtocolError(f"not an expected message: {harmless(what)}") from None
+
+
+@cache
+def _holder(expected: Any) -> Any:
+    """A struct around one message of the union `expected`. msgspec keeps what it finds out about a struct, but looks at
+    a union anew in each conversion."""
+    return msgspec.defstruct("Holder", [("message", expected)], array_like=True)
 
 
 def harmless(text: str, characters_max: int = 500) -> str:

@@ -155,3 +155,17 @@ def test_older_and_newer_versions_understand_each_other() -> None:
 def test_ops_come_back_as_refs() -> None:
     message = decode_body(encode(m.OpsDone(1, [m.OpRef(2, 3)]))[LENGTH_BYTES:], m.FromPeer)
     assert isinstance(message.ops[0], m.OpRef)
+
+
+@pytest.mark.parametrize(
+    ("plain", "what"),
+    [
+        (5, "Expected `array`, got `int`"),
+        (["Nonsense"], "Invalid value 'Nonsense' - at `$[0]`"),
+        (["OpsDone", 1, [["tag", 0]]], "Expected `int`, got `str` - at `$[2][0][0]`"),
+    ],
+)
+def test_an_error_says_where_in_the_message_it_is(plain: object, what: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode_body(msgpack.packb(plain), m.FromPeer)
+    assert str(caught.value) == f"not an expected message: {what}"
