@@ -71,7 +71,7 @@ enum pccl_reduce_op {
     PCCL_PROD = 2,
     PCCL_MAX = 3,
     PCCL_MIN = 4,
-    PCCL_REDUCE_OP_COUNT = 5
+    PCCL_REDUCE_OP_COUNT = 5,
 };
 
 enum pccl_quantization {
@@ -144,10 +144,12 @@ typedef struct {
     uint8_t last_slice;
     uint8_t collective; /* enum pccl_collective */
     uint32_t root; /* whose elements all get: BROADCAST and SEND; else 0 */
-    uint64_t step; /* the caller's own count of what it does, plus 1, at most PCCL_STEP_MAX: 0: it gives none. Of no
-                    * meaning here, but that ops of different steps do not go together */
-    uint64_t dimensions; /* how the caller's array is shaped, as one number that differs where shapes do; 0: not told. Of
-                          * no meaning here either */
+    /* The caller's own count of what it does, plus 1, at most PCCL_STEP_MAX; 0: it gives none. Of no meaning here, but
+     * that ops of different steps do not go together. */
+    uint64_t step;
+    /* How the caller's array is shaped, as one number that differs where shapes do; 0: not given. Of no meaning here
+     * either. */
+    uint64_t dimensions;
 } pccl_op_shape;
 
 enum { PCCL_SLICES_MAX = 16 };
@@ -350,9 +352,8 @@ enum pccl_fast_path_outcome {
 
 /* Submits an op with mutual completion, with `*sequence` in its key, which it counts up, and waits for that, at most so
  * long. Returns an enum pccl_fast_path_outcome, or an error as pccl_engine_submit does. */
-int pccl_fast_path_run(
-    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence, uint32_t wait_ms,
-    pccl_fast_path_result *result);
+int pccl_fast_path_run(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
+    uint32_t wait_ms, pccl_fast_path_result *result);
 
 /* Heartbeats over connected stream sockets, from a thread of their own, which tells which other sides have fallen
  * silent. It has nothing to do with an engine; heartbeat.c says how it works. Functions may be called from any thread,
@@ -485,8 +486,8 @@ void pccl_kernel_quantize(const pccl_op_shape *shape, const void *source, size_t
 
 /* With stochastic rounding: the bytes depend on the stream, a random number, and on the index of the first
  * element, but not on how a buffer is divided among calls, as long as no block is. */
-void pccl_kernel_quantize_stochastic(const pccl_op_shape *shape, uint64_t stream, uint64_t first,
-    const void *source, size_t count, void *wire);
+void pccl_kernel_quantize_stochastic(
+    const pccl_op_shape *shape, uint64_t stream, uint64_t first, const void *source, size_t count, void *wire);
 void pccl_kernel_dequantize(const pccl_op_shape *shape, const void *wire, size_t count, void *destination);
 
 /* Whose random signs: signs.h says what they are. */
@@ -502,8 +503,8 @@ enum { PCCL_SIGNS_SUM_MAX = 1 << 24 };
  * of two, the sum of the amounts' magnitudes at most PCCL_SIGNS_SUM_MAX, and count below 2^39. If each value and each
  * result is an integer of at most 2^24 in magnitude times the quantum, everything is exact, and adding the negative
  * amounts gives back the former bits, but that -0 may become 0. */
-void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pccl_signs *of,
-    const uint32_t *directions, const int32_t *amounts, size_t direction_count);
+void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pccl_signs *of, const uint32_t *directions,
+    const int32_t *amounts, size_t direction_count);
 
 /* 128 signs at once, as bits. */
 void pccl_kernel_sign_words(const pccl_signs *of, uint32_t direction, uint32_t block, uint32_t words[4]);

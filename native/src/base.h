@@ -7,8 +7,7 @@
 
 /* Python builds extensions with -DNDEBUG, so <assert.h> is silent there. This one is not. It is for our own
  * mistakes: whatever a caller or a peer can cause is a returned status instead. */
-#define PCCL_ASSERT(condition) \
-    ((condition) ? (void)0 : pccl_assert_failed(#condition, __FILE__, __LINE__, __func__))
+#define PCCL_ASSERT(condition) ((condition) ? (void)0 : pccl_assert_failed(#condition, __FILE__, __LINE__, __func__))
 
 #define PCCL_STATIC_ASSERT(condition, name) typedef char pccl_static_assert_##name[(condition) ? 1 : -1]
 
@@ -26,8 +25,7 @@
 #define PCCL_UNLIKELY(x) (x)
 #endif
 
-PCCL_NORETURN void pccl_assert_failed(
-    const char *condition, const char *file, int line, const char *function);
+PCCL_NORETURN void pccl_assert_failed(const char *condition, const char *file, int line, const char *function);
 
 static inline size_t pccl_min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t pccl_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -58,10 +56,7 @@ static inline void pccl_put_u64(uint8_t *at, uint64_t v)
     pccl_put_u32(at + 4, (uint32_t)(v >> 32));
 }
 
-static inline uint16_t pccl_get_u16(const uint8_t *at)
-{
-    return (uint16_t)((uint32_t)at[0] | (uint32_t)at[1] << 8);
-}
+static inline uint16_t pccl_get_u16(const uint8_t *at) { return (uint16_t)((uint32_t)at[0] | (uint32_t)at[1] << 8); }
 
 static inline uint32_t pccl_get_u32(const uint8_t *at)
 {

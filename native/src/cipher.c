@@ -76,7 +76,7 @@ static int pass(pccl_cipher *cipher, int is_sealing, const uint8_t *nonce, const
         PCCL_ASSERT(piece_bytes <= INT_MAX);
         if (piece_bytes > 0 &&
             (cipher->crypto->update(cipher->context, to + bytes, &done, pieces[i].iov_base, (int)piece_bytes) != 1 ||
-             done != (int)piece_bytes))
+                done != (int)piece_bytes))
             return -1;
         bytes += piece_bytes;
     }

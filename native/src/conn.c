@@ -50,10 +50,10 @@ static int socket_is_local(int fd)
         return 0;
     if (ends[0].ss_family == AF_INET)
         return memcmp(&((struct sockaddr_in *)&ends[0])->sin_addr, &((struct sockaddr_in *)&ends[1])->sin_addr,
-                      sizeof(struct in_addr)) == 0;
+                   sizeof(struct in_addr)) == 0;
     if (ends[0].ss_family == AF_INET6)
         return memcmp(&((struct sockaddr_in6 *)&ends[0])->sin6_addr, &((struct sockaddr_in6 *)&ends[1])->sin6_addr,
-                      sizeof(struct in6_addr)) == 0;
+                   sizeof(struct in6_addr)) == 0;
     return ends[0].ss_family == AF_UNIX;
 }
 

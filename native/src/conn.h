@@ -243,8 +243,7 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames);
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max);
 
 /* Sets the payload's checksum in the frame unless it has it. The payload must not change until it is sent. */
-void pccl_conn_add(
-    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
+void pccl_conn_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
 void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
 
 /* Adds one DONE frame; at most so many keys as pccl_conn_done_room says, which is at least 1 where there is room at

@@ -109,7 +109,7 @@ static void rx_reduce(pccl_conn *conn, size_t bytes)
     size_t elements = held_bytes / conn->rx_op->element_bytes;
     size_t used_bytes = elements * conn->rx_op->element_bytes;
     pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, staging, elements,
-                   conn->records == NULL ? &conn->rx_crc : NULL);
+        conn->records == NULL ? &conn->rx_crc : NULL);
     conn->rx_reduced += (uint32_t)elements;
     conn->rx_carry_bytes = (uint32_t)(held_bytes - used_bytes);
     memcpy(conn->rx_carry, staging + used_bytes, conn->rx_carry_bytes);

@@ -27,8 +27,7 @@ int pccl_conn_is_open(const pccl_conn *conn)
 
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
 {
-    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < batch_bytes_max &&
-           !tx_window_is_full(conn);
+    return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < batch_bytes_max && !tx_window_is_full(conn);
 }
 
 int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
@@ -88,8 +87,7 @@ static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, p
     conn->tx_batch_bytes += PCCL_FRAME_BYTES + frame->payload_bytes;
 }
 
-void pccl_conn_add(
-    pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
+void pccl_conn_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(frame->type != PCCL_FRAME_DONE);
     if (frame->type != PCCL_FRAME_HELLO && frame->type != PCCL_FRAME_ACK) {

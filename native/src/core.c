@@ -32,9 +32,8 @@ struct pccl_core {
     int64_t ticked_ms;
 };
 
-pccl_core *pccl_core_create(
-    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
-    uint32_t stall_ms, uint64_t pace_bytes_per_s)
+pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
+    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s)
 {
     pccl_core *core = calloc(1, sizeof *core);
     uint8_t *staging = NULL;
@@ -107,8 +106,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
         pccl_conn_destroy(conn);
         link->conns_count++;
         link->events_promised += PCCL_EVENTS_PER_CONN;
-        pccl_link_fail(
-            link, error, "connection %u: cannot be watched: %s", link->conns_added + 1, strerror(error));
+        pccl_link_fail(link, error, "connection %u: cannot be watched: %s", link->conns_added + 1, strerror(error));
         return;
     }
     __atomic_fetch_add(&core->links.connections, 1, __ATOMIC_RELAXED);
@@ -188,8 +186,7 @@ void pccl_core_forget_ops(pccl_core *core, pccl_op_key last, uint64_t count)
 {
     for (uint64_t left = count; left > 0; left--, last.sequence--) {
         for (pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next)
-            pccl_unexpected_forget_op(
-                &core->ops.unexpected, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
+            pccl_unexpected_forget_op(&core->ops.unexpected, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
         if (last.sequence == 0)
             break;
     }

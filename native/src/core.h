@@ -21,15 +21,19 @@
 #include "poller.h"
 
 /* Promised to the event queue by whoever hands these over; an op says how many. */
-enum { PCCL_EVENTS_PER_OP = 4, PCCL_EVENTS_PER_FAST_OP = 5, PCCL_EVENTS_PER_CONN = 2, PCCL_EVENTS_PER_FREEZE = 1,
-       PCCL_EVENTS_PER_DETACH = 1 };
+enum {
+    PCCL_EVENTS_PER_OP = 4,
+    PCCL_EVENTS_PER_FAST_OP = 5,
+    PCCL_EVENTS_PER_CONN = 2,
+    PCCL_EVENTS_PER_FREEZE = 1,
+    PCCL_EVENTS_PER_DETACH = 1
+};
 
 typedef struct pccl_core pccl_core;
 
 /* NULL without memory. */
-pccl_core *pccl_core_create(
-    pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events, uint32_t eager_bytes_max,
-    uint32_t stall_ms, uint64_t pace_bytes_per_s);
+pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
+    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s);
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 

@@ -21,9 +21,8 @@ static uint32_t by_tables(uint32_t r, const uint8_t *at, size_t bytes)
     for (; bytes >= 8; at += 8, bytes -= 8) {
         uint32_t low = pccl_get_u32(at) ^ r;
         uint32_t high = pccl_get_u32(at + 4);
-        r = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^
-            slices[4][low >> 24] ^ slices[3][high & 255] ^ slices[2][high >> 8 & 255] ^
-            slices[1][high >> 16 & 255] ^ slices[0][high >> 24];
+        r = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^ slices[4][low >> 24] ^
+            slices[3][high & 255] ^ slices[2][high >> 8 & 255] ^ slices[1][high >> 16 & 255] ^ slices[0][high >> 24];
     }
     for (; bytes > 0; at++, bytes--)
         r = r >> 8 ^ slices[0][(r ^ *at) & 255];

@@ -43,10 +43,7 @@ uint32_t pccl_dtype_bytes(uint32_t dtype) { return dtype < PCCL_DTYPE_COUNT ? dt
 
 int pccl_dtype_is_float(uint32_t dtype) { return dtype < PCCL_DTYPE_COUNT && dtypes[dtype].is_float; }
 
-const char *pccl_dtype_name(uint32_t dtype)
-{
-    return dtype < PCCL_DTYPE_COUNT ? dtypes[dtype].name : unknown;
-}
+const char *pccl_dtype_name(uint32_t dtype) { return dtype < PCCL_DTYPE_COUNT ? dtypes[dtype].name : unknown; }
 
 const char *pccl_reduce_op_name(uint32_t reduce_op)
 {

@@ -98,35 +98,16 @@ uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }
 static void command_run(pccl_engine *engine, command *todo)
 {
     switch (todo->kind) {
-    case COMMAND_LINK_ADD:
-        pccl_core_link_add(engine->core, todo->conn, todo->spare_link);
-        break;
-    case COMMAND_LINK_CLOSE:
-        pccl_core_link_close(engine->core, todo->id);
-        break;
-    case COMMAND_LINK_COUNT:
-        pccl_core_link_count(engine->core, todo->id);
-        break;
-    case COMMAND_SUBMIT:
-        pccl_core_submit(engine->core, todo->op, todo->spare_group);
-        break;
-    case COMMAND_FREEZE:
-        pccl_core_freeze(engine->core, todo->group, todo->id, todo->spare_group);
-        break;
-    case COMMAND_FREEZE_OP:
-        pccl_core_freeze_op(engine->core, todo->id);
-        break;
-    case COMMAND_FORGET_OPS:
-        pccl_core_forget_ops(engine->core, todo->key, todo->id);
-        break;
-    case COMMAND_DETACH:
-        pccl_core_detach(engine->core, todo->id, todo->send, todo->recv);
-        break;
-    case COMMAND_END:
-        pccl_core_end(engine->core, todo->id, todo->verdict);
-        break;
-    case COMMAND_STOP:
-        break;
+    case COMMAND_LINK_ADD: pccl_core_link_add(engine->core, todo->conn, todo->spare_link); break;
+    case COMMAND_LINK_CLOSE: pccl_core_link_close(engine->core, todo->id); break;
+    case COMMAND_LINK_COUNT: pccl_core_link_count(engine->core, todo->id); break;
+    case COMMAND_SUBMIT: pccl_core_submit(engine->core, todo->op, todo->spare_group); break;
+    case COMMAND_FREEZE: pccl_core_freeze(engine->core, todo->group, todo->id, todo->spare_group); break;
+    case COMMAND_FREEZE_OP: pccl_core_freeze_op(engine->core, todo->id); break;
+    case COMMAND_FORGET_OPS: pccl_core_forget_ops(engine->core, todo->key, todo->id); break;
+    case COMMAND_DETACH: pccl_core_detach(engine->core, todo->id, todo->send, todo->recv); break;
+    case COMMAND_END: pccl_core_end(engine->core, todo->id, todo->verdict); break;
+    case COMMAND_STOP: break;
     }
 }
 
@@ -350,9 +331,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "epoll_create1", errno, error, error_bytes);
     if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
         return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
-    engine->core = pccl_core_create(
-        engine->poller, engine->fds, engine->events, options->eager_bytes_max, options->stall_ms,
-        options->pace_bytes_per_s);
+    engine->core = pccl_core_create(engine->poller, engine->fds, engine->events, options->eager_bytes_max,
+        options->stall_ms, options->pace_bytes_per_s);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
@@ -387,10 +367,7 @@ void pccl_engine_forget_after_fork(pccl_engine *engine)
     pccl_event_queue_forget_after_fork(engine->events);
 }
 
-int pccl_engine_has_failed(const pccl_engine *engine)
-{
-    return __atomic_load_n(&engine->has_failed, __ATOMIC_ACQUIRE);
-}
+int pccl_engine_has_failed(const pccl_engine *engine) { return __atomic_load_n(&engine->has_failed, __ATOMIC_ACQUIRE); }
 
 int pccl_engine_event_fd(const pccl_engine *engine) { return pccl_event_queue_fd(engine->events); }
 

@@ -130,9 +130,8 @@ static void call_wait(pccl_fast_path *path, pccl_fast_path_call *call, uint32_t 
             call_hand_over(path, call);
 }
 
-int pccl_fast_path_run(
-    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence, uint32_t wait_ms,
-    pccl_fast_path_result *result)
+int pccl_fast_path_run(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
+    uint32_t wait_ms, pccl_fast_path_result *result)
 {
     pccl_fast_path_call call;
     pccl_op_request numbered = *request;

@@ -51,7 +51,7 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
         shape->quantization >= PCCL_QUANT_COUNT ||
         (shape->quantized_dtype >= PCCL_DTYPE_COUNT && shape->quantized_dtype != PCCL_CODE_UINT4 &&
-         shape->quantized_dtype != PCCL_CODE_INT4) ||
+            shape->quantized_dtype != PCCL_CODE_INT4) ||
         shape->algorithm >= PCCL_ALGORITHM_COUNT || shape->collective >= PCCL_COLLECTIVE_COUNT)
         return "unknown dtype, reduce op, quantization, algorithm or collective";
     if (shape->slice > shape->last_slice)
@@ -147,30 +147,21 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
     pccl_op_key_encode(&frame->key, header + AT_KEY);
     switch (frame->type) {
     case PCCL_FRAME_READY:
-    case PCCL_FRAME_EAGER:
-        ready_encode(&frame->shape, header + AT_BODY);
-        break;
+    case PCCL_FRAME_EAGER: ready_encode(&frame->shape, header + AT_BODY); break;
     case PCCL_FRAME_SEGMENT:
         pccl_put_u32(header + AT_BODY, frame->chunk);
         pccl_put_u32(header + AT_BODY + 4, frame->segment);
         pccl_put_u32(header + AT_BODY + 8, frame->hop);
         break;
-    case PCCL_FRAME_CREDIT:
-        pccl_put_u64(header + AT_BODY, frame->eager_bytes);
-        break;
-    case PCCL_FRAME_HELLO:
-        pccl_put_u32(header + AT_BODY, frame->connection);
-        break;
-    case PCCL_FRAME_ACK:
-        pccl_put_u64(header + AT_BODY, frame->received_bytes);
-        break;
+    case PCCL_FRAME_CREDIT: pccl_put_u64(header + AT_BODY, frame->eager_bytes); break;
+    case PCCL_FRAME_HELLO: pccl_put_u32(header + AT_BODY, frame->connection); break;
+    case PCCL_FRAME_ACK: pccl_put_u64(header + AT_BODY, frame->received_bytes); break;
     case PCCL_FRAME_LOST:
         pccl_put_u32(header + AT_BODY, frame->connection);
         pccl_put_u32(header + AT_BODY + 4, frame->peer_connection);
         pccl_put_u32(header + AT_BODY + 8, frame->frames);
         break;
-    case PCCL_FRAME_DONE:
-        break;
+    case PCCL_FRAME_DONE: break;
     }
     pccl_frame_seal(header);
 }
@@ -200,26 +191,13 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
     case PCCL_FRAME_EAGER:
         frame->type = (enum pccl_frame_type)header[AT_TYPE];
         return ready_decode(header + AT_BODY, frame);
-    case PCCL_FRAME_SEGMENT:
-        frame->type = PCCL_FRAME_SEGMENT;
-        return segment_decode(header + AT_BODY, frame);
-    case PCCL_FRAME_CREDIT:
-        frame->type = PCCL_FRAME_CREDIT;
-        return credit_decode(header + AT_BODY, frame);
-    case PCCL_FRAME_HELLO:
-        frame->type = PCCL_FRAME_HELLO;
-        return hello_decode(header + AT_BODY, frame);
-    case PCCL_FRAME_ACK:
-        frame->type = PCCL_FRAME_ACK;
-        return ack_decode(header + AT_BODY, frame);
-    case PCCL_FRAME_LOST:
-        frame->type = PCCL_FRAME_LOST;
-        return lost_decode(header + AT_BODY, frame);
-    case PCCL_FRAME_DONE:
-        frame->type = PCCL_FRAME_DONE;
-        return done_decode(header + AT_BODY, frame);
-    default:
-        return "unknown frame type";
+    case PCCL_FRAME_SEGMENT: frame->type = PCCL_FRAME_SEGMENT; return segment_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_CREDIT: frame->type = PCCL_FRAME_CREDIT; return credit_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_HELLO: frame->type = PCCL_FRAME_HELLO; return hello_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_ACK: frame->type = PCCL_FRAME_ACK; return ack_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_LOST: frame->type = PCCL_FRAME_LOST; return lost_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_DONE: frame->type = PCCL_FRAME_DONE; return done_decode(header + AT_BODY, frame);
+    default: return "unknown frame type";
     }
 }
 
@@ -252,7 +230,7 @@ int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b)
     return a->count == b->count && a->dtype == b->dtype && a->reduce_op == b->reduce_op &&
            a->quantization == b->quantization && a->quantized_dtype == b->quantized_dtype &&
            a->quantization_block == b->quantization_block && a->segment_bytes == b->segment_bytes &&
-           a->world_size == b->world_size && a->algorithm == b->algorithm &&
-           a->slice == b->slice && a->last_slice == b->last_slice && a->collective == b->collective &&
-           a->root == b->root && a->step == b->step && a->dimensions == b->dimensions;
+           a->world_size == b->world_size && a->algorithm == b->algorithm && a->slice == b->slice &&
+           a->last_slice == b->last_slice && a->collective == b->collective && a->root == b->root &&
+           a->step == b->step && a->dimensions == b->dimensions;
 }

@@ -26,8 +26,7 @@ PCCL_TARGET_AVX2 static void f16_widen_avx2(const void *halves, size_t count, fl
     const pccl_u16 *x = halves;
     size_t i = 0;
     for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps(
-            values + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + i))));
+        _mm256_storeu_ps(values + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + i))));
     f16_widen_loop(x + i, count - i, values + i);
 }
 
@@ -39,8 +38,7 @@ PCCL_TARGET_AVX2 static void f16_narrow_avx2(const pccl_f32 *values, size_t coun
     for (; i + 8 <= count; i += 8) {
         __m256 v = _mm256_loadu_ps((const float *)(const void *)(values + i));
         v = _mm256_blendv_ps(v, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-        _mm_storeu_si128(
-            (__m128i *)(void *)(y + i), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm_storeu_si128((__m128i *)(void *)(y + i), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
     f16_narrow_loop(values + i, count - i, y + i);
 }

@@ -54,7 +54,7 @@ PCCL_INLINE double canonical_f64(double value)
     REDUCE(type, sum_type, (wide)x + (wide)y, (wide)x * (wide)y, x > y ? x : y, x < y ? x : y)
 
 #define REDUCE_FLOAT(type, canonical) \
-    REDUCE(type, type, canonical(x + y), canonical(x * y), FLOAT_MAX(x, y), FLOAT_MIN(x, y))
+    REDUCE(type, type, canonical(x + y), canonical((x) * (y)), FLOAT_MAX(x, y), FLOAT_MIN(x, y))
 
 PCCL_INLINE float max_f32(float x, float y) { return FLOAT_MAX(x, y); }
 PCCL_INLINE float min_f32(float x, float y) { return FLOAT_MIN(x, y); }
@@ -110,10 +110,7 @@ PCCL_INLINE void reduce_any(
 
 /* C truncates; a negative quotient with a remainder lies one further down. */
 #define FLOOR_DIVIDE(type) \
-    PCCL_INLINE type floor_divide_##type(type x, type divisor) \
-    { \
-        return (type)(x / divisor - (x % divisor < 0)); \
-    }
+    PCCL_INLINE type floor_divide_##type(type x, type divisor) { return (type)(x / divisor - (x % divisor < 0)); }
 
 FLOOR_DIVIDE(int32_t)
 FLOOR_DIVIDE(int64_t)

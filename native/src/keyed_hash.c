@@ -38,7 +38,7 @@ static void sip_take(sip_state *s, uint64_t word)
 uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words, size_t count)
 {
     sip_state s = {key_0 ^ UINT64_C(0x736f6d6570736575), key_1 ^ UINT64_C(0x646f72616e646f6d),
-                   key_0 ^ UINT64_C(0x6c7967656e657261), key_1 ^ UINT64_C(0x7465646279746573)};
+        key_0 ^ UINT64_C(0x6c7967656e657261), key_1 ^ UINT64_C(0x7465646279746573)};
     for (size_t i = 0; i < count; i++)
         sip_take(&s, words[i]);
     sip_take(&s, (uint64_t)count * sizeof *words << 56);

@@ -55,10 +55,7 @@ void pccl_link_note_pending(pccl_link *link)
 
 /* Eager payload */
 
-static uint64_t eager_charge(uint32_t payload_bytes)
-{
-    return (uint64_t)payload_bytes + PCCL_EAGER_OVERHEAD_BYTES;
-}
+static uint64_t eager_charge(uint32_t payload_bytes) { return (uint64_t)payload_bytes + PCCL_EAGER_OVERHEAD_BYTES; }
 
 int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes)
 {

@@ -76,18 +76,11 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
         if (unacked.op != NULL)
             pccl_conn_add(conn, &frame, unacked.of.segment.payload, unacked.op, unacked.of.segment.index);
         break;
-    case PCCL_FRAME_DONE:
-        pccl_conn_add_done(conn, &unacked.of.key, 1);
-        break;
-    case PCCL_FRAME_CREDIT:
-        link->eager.is_credit_due = 1;
-        break;
-    case PCCL_FRAME_LOST: /* on its way again already */
-        break;
+    case PCCL_FRAME_DONE: pccl_conn_add_done(conn, &unacked.of.key, 1); break;
+    case PCCL_FRAME_CREDIT: link->eager.is_credit_due = 1; break;
+    case PCCL_FRAME_LOST: /* on its way again already */ break;
     case PCCL_FRAME_HELLO:
-    case PCCL_FRAME_ACK:
-        PCCL_ASSERT(!"these have no record");
-        break;
+    case PCCL_FRAME_ACK: PCCL_ASSERT(!"these have no record"); break;
     }
 }
 
@@ -131,9 +124,8 @@ static int link_may_send_segments(const pccl_link *link)
 
 static int link_has_work(const pccl_link *link)
 {
-    return link->eager.is_credit_due || !pccl_list_is_empty(&link->notices) ||
-           !pccl_list_is_empty(&link->resends) || !pccl_list_is_empty(&link->dones) ||
-           !pccl_list_is_empty(&link->ready_ops) || link_may_send_segments(link);
+    return link->eager.is_credit_due || !pccl_list_is_empty(&link->notices) || !pccl_list_is_empty(&link->resends) ||
+           !pccl_list_is_empty(&link->dones) || !pccl_list_is_empty(&link->ready_ops) || link_may_send_segments(link);
 }
 
 /* Where there are several connections they had better share what there is: each has a window of its own. */

@@ -10,8 +10,7 @@ typedef struct pccl_list {
     struct pccl_list *next;
 } pccl_list;
 
-#define PCCL_CONTAINER_OF(pointer, type, member) \
-    ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
+#define PCCL_CONTAINER_OF(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
 static inline void pccl_list_init(pccl_list *node) { node->previous = node->next = node; }
 

@@ -30,8 +30,7 @@ void pccl_match_contradict(pccl_op *op, const pccl_link *link, const pccl_op_sha
     pccl_op_peer *target = pccl_op_find_target(op, link->id);
     if (!op->is_mismatched || pccl_op_shape_equal(&op->request.shape, theirs))
         return;
-    if (target == NULL || target->is_contradicted || target->link == NULL ||
-        pccl_op_find_source(op, link->id) != NULL)
+    if (target == NULL || target->is_contradicted || target->link == NULL || pccl_op_find_source(op, link->id) != NULL)
         return;
     PCCL_ASSERT(target->announcement == PCCL_ANNOUNCE_NOTHING);
     target->is_contradicted = 1;
@@ -116,8 +115,8 @@ static void peer_announce(pccl_open_ops *ops, pccl_op_peer *peer)
 {
     uint32_t several_bytes_max = 0;
     if (!peer->link->is_local)
-        several_bytes_max = pccl_min_u32(pccl_min_u32(ops->eager_bytes_max, EAGER_SEVERAL_BYTES_MAX),
-                                         EAGER_AHEAD_BYTES_MAX / peer->op->peers_count);
+        several_bytes_max = pccl_min_u32(
+            pccl_min_u32(ops->eager_bytes_max, EAGER_SEVERAL_BYTES_MAX), EAGER_AHEAD_BYTES_MAX / peer->op->peers_count);
     peer->eager_bytes = pccl_op_eager_bytes(peer, ops->eager_bytes_max, several_bytes_max);
     if (peer->op->is_stopped)
         return;
@@ -146,8 +145,7 @@ static void peer_meet(pccl_open_ops *ops, pccl_op_peer *peer)
     pccl_op *op = peer->op;
     if (peer->link == NULL || peer->link->is_failed)
         return;
-    pccl_unexpected_op *buffered =
-        pccl_unexpected_find(&ops->unexpected, peer->link, &op->request.key);
+    pccl_unexpected_op *buffered = pccl_unexpected_find(&ops->unexpected, peer->link, &op->request.key);
     if (buffered == NULL)
         return;
     if (op->is_stopped) {

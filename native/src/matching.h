@@ -30,8 +30,7 @@ void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbo
 void pccl_match_take_buffered(pccl_open_ops *ops, pccl_op_peer *source, pccl_unexpected_op *buffered);
 
 /* The peer behind the link describes the op in another way. */
-void pccl_match_note_mismatch(
-    pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
+void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
 
 /* The peer behind the link describes in another way an op that has stopped: it has to hear of that, too. */
 void pccl_match_contradict(pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);

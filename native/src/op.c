@@ -39,16 +39,11 @@ static int shape_fits_collective(const pccl_op_shape *shape)
     if (shape->reduce_op != 0 || shape->quantization != PCCL_QUANT_NONE)
         return 0;
     switch (shape->collective) {
-    case PCCL_ALL_GATHER:
-        return shape->root == 0 && shape->count % shape->world_size == 0;
-    case PCCL_BROADCAST:
-        return shape->root < shape->world_size;
-    case PCCL_SEND:
-        return shape->root < shape->world_size && shape->world_size == 2;
-    case PCCL_BARRIER:
-        return shape->root == 0 && shape->count == 0;
-    default:
-        return 0;
+    case PCCL_ALL_GATHER: return shape->root == 0 && shape->count % shape->world_size == 0;
+    case PCCL_BROADCAST: return shape->root < shape->world_size;
+    case PCCL_SEND: return shape->root < shape->world_size && shape->world_size == 2;
+    case PCCL_BARRIER: return shape->root == 0 && shape->count == 0;
+    default: return 0;
     }
 }
 
@@ -127,8 +122,7 @@ static int op_take_backup(pccl_op *op)
 {
     if (op->segments_left == 0 || !pccl_op_is_in_place(op))
         return 0;
-    int status = op_take(
-        op, pccl_tiling_elements(&op->tiling) * op->element_bytes, PCCL_POOL_COPY, &op->backup_block);
+    int status = op_take(op, pccl_tiling_elements(&op->tiling) * op->element_bytes, PCCL_POOL_COPY, &op->backup_block);
     op->backup = op->backup_block.at;
     return status;
 }
@@ -228,8 +222,7 @@ static const pccl_op_algorithm *op_algorithm(const pccl_op_shape *shape)
     return shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
 }
 
-int pccl_op_create(
-    const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **result)
+int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **result)
 {
     const pccl_op_shape *shape = &request->shape;
     pccl_tiling tiling;
@@ -240,8 +233,8 @@ int pccl_op_create(
     memset(&tiling, 0, sizeof tiling);
     uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
     if (shape->world_size > 1) {
-        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape_chunks(shape),
-                         shape->slice, shape->last_slice + 1u);
+        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape_chunks(shape), shape->slice,
+            shape->last_slice + 1u);
         segments = pccl_tiling_segments(&tiling);
         if (segments >= UINT32_MAX || segments > SIZE_MAX / 2 / sizeof(pccl_op_segment))
             return PCCL_E_INVALID;
@@ -328,7 +321,7 @@ void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range)
     if (op->backup == NULL || segment->saved == range.count)
         return;
     memcpy(op_backup_at(op, range, segment->saved), pccl_op_recv_at(op, range) + segment->saved * op->element_bytes,
-           (size_t)(range.count - segment->saved) * op->element_bytes);
+        (size_t)(range.count - segment->saved) * op->element_bytes);
     segment->saved = range.count;
 }
 
@@ -338,8 +331,8 @@ void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range
         return;
     PCCL_ASSERT(op->segments[index].saved == 0);
     frame->has_payload_crc = 1;
-    frame->payload_crc = pccl_crc32c_copy(0, op_backup_at(op, range, 0), pccl_op_recv_at(op, range),
-                                          (size_t)range.count * op->element_bytes);
+    frame->payload_crc = pccl_crc32c_copy(
+        0, op_backup_at(op, range, 0), pccl_op_recv_at(op, range), (size_t)range.count * op->element_bytes);
     op->segments[index].saved = range.count;
 }
 
@@ -368,7 +361,7 @@ static int range_lies_in(pccl_range range, uint64_t first, uint64_t elements)
 
 /* Of one segment: what was kept of the original goes back, what has come of it goes along. */
 static void op_move_segment(pccl_op *op, uint64_t index, const pccl_op_move *move, uint64_t send_first,
-                            uint64_t send_elements, uint64_t recv_elements)
+    uint64_t send_elements, uint64_t recv_elements)
 {
     uint32_t chunk;
     uint32_t segment;
@@ -490,8 +483,7 @@ void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t
 
 void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range)
 {
-    pccl_kernel_dequantize(
-        &op->request.shape, pccl_op_wire_at(op, index), range.count, pccl_op_recv_at(op, range));
+    pccl_kernel_dequantize(&op->request.shape, pccl_op_wire_at(op, index), range.count, pccl_op_recv_at(op, range));
 }
 
 void pccl_op_push_sendable(pccl_op *op, uint32_t index)
@@ -669,8 +661,8 @@ static size_t op_take_own(
     return elements;
 }
 
-void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
-                    size_t elements, uint32_t *payload_crc)
+void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements,
+    uint32_t *payload_crc)
 {
     PCCL_ASSERT(first + elements <= inbound->range.count && !op->is_stopped);
     while (elements > 0) {

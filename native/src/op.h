@@ -153,8 +153,7 @@ typedef struct {
 int pccl_op_request_check(const pccl_op_request *request);
 
 /* 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. All ranks must be given the same scratch_bytes_max. */
-int pccl_op_create(
-    const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **op);
+int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **op);
 
 /* Touches neither send nor recv. */
 void pccl_op_destroy(pccl_op *op);
@@ -224,8 +223,8 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
 
 /* `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum goes on in
  * `payload_crc`, unless it is NULL. */
-void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload,
-                    size_t elements, uint32_t *payload_crc);
+void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements,
+    uint32_t *payload_crc);
 
 /* The rest of the payload will not come, or it is damaged: the segment may come again from its beginning. What
  * of it was reduced does no harm: reducing takes the own elements from where they still are. */

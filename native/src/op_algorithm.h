@@ -46,8 +46,8 @@ typedef struct pccl_op_algorithm {
     /* What pccl_op_accept has filled in is index, range, payload_bytes and from. */
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
     /* The reduction lacks what follows from the algorithm: the destination, its checksum, what is divided. */
-    void (*reduce)(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
-                   size_t elements);
+    void (*reduce)(
+        pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements);
     void (*retract)(pccl_op *op, const pccl_op_inbound *inbound);
     int (*arrived)(pccl_op *op, const pccl_op_inbound *inbound);
 } pccl_op_algorithm;
@@ -56,26 +56,19 @@ extern const pccl_op_algorithm pccl_op_ring_algorithm;
 extern const pccl_op_algorithm pccl_op_direct_algorithm;
 extern const pccl_op_algorithm pccl_op_spread_algorithm;
 
-static inline int pccl_op_is_quantized(const pccl_op *op)
-{
-    return op->request.shape.quantization != PCCL_QUANT_NONE;
-}
+static inline int pccl_op_is_quantized(const pccl_op *op) { return op->request.shape.quantization != PCCL_QUANT_NONE; }
 
 /* What is overwritten has to be put back on abort. */
 static inline int pccl_op_is_in_place(const pccl_op *op)
 {
     const pccl_op_request *request = &op->request;
-    int is_kept = request->shape.collective == PCCL_ALL_GATHER ||
-                  request->shape.collective == PCCL_REDUCE_SCATTER ||
+    int is_kept = request->shape.collective == PCCL_ALL_GATHER || request->shape.collective == PCCL_REDUCE_SCATTER ||
                   (request->shape.collective != PCCL_ALL_REDUCE && request->rank == request->shape.root);
     return request->send == request->recv && !is_kept;
 }
 
 /* Reduces, and leaves each chunk where it is finished. */
-static inline int pccl_op_is_half(const pccl_op *op)
-{
-    return op->request.shape.collective == PCCL_REDUCE_SCATTER;
-}
+static inline int pccl_op_is_half(const pccl_op *op) { return op->request.shape.collective == PCCL_REDUCE_SCATTER; }
 
 static inline int pccl_op_is_next(const pccl_op_peer *peer)
 {

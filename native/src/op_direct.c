@@ -72,8 +72,7 @@ static int direct_open(pccl_op *op)
     uint32_t world = direct_world(op);
     uint64_t slots = direct_waiting_slots(op) + (pccl_op_is_quantized(op) ? world : 0);
     direct->window = pccl_op_window(op, slots);
-    direct->has_finals =
-        !pccl_op_is_half(op) || direct->window < pccl_tiling_chunk_segments(&op->tiling, 0);
+    direct->has_finals = !pccl_op_is_half(op) || direct->window < pccl_tiling_chunk_segments(&op->tiling, 0);
     uint32_t wire_slots = pccl_op_is_quantized(op) ? direct->window : 0;
     int status = pccl_op_take_slots(op, wire_slots, (uint64_t)direct->window * direct_waiting_slots(op));
     if (status != 0 || own == 0)
@@ -120,8 +119,7 @@ static int direct_has_share(const pccl_op_peer *target)
     uint32_t window = op->direct.window;
     if (next == pccl_tiling_chunk_segments(&op->tiling, target->rank))
         return 0;
-    return next < window ||
-           pccl_op_is_final(op, pccl_tiling_index(&op->tiling, target->rank, next - window));
+    return next < window || pccl_op_is_final(op, pccl_tiling_index(&op->tiling, target->rank, next - window));
 }
 
 static int direct_has_sendable(const pccl_op_peer *target)
@@ -262,8 +260,8 @@ static void direct_fold_own(pccl_op *op, uint32_t from, uint8_t *recv, const uin
 }
 
 /* The share with the first turn, as it comes: there is something to fold it with at once. */
-static void direct_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
-                          size_t elements)
+static void direct_reduce(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
     PCCL_ASSERT(inbound->from == pccl_direct_first_turn(direct_owner(op)));
@@ -279,8 +277,7 @@ static void direct_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t fi
 }
 
 /* A whole share in its turn, not the first. */
-static void direct_fold(
-    pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
+static void direct_fold(pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
 {
     const pccl_op_shape *shape = &op->request.shape;
     uint8_t *recv = pccl_op_recv_at(op, range);
@@ -290,8 +287,7 @@ static void direct_fold(
 }
 
 /* A whole quantized share in its turn. */
-static void direct_fold_quantized(
-    pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
+static void direct_fold_quantized(pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
 {
     const pccl_op_shape *shape = &op->request.shape;
     uint8_t *recv = pccl_op_recv_at(op, range);
@@ -306,8 +302,7 @@ static void direct_fold_quantized(
     direct_fold_own(op, from, recv, own, range.count);
 }
 
-static void direct_fold_whole(
-    pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
+static void direct_fold_whole(pccl_op *op, uint32_t index, pccl_range range, uint32_t from, const uint8_t *payload)
 {
     if (pccl_op_is_quantized(op))
         direct_fold_quantized(op, index, range, from, payload);

@@ -173,8 +173,7 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
     if (inbound->is_final && !op->ring.has_finals)
         return "a result that is not asked for";
     *state |= bit;
-    PCCL_ASSERT(!inbound->is_final || op->backup == NULL ||
-                op->segments[inbound->index].saved == inbound->range.count);
+    PCCL_ASSERT(!inbound->is_final || op->backup == NULL || op->segments[inbound->index].saved == inbound->range.count);
 
     if (pccl_op_is_quantized(op)) {
         inbound->store = pccl_op_wire_at(op, inbound->index);
@@ -185,8 +184,8 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
     return NULL;
 }
 
-static void ring_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
-                        size_t elements)
+static void ring_reduce(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements)
 {
     const pccl_op_shape *shape = &op->request.shape;
     uint32_t chunk;
@@ -212,7 +211,7 @@ static void ring_decode(pccl_op *op, const pccl_op_inbound *inbound, int is_owne
     pccl_op_save(op, inbound->index, inbound->range);
     if (!inbound->is_final) {
         pccl_quant_dequantize_reduce(shape, recv, pccl_op_send_at(op, inbound->range),
-                                     pccl_op_wire_at(op, inbound->index), inbound->range.count);
+            pccl_op_wire_at(op, inbound->index), inbound->range.count);
         if (is_owner && shape->reduce_op == PCCL_AVG)
             pccl_kernel_average(shape->dtype, recv, inbound->range.count, shape->world_size);
         pccl_op_encode(op, inbound->index, inbound->range, recv);

@@ -186,8 +186,8 @@ static const char *spread_accept(pccl_op_peer *source, const pccl_frame *frame, 
     return NULL;
 }
 
-static void spread_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction,
-                          size_t elements)
+static void spread_reduce(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements)
 {
     (void)op, (void)inbound, (void)first, (void)reduction, (void)elements;
     PCCL_ASSERT(!"all that comes is stored");

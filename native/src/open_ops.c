@@ -81,8 +81,7 @@ pccl_op_peer *pccl_open_ops_find_peer(
         pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, by_key);
         if (!pccl_op_key_equal(&op->request.key, key))
             continue;
-        pccl_op_peer *peer =
-            is_source ? pccl_op_find_source(op, link->id) : pccl_op_find_target(op, link->id);
+        pccl_op_peer *peer = is_source ? pccl_op_find_source(op, link->id) : pccl_op_find_target(op, link->id);
         if (peer != NULL)
             return peer;
         *elsewhere = op;
@@ -130,8 +129,7 @@ static void peer_drop_buffered_payload(pccl_open_ops *ops, pccl_op_peer *peer)
     if (!peer->is_payload_buffered)
         return;
     peer->is_payload_buffered = 0;
-    pccl_unexpected_op *buffered =
-        pccl_unexpected_find(&ops->unexpected, peer->link, &peer->op->request.key);
+    pccl_unexpected_op *buffered = pccl_unexpected_find(&ops->unexpected, peer->link, &peer->op->request.key);
     if (buffered != NULL) /* its epoch may have been forgotten */
         pccl_unexpected_drop_payload(&ops->unexpected, buffered);
 }
@@ -172,12 +170,10 @@ static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
         for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
             for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next) {
                 pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
-                if (move != NULL)
-                    {
+                if (move != NULL) {
                     pccl_conn_follow_rx(conn, op, move);
                     pccl_conn_follow_tx(conn, op, move);
-                }
-                else
+                } else
                     pccl_conn_release_tx(conn, op);
             }
     }

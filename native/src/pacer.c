@@ -112,8 +112,8 @@ void pccl_pacer_learn(pccl_pacer *pacer, int64_t now_us, const pccl_pacer_round 
     int is_late = us > 2 * pacer->round_us; /* nothing went on in between */
     int was_busy = pacer->is_busy;
     PCCL_ASSERT(us > 0);
-    pacer->is_busy = !is_late && round->delivered_bytes >= DELIVERED_BYTES_MIN &&
-                     (pacer->limit_rate == 0 || pacer->has_refused);
+    pacer->is_busy =
+        !is_late && round->delivered_bytes >= DELIVERED_BYTES_MIN && (pacer->limit_rate == 0 || pacer->has_refused);
     if (was_busy && pacer->is_busy)
         pacer_add_to_stretch(pacer, (uint64_t)us, round->delivered_bytes);
     if (!is_late)

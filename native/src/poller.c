@@ -153,8 +153,7 @@ static int poll_wait(pccl_poller *poller, pccl_poll_event *events, int events_ma
 
 static uint32_t epoll_mask(unsigned interest)
 {
-    return (interest & PCCL_POLL_IN ? (uint32_t)EPOLLIN : 0) |
-           (interest & PCCL_POLL_OUT ? (uint32_t)EPOLLOUT : 0);
+    return (interest & PCCL_POLL_IN ? (uint32_t)EPOLLIN : 0) | (interest & PCCL_POLL_OUT ? (uint32_t)EPOLLOUT : 0);
 }
 
 static int epoll_control(pccl_poller *poller, int operation, pccl_poll_entry *entry)

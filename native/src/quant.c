@@ -16,10 +16,9 @@ int pccl_quant_valid(const pccl_op_shape *shape)
             return block % 2 == 0;
         return code <= PCCL_INT16;
     case PCCL_QUANT_CAST:
-        return (shape->dtype == PCCL_FLOAT32 || shape->dtype == PCCL_FLOAT64)
-            && (code == PCCL_FLOAT16 || code == PCCL_BFLOAT16) && block == 0;
-    default:
-        return 0;
+        return (shape->dtype == PCCL_FLOAT32 || shape->dtype == PCCL_FLOAT64) &&
+               (code == PCCL_FLOAT16 || code == PCCL_BFLOAT16) && block == 0;
+    default: return 0;
     }
 }
 
@@ -34,8 +33,8 @@ size_t pccl_quantized_bytes(const pccl_op_shape *shape, size_t count)
         return count * pccl_dtype_bytes(shape->quantized_dtype);
     const pccl_quant_code type = pccl_quant_code_of(shape);
     const size_t blocks = count / shape->quantization_block, rest = count % shape->quantization_block;
-    return blocks * (type.header_bytes + pccl_quant_codes_bytes(&type, shape->quantization_block))
-        + (rest > 0 ? type.header_bytes + pccl_quant_codes_bytes(&type, rest) : 0);
+    return blocks * (type.header_bytes + pccl_quant_codes_bytes(&type, shape->quantization_block)) +
+           (rest > 0 ? type.header_bytes + pccl_quant_codes_bytes(&type, rest) : 0);
 }
 
 /* The finalizer of splitmix64. */
@@ -56,12 +55,10 @@ uint64_t pccl_quant_stream(const pccl_op_request *request)
     return stream;
 }
 
-void pccl_quant_quantize(
-    const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire)
+void pccl_quant_quantize(const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire)
 {
     if (request->rounding == PCCL_ROUND_STOCHASTIC)
-        pccl_kernel_quantize_stochastic(
-            &request->shape, pccl_quant_stream(request), first, source, count, wire);
+        pccl_kernel_quantize_stochastic(&request->shape, pccl_quant_stream(request), first, source, count, wire);
     else
         pccl_kernel_quantize(&request->shape, source, count, wire);
 }

@@ -20,8 +20,7 @@ int pccl_quant_valid(const pccl_op_shape *shape);
 
 /* How a rank encodes elements first .. first + count - 1 of an op's buffer: rounded as the request says. It
  * encodes no element twice in an op, so that rounding errors are independent of each other. */
-void pccl_quant_quantize(
-    const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire);
+void pccl_quant_quantize(const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire);
 
 /* The stream of a request's stochastic rounding. */
 uint64_t pccl_quant_stream(const pccl_op_request *request);

@@ -83,8 +83,8 @@ PCCL_INLINE float add(float x, float y)
 }
 
 /* Adds to `a`, where that is not NULL; `values` may be `a`. Of 4 bits come steps, one a byte, not codes. */
-PCCL_INLINE void decode(const decoding *d, const pccl_quant_code *type, const void *wire, size_t count,
-    const pccl_f32 *a, pccl_f32 *values)
+PCCL_INLINE void decode(
+    const decoding *d, const pccl_quant_code *type, const void *wire, size_t count, const pccl_f32 *a, pccl_f32 *values)
 {
     const float base = d->base, scale = d->scale, zero = d->zero;
     const uint32_t first = type->bits == 4 ? 0 : type->first;
@@ -159,8 +159,8 @@ PCCL_INLINE void store(const decoding *d, uint32_t dtype, float *values, size_t 
 
 /* Elements first .. first + count - 1 of a segment; `first` is even. With `a`, which is float32 as then the
  * dtype has to be, their sums with it; `destination` may be `a`. */
-PCCL_INLINE void dequantize_blocks(const pccl_op_shape *shape, const uint8_t *wire, size_t first, size_t count,
-    const pccl_f32 *a, void *destination)
+PCCL_INLINE void dequantize_blocks(
+    const pccl_op_shape *shape, const uint8_t *wire, size_t first, size_t count, const pccl_f32 *a, void *destination)
 {
     const pccl_quant_code type = pccl_quant_code_of(shape);
     const size_t element_bytes = pccl_dtype_bytes(shape->dtype);
@@ -273,8 +273,7 @@ static int decoding_level(const pccl_op_shape *shape)
     return is_short && level > PCCL_SIMD_AVX2 ? PCCL_SIMD_AVX2 : level;
 }
 
-static void dequantize(
-    const pccl_op_shape *shape, const void *wire, size_t first, size_t count, void *destination)
+static void dequantize(const pccl_op_shape *shape, const void *wire, size_t first, size_t count, void *destination)
 {
     switch (decoding_level(shape)) {
 #if PCCL_SIMD_X86
@@ -285,8 +284,7 @@ static void dequantize(
     }
 }
 
-static void dequantize_add(
-    const pccl_op_shape *shape, const void *wire, size_t count, const void *a, void *destination)
+static void dequantize_add(const pccl_op_shape *shape, const void *wire, size_t count, const void *a, void *destination)
 {
     switch (decoding_level(shape)) {
 #if PCCL_SIMD_X86
@@ -309,8 +307,8 @@ void pccl_quant_dequantize_reduce(
     const size_t element_bytes = pccl_dtype_bytes(shape->dtype);
     double buffer[PCCL_QUANT_CHUNK]; /* the widest dtype */
     PCCL_ASSERT(pccl_quant_valid(shape));
-    if (shape->dtype == PCCL_FLOAT32 && shape->quantization != PCCL_QUANT_CAST
-        && (shape->reduce_op == PCCL_SUM || shape->reduce_op == PCCL_AVG)) {
+    if (shape->dtype == PCCL_FLOAT32 && shape->quantization != PCCL_QUANT_CAST &&
+        (shape->reduce_op == PCCL_SUM || shape->reduce_op == PCCL_AVG)) {
         dequantize_add(shape, wire, count, a, destination);
         return;
     }

@@ -114,10 +114,7 @@ static float round_up_to_float(double value)
 static double round_f64(double value) { return (value + ROUND_F64) - ROUND_F64; }
 
 /* The nearest bfloat16 that is not less (not greater), for what is in its range. */
-static float bf16_up(float positive)
-{
-    return pccl_f32_of_bits((pccl_f32_bits(positive) + 0xffff) & 0xffff0000);
-}
+static float bf16_up(float positive) { return pccl_f32_of_bits((pccl_f32_bits(positive) + 0xffff) & 0xffff0000); }
 
 static float bf16_down(float value)
 {
@@ -250,8 +247,8 @@ static void put_header(const pccl_op_shape *shape, const pccl_quant_code *type, 
     }
 }
 
-PCCL_INLINE void quantize_blocks(const pccl_op_shape *shape, const dithering *dither, const void *source,
-    size_t count, uint8_t *wire)
+PCCL_INLINE void quantize_blocks(
+    const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count, uint8_t *wire)
 {
     const pccl_quant_code type = pccl_quant_code_of(shape);
     const size_t element_bytes = pccl_dtype_bytes(shape->dtype);
@@ -297,8 +294,8 @@ PCCL_INLINE void quantize_blocks(const pccl_op_shape *shape, const dithering *di
     }
 }
 
-PCCL_INLINE void cast(const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count,
-    uint8_t *wire)
+PCCL_INLINE void cast(
+    const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count, uint8_t *wire)
 {
     const size_t element_bytes = pccl_dtype_bytes(shape->dtype);
     const uint8_t *x = source;
@@ -323,8 +320,8 @@ PCCL_INLINE void cast(const pccl_op_shape *shape, const dithering *dither, const
     }
 }
 
-PCCL_INLINE void quantize_any(const pccl_op_shape *shape, const dithering *dither, const void *source,
-    size_t count, uint8_t *wire)
+PCCL_INLINE void quantize_any(
+    const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count, uint8_t *wire)
 {
     if (shape->quantization == PCCL_QUANT_CAST)
         cast(shape, dither, source, count, wire);
@@ -346,8 +343,7 @@ FOR_LEVEL(PCCL_TARGET_AVX2, avx2)
 FOR_LEVEL(PCCL_TARGET_AVX512, avx512)
 #endif
 
-static void quantize(
-    const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count, void *wire)
+static void quantize(const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count, void *wire)
 {
     PCCL_ASSERT(pccl_quant_valid(shape));
     switch (pccl_simd_level()) {
@@ -364,8 +360,8 @@ void pccl_kernel_quantize(const pccl_op_shape *shape, const void *source, size_t
     quantize(shape, NULL, source, count, wire);
 }
 
-void pccl_kernel_quantize_stochastic(const pccl_op_shape *shape, uint64_t stream, uint64_t first,
-    const void *source, size_t count, void *wire)
+void pccl_kernel_quantize_stochastic(
+    const pccl_op_shape *shape, uint64_t stream, uint64_t first, const void *source, size_t count, void *wire)
 {
     const dithering dither = {stream, first};
     quantize(shape, &dither, source, count, wire);

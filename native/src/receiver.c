@@ -134,18 +134,13 @@ static const char *receiver_on_header(pccl_conn_host *host, pccl_conn *conn, con
     pccl_receiver *receiver = PCCL_CONTAINER_OF(host, pccl_receiver, host);
     switch (frame->type) {
     case PCCL_FRAME_READY:
-    case PCCL_FRAME_EAGER:
-        return receiver_on_announcement(receiver, conn, frame);
-    case PCCL_FRAME_SEGMENT:
-        return receiver_on_segment(receiver, conn, frame);
-    case PCCL_FRAME_CREDIT:
-        return pccl_link_on_credit(conn->link, frame->eager_bytes);
-    case PCCL_FRAME_LOST:
-        return pccl_conn_on_lost(conn, frame);
+    case PCCL_FRAME_EAGER: return receiver_on_announcement(receiver, conn, frame);
+    case PCCL_FRAME_SEGMENT: return receiver_on_segment(receiver, conn, frame);
+    case PCCL_FRAME_CREDIT: return pccl_link_on_credit(conn->link, frame->eager_bytes);
+    case PCCL_FRAME_LOST: return pccl_conn_on_lost(conn, frame);
     case PCCL_FRAME_DONE:
     case PCCL_FRAME_HELLO:
-    case PCCL_FRAME_ACK:
-        break;
+    case PCCL_FRAME_ACK: break;
     }
     return "unknown frame type";
 }

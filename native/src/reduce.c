@@ -29,7 +29,7 @@ static void reduce_by_steps(uint8_t dtype, uint8_t reduce_op, pccl_reduction *r,
         if (r->kept != NULL)
             memcpy(r->kept, r->own, bytes);
         pccl_kernel_reduce(dtype, reduce_op, r->destination, r->is_payload_first ? r->payload : r->own,
-                           r->is_payload_first ? r->own : r->payload, n);
+            r->is_payload_first ? r->own : r->payload, n);
         if (r->ranks > 0)
             pccl_kernel_average(dtype, r->destination, n, r->ranks);
         if (r->sum_crc != NULL)

@@ -114,8 +114,8 @@ static int is_power_of_two(float quantum)
     return (bits & 0x7fffff) == 0 && exponent > 0 && exponent < 255;
 }
 
-void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pccl_signs *of,
-    const uint32_t *directions, const int32_t *amounts, size_t direction_count)
+void pccl_kernel_add_signs(float *values, size_t count, float quantum, const pccl_signs *of, const uint32_t *directions,
+    const int32_t *amounts, size_t direction_count)
 {
     int64_t most = 0;
     for (size_t k = 0; k < direction_count; k++)

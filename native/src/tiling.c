@@ -17,7 +17,7 @@ static uint64_t tiling_own_elements(const pccl_tiling *tiling, uint64_t elements
 }
 
 void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elements, uint32_t world_size,
-                      uint32_t slice, uint32_t slices)
+    uint32_t slice, uint32_t slices)
 {
     PCCL_ASSERT(world_size >= 1 && world_size <= PCCL_WORLD_MAX && segment_elements > 0 && slice < slices);
     tiling->count = count;
@@ -42,10 +42,7 @@ static uint64_t tiling_place(const pccl_tiling *tiling, uint32_t chunk)
 
 uint64_t pccl_tiling_elements(const pccl_tiling *tiling) { return tiling_place(tiling, tiling->world_size); }
 
-uint64_t pccl_tiling_segments(const pccl_tiling *tiling)
-{
-    return pccl_tiling_index(tiling, tiling->world_size, 0);
-}
+uint64_t pccl_tiling_segments(const pccl_tiling *tiling) { return pccl_tiling_index(tiling, tiling->world_size, 0); }
 
 uint64_t pccl_tiling_chunk_segments(const pccl_tiling *tiling, uint32_t chunk)
 {
@@ -56,8 +53,8 @@ uint64_t pccl_tiling_index(const pccl_tiling *tiling, uint32_t chunk, uint64_t s
 {
     if (chunk <= tiling->long_chunks)
         return chunk * tiling->long_segments + segment;
-    return tiling->long_chunks * tiling->long_segments +
-           (chunk - tiling->long_chunks) * tiling->short_segments + segment;
+    return tiling->long_chunks * tiling->long_segments + (chunk - tiling->long_chunks) * tiling->short_segments +
+           segment;
 }
 
 void pccl_tiling_locate(const pccl_tiling *tiling, uint64_t index, uint32_t *chunk, uint32_t *segment)

@@ -42,7 +42,7 @@ typedef struct {
 } pccl_range;
 
 void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elements, uint32_t world_size,
-                      uint32_t slice, uint32_t slices);
+    uint32_t slice, uint32_t slices);
 
 uint64_t pccl_tiling_elements(const pccl_tiling *tiling); /* of all chunks */
 uint64_t pccl_tiling_segments(const pccl_tiling *tiling);

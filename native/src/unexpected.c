@@ -106,8 +106,7 @@ static const char *unexpected_add(
     return NULL;
 }
 
-const char *pccl_unexpected_add(
-    pccl_unexpected_queue *queue, pccl_conn *conn, const pccl_frame *frame)
+const char *pccl_unexpected_add(pccl_unexpected_queue *queue, pccl_conn *conn, const pccl_frame *frame)
 {
     pccl_unexpected_op *buffered = pccl_unexpected_find(queue, conn->link, &frame->key);
     int is_eager = frame->type == PCCL_FRAME_EAGER;
@@ -144,8 +143,7 @@ const char *pccl_unexpected_add(
 void pccl_unexpected_forget_link(pccl_unexpected_queue *queue, pccl_link *link)
 {
     while (!pccl_list_is_empty(&link->announced))
-        unexpected_remove(
-            queue, PCCL_CONTAINER_OF(link->announced.next, pccl_unexpected_op, in_link));
+        unexpected_remove(queue, PCCL_CONTAINER_OF(link->announced.next, pccl_unexpected_op, in_link));
 }
 
 void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key)
@@ -155,8 +153,7 @@ void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, co
         unexpected_remove(queue, buffered);
 }
 
-void pccl_unexpected_forget_epochs(
-    pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch)
+void pccl_unexpected_forget_epochs(pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch)
 {
     pccl_list *next;
     for (pccl_list *node = link->announced.next; node != &link->announced; node = next) {

@@ -43,8 +43,7 @@ void pccl_unexpected_free(pccl_unexpected_queue *queue); /* all links must have 
 
 /* A READY or EAGER frame, the latter's payload accounted for by the link and expected by the connection: NULL,
  * the rule that the frame breaks, or pccl_out_of_memory. */
-const char *pccl_unexpected_add(
-    pccl_unexpected_queue *queue, pccl_conn *conn, const pccl_frame *frame);
+const char *pccl_unexpected_add(pccl_unexpected_queue *queue, pccl_conn *conn, const pccl_frame *frame);
 
 pccl_unexpected_op *pccl_unexpected_find(
     const pccl_unexpected_queue *queue, const pccl_link *link, const pccl_op_key *key);
@@ -62,8 +61,7 @@ void pccl_unexpected_forget_link(pccl_unexpected_queue *queue, pccl_link *link);
 void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key);
 
 /* Those of the group with epochs up to this one. */
-void pccl_unexpected_forget_epochs(
-    pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch);
+void pccl_unexpected_forget_epochs(pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch);
 
 /* For tables of what others name. */
 uint64_t pccl_op_key_hash(const pccl_op_key *key);

@@ -35,15 +35,14 @@ static double median(double *values, int count)
 }
 
 /* One step of the raw ring: out and in at the same time, adding what came piece by piece. */
-static void raw_step(
-    int next, int prev, const uint8_t *out, size_t out_bytes, float *in, size_t in_bytes, int adds)
+static void raw_step(int next, int prev, const uint8_t *out, size_t out_bytes, float *in, size_t in_bytes, int adds)
 {
     static uint8_t staging[1 << 18];
     size_t staging_bytes = sizeof staging;
     size_t sent = 0, received = 0, added = 0;
     while (sent < out_bytes || received < in_bytes) {
-        struct pollfd fds[2] = {{next, (short)(sent < out_bytes ? POLLOUT : 0), 0},
-                                {prev, (short)(received < in_bytes ? POLLIN : 0), 0}};
+        struct pollfd fds[2] = {
+            {next, (short)(sent < out_bytes ? POLLOUT : 0), 0}, {prev, (short)(received < in_bytes ? POLLIN : 0), 0}};
         poll(fds, 2, -1);
         if (fds[1].revents & POLLIN) {
             uint8_t *at = adds ? staging + (received - added) : (uint8_t *)in + received;
@@ -77,8 +76,8 @@ static void raw_all_reduce(int next, int prev, uint32_t rank, uint32_t ranks, fl
         uint32_t out = (rank + 2 * ranks - step) % ranks, in = (rank + 2 * ranks - step - 1) % ranks;
         size_t out_first = count * out / ranks, out_end = count * (out + 1) / ranks;
         size_t in_first = count * in / ranks, in_end = count * (in + 1) / ranks;
-        raw_step(next, prev, (const uint8_t *)(values + out_first), (out_end - out_first) * 4,
-                 values + in_first, (in_end - in_first) * 4, step < ranks - 1);
+        raw_step(next, prev, (const uint8_t *)(values + out_first), (out_end - out_first) * 4, values + in_first,
+            (in_end - in_first) * 4, step < ranks - 1);
     }
 }
 
@@ -118,7 +117,7 @@ static void timing_end(timing *t, int i)
 }
 
 static void engine_all_reduce(node *n, const world *w, uint32_t rank, uint64_t first_op, const arguments *a,
-                              int algorithm, const float *send, float *recv)
+    int algorithm, const float *send, float *recv)
 {
     size_t part = a->bytes / 4 / (size_t)a->concurrent;
     uint32_t segment_bytes = pccl_segment_bytes_default(part, PCCL_FLOAT32, a->ranks, 1);
@@ -145,8 +144,7 @@ static void engine_all_reduce(node *n, const world *w, uint32_t rank, uint64_t f
 static void timing_print(const char *name, timing *t, const arguments *a)
 {
     double wall_s = median(t->wall_s, a->repeats);
-    printf("  %s %.3f ms (best %.3f, cpu %.3f)", name, wall_s * 1e3, t->wall_s[0] * 1e3,
-           t->cpu_s / a->repeats * 1e3);
+    printf("  %s %.3f ms (best %.3f, cpu %.3f)", name, wall_s * 1e3, t->wall_s[0] * 1e3, t->cpu_s / a->repeats * 1e3);
 }
 
 static int are_across(uint32_t ranks, uint32_t a, uint32_t b)
@@ -207,8 +205,8 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
         }
     }
     if (rank == 0) {
-        printf("%u ranks, %9zu bytes, %d connections, %s, %d ops, quantization %d:", a->ranks, a->bytes,
-               a->connections, a->in_place ? "in place" : "out of place", a->concurrent, a->quantization);
+        printf("%u ranks, %9zu bytes, %d connections, %s, %d ops, quantization %d:", a->ranks, a->bytes, a->connections,
+            a->in_place ? "in place" : "out of place", a->concurrent, a->quantization);
         timing_print("raw", &raw, a);
         timing_print("ring", &ours[PCCL_RING], a);
         timing_print("direct", &ours[PCCL_DIRECT], a);
@@ -218,10 +216,7 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
     _exit(0);
 }
 
-static int argument(int argc, char **argv, int at, int otherwise)
-{
-    return argc > at ? atoi(argv[at]) : otherwise;
-}
+static int argument(int argc, char **argv, int at, int otherwise) { return argc > at ? atoi(argv[at]) : otherwise; }
 
 static void pair_for_speed(int fds[2])
 {
@@ -283,8 +278,7 @@ int main(int argc, char **argv)
     a.in_place = argument(argc, argv, 5, 0);
     a.concurrent = argument(argc, argv, 6, 1);
     a.quantization = argument(argc, argv, 7, PCCL_QUANT_NONE);
-    if (a.ranks < 2 || a.ranks > WORLD_RANKS_MAX || a.repeats > REPEATS_MAX ||
-        a.connections > CONNECTIONS_MAX)
+    if (a.ranks < 2 || a.ranks > WORLD_RANKS_MAX || a.repeats > REPEATS_MAX || a.connections > CONNECTIONS_MAX)
         stop_test("arguments");
     if (argc > 1) {
         run(&a);

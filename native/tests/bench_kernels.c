@@ -32,7 +32,8 @@ static const struct {
 static const struct {
     const char *name;
     uint32_t dtype;
-} sums[] = {{"u32", PCCL_UINT32}, {"f32", PCCL_FLOAT32}, {"f64", PCCL_FLOAT64}, {"bf16", PCCL_BFLOAT16}, {"f16", PCCL_FLOAT16}};
+} sums[] = {
+    {"u32", PCCL_UINT32}, {"f32", PCCL_FLOAT32}, {"f64", PCCL_FLOAT64}, {"bf16", PCCL_BFLOAT16}, {"f16", PCCL_FLOAT16}};
 
 static double now_s(void)
 {

@@ -114,15 +114,9 @@ static inline void node_close(node *n)
 }
 
 /* The link between two ranks has the same number on both. */
-static inline uint64_t link_number(uint32_t a, uint32_t b)
-{
-    return a < b ? 1000 + a * 100 + b : 1000 + b * 100 + a;
-}
+static inline uint64_t link_number(uint32_t a, uint32_t b) { return a < b ? 1000 + a * 100 + b : 1000 + b * 100 + a; }
 
-static inline uint64_t link_to_next(const world *w, uint32_t rank)
-{
-    return link_number(rank, (rank + 1) % w->size);
-}
+static inline uint64_t link_to_next(const world *w, uint32_t rank) { return link_number(rank, (rank + 1) % w->size); }
 
 static inline uint64_t link_to_prev(const world *w, uint32_t rank)
 {
@@ -271,8 +265,7 @@ static inline void node_wait_done(node *n, uint64_t op)
         node_wait(n, PCCL_EVENT_OP_DONE, op);
 }
 
-static inline pccl_op_request request_for(
-    const world *w, uint32_t rank, uint64_t op, const pccl_op_shape *shape)
+static inline pccl_op_request request_for(const world *w, uint32_t rank, uint64_t op, const pccl_op_shape *shape)
 {
     pccl_op_request request;
     memset(&request, 0, sizeof request);

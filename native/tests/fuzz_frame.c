@@ -281,18 +281,10 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
         frame.segment = below(3);
         frame.hop = below(4);
         break;
-    case PCCL_FRAME_DONE:
-        frame.key = request->key;
-        break;
-    case PCCL_FRAME_CREDIT:
-        frame.eager_bytes = below(200);
-        break;
-    case PCCL_FRAME_ACK:
-        frame.received_bytes = below(200);
-        break;
-    case PCCL_FRAME_HELLO:
-        frame.connection = 1 + below(2);
-        break;
+    case PCCL_FRAME_DONE: frame.key = request->key; break;
+    case PCCL_FRAME_CREDIT: frame.eager_bytes = below(200); break;
+    case PCCL_FRAME_ACK: frame.received_bytes = below(200); break;
+    case PCCL_FRAME_HELLO: frame.connection = 1 + below(2); break;
     case PCCL_FRAME_LOST:
         frame.connection = 1 + below(2);
         frame.peer_connection = 1 + below(2);
@@ -302,8 +294,8 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
     if (frame.type == PCCL_FRAME_DONE && below(2))
         frame.payload_bytes = (1 + below(PAYLOAD_MAX / PCCL_KEY_BYTES)) * PCCL_KEY_BYTES;
     if (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_EAGER)
-        frame.payload_bytes = below(2) ? wire_bytes(&request->shape, SEGMENT_BYTES / sizeof(float))
-                                       : boundary_bytes(request);
+        frame.payload_bytes =
+            below(2) ? wire_bytes(&request->shape, SEGMENT_BYTES / sizeof(float)) : boundary_bytes(request);
     return frame;
 }
 
@@ -412,8 +404,8 @@ static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
     node *n = &honest.nodes[rank];
     if (node_wait_for(n, kind, id, &event, EVENT_MS))
         return;
-    fprintf(stderr, "play %" PRIu64 ": rank %u has no event of kind %u and id %" PRIu64 ", but\n", streams_done, rank, kind,
-        id);
+    fprintf(stderr, "play %" PRIu64 ": rank %u has no event of kind %u and id %" PRIu64 ", but\n", streams_done, rank,
+        kind, id);
     for (int i = 0; i < n->events_count; i++)
         fprintf(stderr, "    kind %u, id %" PRIu64 ", link %" PRIu64 ": %s\n", n->events[i].kind, n->events[i].id,
             n->events[i].link, n->events[i].detail);
@@ -490,10 +482,7 @@ static long peak_kib(void)
     return usage.ru_maxrss;
 }
 
-static void open_honest(void)
-{
-    world_open(&honest, 2, 2, 0, 0);
-}
+static void open_honest(void) { world_open(&honest, 2, 2, 0, 0); }
 
 #ifdef PCCL_LIBFUZZER
 
@@ -560,8 +549,7 @@ static void play_stream(play *p, uint32_t sender, uint32_t connection, tally *ma
     for (uint32_t i = 0; i < count; i++) {
         pccl_frame frame = is_whole ? frames[i] : plausible_frame(&p->request, i);
         int is_honest = is_whole ? below(2) != 0 || i != mutated : below(i == 0 ? 8 : 2) != 0;
-        if (p->is_with_honest && below(4) == 0 &&
-            (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_DONE)) {
+        if (p->is_with_honest && below(4) == 0 && (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_DONE)) {
             /* Of somebody else's op. */
             frame.key = honest_key(p->honest_op);
             is_honest = 1;

@@ -25,8 +25,7 @@ static uint64_t random_state = 88172645463325252u;
 
 static const uint32_t float_dtypes[] = {PCCL_FLOAT16, PCCL_BFLOAT16, PCCL_FLOAT32, PCCL_FLOAT64};
 
-static const uint32_t code_types[] = {
-    PCCL_UINT8, PCCL_INT8, PCCL_UINT16, PCCL_INT16, PCCL_CODE_UINT4, PCCL_CODE_INT4};
+static const uint32_t code_types[] = {PCCL_UINT8, PCCL_INT8, PCCL_UINT16, PCCL_INT16, PCCL_CODE_UINT4, PCCL_CODE_INT4};
 
 static inline uint64_t random_u64(void)
 {
@@ -92,11 +91,10 @@ static inline int next_level(int *level)
 /* Random bits, and often the values where mistakes live. */
 static inline void fill(uint32_t dtype, uint8_t *at, size_t count)
 {
-    static const uint64_t f64s[] = {0, (uint64_t)1 << 63, 0x7ff0000000000000u, 0xfff0000000000000u,
-        0x7ff8000000000000u, 0xfff8000000000001u, 0x7ff0000000000001u, 0x3ff0000000000000u, 1,
-        0x7fefffffffffffffu};
-    static const uint32_t f32s[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001,
-        0x3f800000, 1, 0x7f7fffff};
+    static const uint64_t f64s[] = {0, (uint64_t)1 << 63, 0x7ff0000000000000u, 0xfff0000000000000u, 0x7ff8000000000000u,
+        0xfff8000000000001u, 0x7ff0000000000001u, 0x3ff0000000000000u, 1, 0x7fefffffffffffffu};
+    static const uint32_t f32s[] = {
+        0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0x3f800000, 1, 0x7f7fffff};
     static const uint16_t f16s[] = {0, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0xfe01, 0x7c01, 0x3c00, 1, 0x7bff};
     static const uint16_t bf16s[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81, 0x3f80, 1, 0x7f7f};
     uint32_t bytes = pccl_dtype_bytes(dtype);

@@ -118,8 +118,7 @@ static inline void proxied_node_open(node *n, uint32_t stall_ms)
 }
 
 /* Every rank is linked with every other. Nothing passes until proxied_start: faults are set in between. */
-static inline void proxied_open(
-    proxied *p, uint32_t size, unsigned connections, int is_tcp, uint32_t stall_ms)
+static inline void proxied_open(proxied *p, uint32_t size, unsigned connections, int is_tcp, uint32_t stall_ms)
 {
     memset(p, 0, sizeof *p);
     world_init(&p->w, size);

@@ -25,7 +25,8 @@ static int has_root(const pccl_op_shape *shape)
 }
 
 /* `count` elements of each rank. */
-static pccl_op_shape shape_of(uint8_t collective, uint64_t count, uint32_t dtype, uint32_t segment_bytes, uint32_t world)
+static pccl_op_shape shape_of(
+    uint8_t collective, uint64_t count, uint32_t dtype, uint32_t segment_bytes, uint32_t world)
 {
     int is_gathered = collective == PCCL_ALL_GATHER;
     pccl_op_shape shape = plain_shape(is_gathered ? count * world : count, dtype, 0, segment_bytes, world);
@@ -147,8 +148,8 @@ static void job_check_result(const job *j, uint32_t rank)
     else if (has_root(shape) && rank != shape->root)
         is_right = memcmp(j->recv[rank], j->inputs[shape->root], j->recv_bytes[rank]) == 0;
     CHECK_MSG(is_right, "collective %u, algorithm %u, rank %u of %u, root %u, %llu elements of type %u, segments of %u",
-              shape->collective, shape->algorithm, rank, shape->world_size, shape->root,
-              (unsigned long long)shape->count, shape->dtype, shape->segment_bytes);
+        shape->collective, shape->algorithm, rank, shape->world_size, shape->root, (unsigned long long)shape->count,
+        shape->dtype, shape->segment_bytes);
     if (!(has_root(shape) && rank != shape->root))
         CHECK(memcmp(j->send[rank], j->inputs[rank], j->send_bytes[rank]) == 0);
 }
@@ -327,8 +328,8 @@ static void done_needs_everybody(void)
                     pccl_event event;
                     for (uint32_t rank = 0; rank + 1 < size; rank++)
                         CHECK_MSG(!node_wait_for(&w.nodes[rank], PCCL_EVENT_OP_DONE, j.number, &event, 3),
-                                  "rank %u of %u is done with %u elements of collective %u, algorithm %u", rank,
-                                  size, count, collective, algorithm);
+                            "rank %u of %u is done with %u elements of collective %u, algorithm %u", rank, size, count,
+                            collective, algorithm);
                     job_submit(&j, &w, size - 1);
                     job_await_done(&j, &w);
                     for (uint32_t rank = 0; rank < size; rank++) {
@@ -422,7 +423,7 @@ static void check_mismatch(const pccl_op_shape *mine, const pccl_op_shape *their
             CHECK(memcmp(&event.mine, &event.theirs, sizeof event.mine) != 0);
     }
     CHECK_MSG(found, "collectives %u and %u of %u ranks, roots %u and %u, algorithms %u and %u", mine->collective,
-              theirs->collective, size, mine->root, theirs->root, mine->algorithm, theirs->algorithm);
+        theirs->collective, size, mine->root, theirs->root, mine->algorithm, theirs->algorithm);
     world_close(&w);
 }
 
@@ -495,8 +496,8 @@ static void invalid_requests_are_refused(void)
     GIVES(PCCL_OK, gather, changed.shape.collective = PCCL_REDUCE_SCATTER);
     GIVES(PCCL_E_INVALID, gather, (changed.shape.collective = PCCL_REDUCE_SCATTER, changed.recv = buffer + 250));
     GIVES(PCCL_E_INVALID, gather,
-          (changed.shape.collective = PCCL_REDUCE_SCATTER, changed.shape.quantization = PCCL_QUANT_MIN_MAX,
-           changed.shape.quantized_dtype = PCCL_UINT8, changed.shape.quantization_block = 64));
+        (changed.shape.collective = PCCL_REDUCE_SCATTER, changed.shape.quantization = PCCL_QUANT_MIN_MAX,
+            changed.shape.quantized_dtype = PCCL_UINT8, changed.shape.quantization_block = 64));
     GIVES(PCCL_E_INVALID, cast, changed.shape.root = 2);
     GIVES(PCCL_E_INVALID, cast, changed.recv = NULL);
     GIVES(PCCL_E_INVALID, cast, (changed.rank = 0, changed.send = NULL));

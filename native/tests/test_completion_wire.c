@@ -94,7 +94,7 @@ static void read_done(int fd, uint64_t first, uint32_t count)
     uint8_t keys[PCCL_DONE_PAYLOAD_MAX];
     pccl_frame frame = read_header(fd);
     CHECK_MSG(frame.type == PCCL_FRAME_DONE && frame.key.sequence == first, "frame %d of op %d, not %d", frame.type,
-              (int)frame.key.sequence, (int)first);
+        (int)frame.key.sequence, (int)first);
     CHECK_MSG(pccl_frame_keys(&frame) == count, "%u keys instead of %u", pccl_frame_keys(&frame), count);
     CHECK(read_all(fd, keys, frame.payload_bytes) && frame.payload_crc == pccl_crc32c(0, keys, frame.payload_bytes));
     for (uint32_t i = 1; i < pccl_frame_keys(&frame); i++)

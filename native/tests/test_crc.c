@@ -34,9 +34,11 @@ static uint8_t *noise(size_t bytes)
 /* RFC 3720, appendix B.4, and the check value of the usual catalogues. */
 static void published_vectors(void)
 {
+    /* clang-format off */
     static const uint8_t scsi_read[48] = {
         0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0,
         0, 0, 0, 0x14, 0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0, 0, 0, 0};
+    /* clang-format on */
     uint8_t zeros[32], ones[32], up[32], down[32];
     memset(zeros, 0, sizeof zeros);
     memset(ones, 0xff, sizeof ones);
@@ -49,15 +51,20 @@ static void published_vectors(void)
         size_t bytes;
         uint32_t crc;
     } vectors[] = {
-        {"", 0, 0},          {"123456789", 9, 0xe3069283u}, {zeros, 32, 0x8a9136aau}, {ones, 32, 0x62a8ab43u},
-        {up, 32, 0x46dd794eu}, {down, 32, 0x113fdb5cu},       {scsi_read, 48, 0xd9963a56u},
+        {"", 0, 0},
+        {"123456789", 9, 0xe3069283u},
+        {zeros, 32, 0x8a9136aau},
+        {ones, 32, 0x62a8ab43u},
+        {up, 32, 0x46dd794eu},
+        {down, 32, 0x113fdb5cu},
+        {scsi_read, 48, 0xd9963a56u},
     };
     for (size_t i = 0; i < PCCL_COUNT_OF(vectors); i++) {
         CHECK_MSG(pccl_crc32c(0, vectors[i].data, vectors[i].bytes) == vectors[i].crc, "vector %zu", i);
         for (int way = 0; way < PCCL_CRC32C_WAY_COUNT; way++)
             if (pccl_crc32c_has(way))
                 CHECK_MSG(pccl_crc32c_by(way, 0, vectors[i].data, vectors[i].bytes) == vectors[i].crc,
-                          "vector %zu by %s", i, way_names[way]);
+                    "vector %zu by %s", i, way_names[way]);
     }
 }
 

@@ -117,15 +117,15 @@ static void check_canaries(const work *o)
         if (o->is_detached[rank])
             CHECK_MSG(is_filled(o->callers[rank].send, o->send_bytes[rank]) &&
                           is_filled(o->callers[rank].recv, o->recv_bytes[rank]),
-                      "rank %u of %u wrote where it may not: collective %u, algorithm %u", rank, o->shape.world_size,
-                      o->shape.collective, o->shape.algorithm);
+                "rank %u of %u wrote where it may not: collective %u, algorithm %u", rank, o->shape.world_size,
+                o->shape.collective, o->shape.algorithm);
 }
 
 static void check_input_kept(const work *o, uint32_t rank)
 {
     CHECK_MSG(memcmp(o->callers[rank].send, o->inputs[rank], o->send_bytes[rank]) == 0,
-              "rank %u of %u lost its input: collective %u, algorithm %u, quantization %u", rank, o->shape.world_size,
-              o->shape.collective, o->shape.algorithm, o->shape.quantization);
+        "rank %u of %u lost its input: collective %u, algorithm %u, quantization %u", rank, o->shape.world_size,
+        o->shape.collective, o->shape.algorithm, o->shape.quantization);
     if (o->in_place && has_root(&o->shape))
         CHECK(memcmp(o->callers[rank].recv, o->inputs[rank], o->recv_bytes[rank]) == 0);
 }
@@ -164,9 +164,9 @@ static void check_reduced(const work *o)
     size_t first = 0;
     for (uint32_t rank = 0; rank < o->shape.world_size; rank++) {
         CHECK_MSG(memcmp(result_of(o, rank).recv, expected + first, o->recv_bytes[rank]) == 0,
-                  "rank %u of %u, detached %d: collective %u, algorithm %u, in place %d, quantization %u", rank,
-                  o->shape.world_size, o->is_detached[rank], o->shape.collective, o->shape.algorithm, o->in_place,
-                  o->shape.quantization);
+            "rank %u of %u, detached %d: collective %u, algorithm %u, in place %d, quantization %u", rank,
+            o->shape.world_size, o->is_detached[rank], o->shape.collective, o->shape.algorithm, o->in_place,
+            o->shape.quantization);
         if (o->shape.collective == PCCL_REDUCE_SCATTER)
             first += o->recv_bytes[rank];
     }
@@ -183,7 +183,7 @@ static void check_moved(const work *o, uint32_t rank)
     else if (has_root(&o->shape))
         is_right = memcmp(recv, o->inputs[o->shape.root], o->recv_bytes[rank]) == 0;
     CHECK_MSG(is_right, "rank %u of %u, detached %d: collective %u, algorithm %u, in place %d", rank,
-              o->shape.world_size, o->is_detached[rank], o->shape.collective, o->shape.algorithm, o->in_place);
+        o->shape.world_size, o->is_detached[rank], o->shape.collective, o->shape.algorithm, o->in_place);
 }
 
 static void check_results(const work *o)
@@ -205,8 +205,8 @@ static pccl_op_shape random_shape(uint32_t world, uint32_t count_max)
     if (is_quantized)
         dtype = PCCL_FLOAT32;
     uint32_t segment_bytes = pccl_dtype_bytes(dtype) * (1 + random_below(count / 3 + 2));
-    pccl_op_shape shape = plain_shape(collective == PCCL_ALL_GATHER ? (uint64_t)count * world : count, dtype, 0,
-                                      segment_bytes, world);
+    pccl_op_shape shape =
+        plain_shape(collective == PCCL_ALL_GATHER ? (uint64_t)count * world : count, dtype, 0, segment_bytes, world);
     shape.collective = collective;
     shape.algorithm = (uint8_t)random_below(PCCL_ALGORITHM_COUNT);
     shape.root = has_root(&shape) ? random_below(world) : 0;

@@ -16,7 +16,7 @@ static void turns_go_through_the_ranks(void)
             if (owner == 0)
                 expected++;
             for (uint32_t turn = pccl_direct_first_turn(owner); turn != world;
-                 turn = pccl_direct_next_turn(owner, turn)) {
+                turn = pccl_direct_next_turn(owner, turn)) {
                 CHECK(turn == expected);
                 expected++;
                 turns++;

@@ -17,8 +17,8 @@ static void correct_peers_are_served(void)
     write_ready(&w, 2);
     for (uint32_t i = 0; i < 2; i++) {
         read_frame(w.peers[2], &frame, payload, sizeof payload);
-        CHECK(frame.type == PCCL_FRAME_SEGMENT && frame.chunk == 2 && frame.segment == i &&
-              frame.hop == RANK && frame.payload_bytes == SEGMENT_BYTES);
+        CHECK(frame.type == PCCL_FRAME_SEGMENT && frame.chunk == 2 && frame.segment == i && frame.hop == RANK &&
+              frame.payload_bytes == SEGMENT_BYTES);
         CHECK(payload[0] == input(20 + 5 * (int)i));
         write_segment(&w, 2, 1, i, 2, SEGMENT_BYTES);
     }
@@ -104,8 +104,7 @@ static void broken_segments_lose_the_link(void)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         wire w;
         wire_open(&w, SEGMENT_BYTES);
-        write_segment(
-            &w, cases[i].from, cases[i].chunk, cases[i].segment, cases[i].hop, cases[i].bytes);
+        write_segment(&w, cases[i].from, cases[i].chunk, cases[i].segment, cases[i].hop, cases[i].bytes);
         expect_lost(&w, cases[i].from, cases[i].why);
         end_op(&w);
         wire_close(&w);
@@ -172,10 +171,7 @@ static uint32_t random_u32(void)
 }
 
 /* Mostly what a peer might say, with here and there something that it must not. */
-static uint32_t random_near(uint32_t limit)
-{
-    return random_u32() % 16 ? random_u32() % (limit + 1) : random_u32();
-}
+static uint32_t random_near(uint32_t limit) { return random_u32() % 16 ? random_u32() % (limit + 1) : random_u32(); }
 
 static pccl_frame random_frame(const wire *w)
 {
@@ -201,17 +197,10 @@ static pccl_frame random_frame(const wire *w)
     frame.shape = w->request.shape;
     if (random_u32() % 4 == 0)
         switch (random_u32() % 4) {
-        case 0:
-            frame.shape.count = random_u32();
-            break;
-        case 1:
-            frame.shape.algorithm ^= 1;
-            break;
-        case 2:
-            frame.shape.dtype = PCCL_INT32;
-            break;
-        default:
-            frame.shape.world_size = random_u32() & 0xffffff;
+        case 0: frame.shape.count = random_u32(); break;
+        case 1: frame.shape.algorithm ^= 1; break;
+        case 2: frame.shape.dtype = PCCL_INT32; break;
+        default: frame.shape.world_size = random_u32() & 0xffffff;
         }
     if (frame.type == PCCL_FRAME_READY)
         frame.payload_bytes = 0;

@@ -149,8 +149,7 @@ static void first_segments_may_come_before_their_op(void)
                 world w;
                 world_open(&w, size, 1 + size % 3, 1, size == 3);
                 uint32_t chunk_count = (2 + random_below(5)) * SEGMENT_COUNT - random_below(SEGMENT_COUNT);
-                pccl_op_shape shape =
-                    plain_shape(size * chunk_count, PCCL_FLOAT32, PCCL_AVG, SEGMENT_COUNT * 4, size);
+                pccl_op_shape shape = plain_shape(size * chunk_count, PCCL_FLOAT32, PCCL_AVG, SEGMENT_COUNT * 4, size);
                 shape.algorithm = PCCL_DIRECT;
                 shape.quantization = blocks[i] > 0 ? PCCL_QUANT_MIN_MAX : PCCL_QUANT_NONE;
                 shape.quantized_dtype = blocks[i] > 0 ? PCCL_UINT8 : 0;
@@ -325,24 +324,12 @@ static void a_lost_link_takes_what_was_kept(void)
 static void change_shape(pccl_op_shape *shape, int change)
 {
     switch (change) {
-    case 0:
-        shape->count--;
-        break;
-    case 1:
-        shape->dtype = PCCL_INT32;
-        break;
-    case 2:
-        shape->reduce_op = PCCL_MAX;
-        break;
-    case 3:
-        shape->segment_bytes += 4;
-        break;
-    case 4:
-        shape->algorithm ^= 1;
-        break;
-    case 5:
-        shape->count = 0;
-        break;
+    case 0: shape->count--; break;
+    case 1: shape->dtype = PCCL_INT32; break;
+    case 2: shape->reduce_op = PCCL_MAX; break;
+    case 3: shape->segment_bytes += 4; break;
+    case 4: shape->algorithm ^= 1; break;
+    case 5: shape->count = 0; break;
     default:
         shape->quantization = PCCL_QUANT_MIN_MAX;
         shape->quantized_dtype = PCCL_UINT8;
@@ -420,8 +407,8 @@ static void any_epoch_may_end_at_any_moment(void)
             uint32_t share_percent = 50 + random_below(51);
             for (int i = 0; i < OPS; i++) {
                 uint32_t count = random_below(2) ? 1 + random_below(100) : 1 + random_below(20000);
-                pccl_op_shape shape = plain_shape(count, random_below(PCCL_DTYPE_COUNT),
-                                                  random_below(PCCL_REDUCE_OP_COUNT), 32 << 10, size);
+                pccl_op_shape shape = plain_shape(
+                    count, random_below(PCCL_DTYPE_COUNT), random_below(PCCL_REDUCE_OP_COUNT), 32 << 10, size);
                 shape.algorithm = (uint8_t)random_below(PCCL_ALGORITHM_COUNT);
                 trials[i] = malloc(sizeof *trials[i]);
                 if (trials[i] == NULL)
@@ -452,8 +439,7 @@ static void any_epoch_may_end_at_any_moment(void)
                 int commit = 1;
                 pccl_event event;
                 for (uint32_t rank = 0; rank < size; rank++)
-                    commit &= node_take_collected(
-                        &w.nodes[rank], PCCL_EVENT_OP_DONE, trials[i]->number, &event);
+                    commit &= node_take_collected(&w.nodes[rank], PCCL_EVENT_OP_DONE, trials[i]->number, &event);
                 for (uint32_t rank = 0; rank < size; rank++) {
                     if (!is_submitted[i][rank])
                         continue;

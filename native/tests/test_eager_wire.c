@@ -83,8 +83,8 @@ static void broken_several_eager_segments_lose_the_link(void)
                 wire_submit(&w);
                 wire_await_announcements(&w);
             }
-            write_frame(w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, cases[i].bytes), many_ones,
-                        cases[i].bytes);
+            write_frame(
+                w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, cases[i].bytes), many_ones, cases[i].bytes);
             if (is_early) {
                 wait_for_wire(&w.n, PCCL_FRAME_BYTES + cases[i].bytes);
                 wire_submit(&w);
@@ -180,15 +180,10 @@ static void a_ring_of_two_hears_both(void)
         for (int i = 0; i < 3; i++) {
             static const char *const orders[] = {"srE", "sEr", "rsE", "Esr", "rEs", "Ers"};
             switch (orders[order][i]) {
-            case 's':
-                wire_submit(&w);
-                break;
-            case 'r':
-                write_ready(&w, 2);
-                break;
+            case 's': wire_submit(&w); break;
+            case 'r': write_ready(&w, 2); break;
             default:
-                write_frame(
-                    w.peers[2], announcement(&w.request, PCCL_FRAME_EAGER, COUNT * 2), more_ones, COUNT * 2);
+                write_frame(w.peers[2], announcement(&w.request, PCCL_FRAME_EAGER, COUNT * 2), more_ones, COUNT * 2);
             }
         }
         int heard_of = 0;
@@ -366,15 +361,12 @@ static void half_received_eager_payload_is_harmless(void)
                 CHECK(pccl_engine_submit(w.n.engine, &later) == 0);
                 break;
             }
-            case LINK_CLOSED:
-                CHECK(pccl_engine_link_close(w.n.engine, w.links[0]) == 0);
-                break;
+            case LINK_CLOSED: CHECK(pccl_engine_link_close(w.n.engine, w.links[0]) == 0); break;
             case DESTROYED:
                 wire_close(&w);
                 expect_inputs(&w);
                 continue;
-            default:
-                break;
+            default: break;
             }
             if (kind != COMPLETED && !is_unknown)
                 end_op(&w);

@@ -30,7 +30,7 @@ static void results_through_narrow_sockets(void)
     link_narrowly(&w);
     for (int run = 0; run < 20 * THOROUGHNESS; run++) {
         pccl_op_shape shape = plain_shape(1 + random_below(60000), (uint32_t)run % PCCL_DTYPE_COUNT, PCCL_SUM,
-                                          16 + 16 * random_below(run % 2 ? 4000 : 20), 2);
+            16 + 16 * random_below(run % 2 ? 4000 : 20), 2);
         trial_run(&w, &shape, run / 2 % 2);
     }
     world_close(&w);

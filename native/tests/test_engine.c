@@ -81,8 +81,8 @@ static void concurrent_ops_in_any_order(void)
         world_open(&w, size, size - 1, 1, 0);
         for (int i = 0; i < OPS; i++) {
             uint32_t count = i % 7 == 0 ? 30000 + random_below(30000) : random_below(600);
-            pccl_op_shape shape = plain_shape(count, random_below(PCCL_DTYPE_COUNT),
-                                              random_below(PCCL_REDUCE_OP_COUNT), i % 3 ? 64 : 2000, size);
+            pccl_op_shape shape = plain_shape(
+                count, random_below(PCCL_DTYPE_COUNT), random_below(PCCL_REDUCE_OP_COUNT), i % 3 ? 64 : 2000, size);
             trial_open(&trials[i], &shape, (int)random_below(2));
         }
         for (uint32_t rank = 0; rank < size; rank++) {
@@ -209,8 +209,8 @@ static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
         worst = error > worst ? error : -error > worst ? -error : worst;
     }
     const int is_coarse = shape->quantized_dtype == PCCL_CODE_UINT4 || shape->quantized_dtype == PCCL_CODE_INT4;
-    CHECK_MSG(
-        worst < (is_coarse ? 2 : 0.2), "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
+    CHECK_MSG(worst < (is_coarse ? 2 : 0.2), "quantization %u of op %u is off by %f", shape->quantization,
+        shape->reduce_op, worst);
     for (uint32_t rank = 1; rank < shape->world_size; rank++)
         CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
     free((void *)(uintptr_t)expected);
@@ -237,8 +237,7 @@ static void quantized_results_are_identical(void)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
             for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++)
                 for (uint64_t count = 3; count < 5000; count = count * 12 + 5) {
-                    pccl_op_shape shape =
-                        quantized_shape(count, op, kinds[k].quantization, kinds[k].dtype, size);
+                    pccl_op_shape shape = quantized_shape(count, op, kinds[k].quantization, kinds[k].dtype, size);
                     check_quantized(&w, &shape, k % 2);
                 }
         world_close(&w);
@@ -367,7 +366,7 @@ static void invalid_requests_are_refused(void)
     REFUSED(bad.shape.algorithm = PCCL_ALGORITHM_COUNT);
     REFUSED((bad.shape.algorithm = PCCL_DIRECT, bad.rank_links = NULL));
     REFUSED((bad.shape.quantization = PCCL_QUANT_MIN_MAX, bad.shape.quantized_dtype = PCCL_UINT8,
-             bad.shape.quantization_block = 64, bad.shape.dtype = PCCL_INT32));
+        bad.shape.quantization_block = 64, bad.shape.dtype = PCCL_INT32));
 #undef REFUSED
     CHECK(submit_status(&good) == 0);
     bad = good;

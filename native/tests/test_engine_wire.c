@@ -100,8 +100,7 @@ static void broken_segments_lose_the_link(void)
         wire w;
         wire_open(&w);
         read_header(w.peer);
-        pccl_frame frame =
-            segment_for(&w.request, cases[i].chunk, cases[i].segment, cases[i].hop, cases[i].bytes);
+        pccl_frame frame = segment_for(&w.request, cases[i].chunk, cases[i].segment, cases[i].hop, cases[i].bytes);
         write_frame(w.peer, &frame, NULL);
         expect_lost(&w, cases[i].why);
         wire_close(&w);
@@ -196,10 +195,10 @@ static void damage_loses_the_link(void)
             memcpy(bytes + PCCL_FRAME_BYTES, ones, 40);
             bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
             write_all(w.peer, bytes, sizeof bytes);
-            expect_lost(&w, bit < 16                       ? "not a pccl frame"
-                            : bit < 24                     ? "unknown frame version"
+            expect_lost(&w, bit < 16                     ? "not a pccl frame"
+                            : bit < 24                   ? "unknown frame version"
                             : bit < 8 * PCCL_FRAME_BYTES ? "wrong header checksum"
-                                                           : "wrong payload checksum");
+                                                         : "wrong payload checksum");
             wire_close(&w);
         }
 }
@@ -252,9 +251,9 @@ static void the_last_connection_counts(void)
 static void broken_connection_rules_lose_the_link(void)
 {
     enum { HELLO_TWICE, NO_HELLO, ACK_TOO_MUCH, LOST_UNKNOWN, LOST_ITSELF, LOST_RENAMED, LOST_TOO_MUCH, KINDS };
-    static const char *const why[KINDS] = {
-        "HELLO has to come first", "HELLO has to come first", "more received than was sent", "unknown connection",
-        "unknown connection",      "unknown connection",      "more received than was sent"};
+    static const char *const why[KINDS] = {"HELLO has to come first", "HELLO has to come first",
+        "more received than was sent", "unknown connection", "unknown connection", "unknown connection",
+        "more received than was sent"};
     for (int kind = 0; kind < KINDS; kind++) {
         wire w;
         int fds[2] = {-1, -1};

@@ -270,8 +270,7 @@ static void descriptors_may_be_closed(void)
             note_open_fds(after);
             int number = 0;
             for (int fd = 3; fd < FD_MAX; fd++)
-                if (after[fd] && !before[fd] && fd != w.peer &&
-                    (which < 0 || number++ == which)) {
+                if (after[fd] && !before[fd] && fd != w.peer && (which < 0 || number++ == which)) {
                     (void)syscall(SYS_close, fd); /* past the thread sanitizer, which minds, rightly */
                     closed++;
                 }

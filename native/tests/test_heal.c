@@ -77,7 +77,7 @@ static void ops_survive_lost_connections(void)
         for (unsigned i = 0; i < p.pumps_count; i += 2)
             if (i / 2 % connections != 0)
                 set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)],
-                          random_below(count * 4 / connections + 2000), random_below(8));
+                    random_below(count * 4 / connections + 2000), random_below(8));
         for (int i = 0; i < OPS; i++) {
             pccl_op_shape shape =
                 plain_shape(count, i ? PCCL_FLOAT32 : PCCL_BFLOAT16, run % 2 ? PCCL_SUM : PCCL_AVG, 8192, size);
@@ -171,7 +171,8 @@ static void the_last_connection_takes_the_link(void)
         trial_open(&t, &shape, run % 2);
         proxied_open(&p, 2, 3, run / 2 % 2, STALL_MS);
         for (unsigned i = 0; i < 3; i++)
-            set_fault(&p.pumps[2 * i + random_below(2)], deadly[random_below(3)], random_below(100000), random_below(8));
+            set_fault(
+                &p.pumps[2 * i + random_below(2)], deadly[random_below(3)], random_below(100000), random_below(8));
         proxied_start(&p);
         trial_submit(&t, &p.w, 0);
         trial_submit(&t, &p.w, 1);

@@ -105,12 +105,14 @@ static void reference_integer(uint32_t dtype, uint32_t op, uint8_t *d, const uin
     memcpy(d, &result, pccl_dtype_bytes(dtype));
 }
 
+/* clang-format off */
 #define CHOOSE(op, x, y) \
     ((op) == PCCL_PROD ? (x) * (y) \
     : (op) != PCCL_MAX && (op) != PCCL_MIN ? (x) + (y) \
     : isnan(x) ? (x) \
     : isnan(y) ? (y) \
     : ((op) == PCCL_MAX ? (x) > (y) : (x) < (y)) ? (x) : (y))
+/* clang-format on */
 
 static void reference_float(uint32_t dtype, uint32_t op, uint8_t *d, const uint8_t *a, const uint8_t *b)
 {
@@ -164,9 +166,8 @@ static void check_reduce(uint32_t dtype, uint32_t op, size_t count, size_t shift
     memset(d + total, GUARD, GUARD_BYTES);
     pccl_kernel_reduce(dtype, op, d, a, b, count);
     for (size_t i = 0; i < count; i++)
-        CHECK_MSG(memcmp(d + i * bytes, expected + i * bytes, bytes) == 0,
-            "%s %s, level %d: element %zu of %zu", pccl_dtype_name(dtype), pccl_reduce_op_name(op),
-            pccl_simd_level(), i, count);
+        CHECK_MSG(memcmp(d + i * bytes, expected + i * bytes, bytes) == 0, "%s %s, level %d: element %zu of %zu",
+            pccl_dtype_name(dtype), pccl_reduce_op_name(op), pccl_simd_level(), i, count);
     for (size_t i = 0; i < GUARD_BYTES; i++)
         CHECK(d[total + i] == GUARD);
 }

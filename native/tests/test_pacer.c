@@ -112,9 +112,9 @@ static void check_next_op(network *n, uint64_t dropped_bytes_max, const char *wh
 {
     uint64_t steps = run_op(n);
     CHECK_MSG(steps * 100 <= best_steps(n) * 105, "%s: %llu steps instead of %llu", when, (unsigned long long)steps,
-              (unsigned long long)best_steps(n));
-    CHECK_MSG(n->dropped_bytes <= dropped_bytes_max, "%s: %llu bytes dropped", when,
-              (unsigned long long)n->dropped_bytes);
+        (unsigned long long)best_steps(n));
+    CHECK_MSG(
+        n->dropped_bytes <= dropped_bytes_max, "%s: %llu bytes dropped", when, (unsigned long long)n->dropped_bytes);
 }
 
 /* An uplink of 25 MB/s whose queue holds a round trip, after a few ops. */

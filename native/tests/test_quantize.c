@@ -56,8 +56,8 @@ static void test_quant_shapes(void)
     CHECK(!pccl_quant_valid(&shape) && pccl_quantized_bytes(&shape, 257) == 4 * 257);
 }
 
-static void check_wire(const pccl_op_shape *shape, const float *values, size_t count, const uint8_t *expected,
-    size_t expected_bytes)
+static void check_wire(
+    const pccl_op_shape *shape, const float *values, size_t count, const uint8_t *expected, size_t expected_bytes)
 {
     uint8_t wire[256];
     REQUIRE(pccl_quantized_bytes(shape, count) == expected_bytes && expected_bytes <= sizeof wire);
@@ -66,13 +66,13 @@ static void check_wire(const pccl_op_shape *shape, const float *values, size_t c
         pccl_kernel_quantize(shape, values, count, wire);
         for (size_t i = 0; i < expected_bytes; i++)
             CHECK_MSG(wire[i] == expected[i], "%s, code %s: wire byte %zu is %02x, not %02x",
-                pccl_quantization_name(shape->quantization), pccl_dtype_name(shape->quantized_dtype), i,
-                wire[i], expected[i]);
+                pccl_quantization_name(shape->quantization), pccl_dtype_name(shape->quantized_dtype), i, wire[i],
+                expected[i]);
     }
 }
 
-static void check_golden(const pccl_op_shape *shape, const float *values, size_t count,
-    const uint8_t *expected, size_t expected_bytes)
+static void check_golden(
+    const pccl_op_shape *shape, const float *values, size_t count, const uint8_t *expected, size_t expected_bytes)
 {
     float back[64];
     check_wire(shape, values, count, expected, expected_bytes);
@@ -88,6 +88,7 @@ static void check_golden(const pccl_op_shape *shape, const float *values, size_t
 static void test_quant_golden(void)
 {
     static const float bytes_range[] = {-64, 0, 0.5f, 1.5f, 191, -1, -1, INFINITY, 3, 0};
+    /* clang-format off */
     static const uint8_t min_max_uint8[] = {
         0, 0, 0x80, 0x3f, 0, 0, 0x80, 0xc2, 0, 64, 64, 66, 255, /* scale 1, minimum -64; ties to even */
         0, 0, 0xc0, 0x7f, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* infinity: marked */
@@ -96,12 +97,14 @@ static void test_quant_golden(void)
         0, 0, 0x80, 0x3f, 0xc0, 0xff, 0xff, 0xff, 0x80, 0xc0, 0xc0, 0xc2, 0x7f, /* zero point -64 */
         0, 0, 0xc0, 0x7f, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     };
+    /* clang-format on */
     pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 5);
     check_golden(&shape, bytes_range, 10, min_max_uint8, sizeof min_max_uint8);
     shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT8, 5);
     check_golden(&shape, bytes_range, 10, zero_point_int8, sizeof zero_point_int8);
 
     static const float words_range[] = {-2, 65533, 0, 258, -7, -7, 0};
+    /* clang-format off */
     static const uint8_t min_max_int16[] = {
         0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0, 0, 0x80, 0xff, 0x7f, 2, 0x80, 4, 0x81, /* scale 1, minimum -2 */
         0xe1, 0, 0xe0, 0x38, 0, 0, 0xe0, 0xc0, 0, 0x80, 0, 0x80, 0xff, 0x7f, /* scale 7/65535 rounded up */
@@ -110,12 +113,14 @@ static void test_quant_golden(void)
         0, 0, 0x80, 0x3f, 2, 0, 0, 0, 0, 0, 0xff, 0xff, 2, 0, 4, 1, /* zero point 2 */
         0, 0, 0xe0, 0x40, 1, 0, 0, 0, 0, 0, 0, 0, /* a constant: one step of 7 below zero */
     };
+    /* clang-format on */
     shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_INT16, 4);
     check_golden(&shape, words_range, 7, min_max_int16, sizeof min_max_int16);
     shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_ZERO_POINT_SCALE, PCCL_UINT16, 4);
     check_golden(&shape, words_range, 6, zero_point_uint16, sizeof zero_point_uint16);
 
     static const float halves_range[] = {-4, 11, 0, 0.5f, 1.5f, 7, 3, 1e9f, NAN, 2};
+    /* clang-format off */
     static const uint8_t min_max_uint4[] = {
         0x80, 0x3f, 0x80, 0xc0, 0xf0, 0x44, 0xb6, /* scale 1, minimum -4; the first one is the low half */
         0xc0, 0x7f, 0, 0, 0, 0, /* a NaN: marked */
@@ -124,14 +129,14 @@ static void test_quant_golden(void)
         0x80, 0x3f, 0xfc, 0xff, 0x78, 0xcc, 0x3e, /* zero point -4 */
         0xc0, 0x7f, 0, 0, 0, 0,
     };
+    /* clang-format on */
     shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_CODE_UINT4, 6);
     check_golden(&shape, halves_range, 9, min_max_uint4, sizeof min_max_uint4);
     shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_ZERO_POINT_SCALE, PCCL_CODE_INT4, 6);
     check_golden(&shape, halves_range, 9, zero_point_int4, sizeof zero_point_int4);
 
     static const float casts[] = {1, -2, 0x1.0001p0f, 65504, INFINITY, -INFINITY, NAN, 0x1p-24f};
-    static const uint8_t as_float16[] = {
-        0, 0x3c, 0, 0xc0, 0, 0x3c, 0xff, 0x7b, 0, 0x7c, 0, 0xfc, 0, 0x7e, 1, 0};
+    static const uint8_t as_float16[] = {0, 0x3c, 0, 0xc0, 0, 0x3c, 0xff, 0x7b, 0, 0x7c, 0, 0xfc, 0, 0x7e, 1, 0};
     static const uint8_t as_bfloat16[] = {
         0x80, 0x3f, 0, 0xc0, 0x80, 0x3f, 0x80, 0x47, 0x80, 0x7f, 0x80, 0xff, 0xc0, 0x7f, 0x80, 0x33};
     shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_CAST, PCCL_FLOAT16, 0);
@@ -178,8 +183,7 @@ static void test_quant_golden(void)
             pccl_kernel_dequantize(&shape, wire, 5000, back);
             uint64_t value_hash = hash_bytes(back, sizeof back);
             CHECK_MSG(wire_hash == hashes[k].wire_hash && value_hash == hashes[k].value_hash,
-                "case %zu: 0x%llxu, 0x%llxu", k, (unsigned long long)wire_hash,
-                (unsigned long long)value_hash);
+                "case %zu: 0x%llxu, 0x%llxu", k, (unsigned long long)wire_hash, (unsigned long long)value_hash);
         }
 }
 
@@ -281,11 +285,11 @@ static void test_quant_extremes(void)
 {
     pccl_op_shape shape;
     EACH_QUANTIZATION (shape, 64) {
-        const float largest = shape.dtype == PCCL_FLOAT16 ? 65504.0f
-            : shape.dtype == PCCL_BFLOAT16                ? pccl_f32_of_bits(0x7f7f0000)
-                                                          : pccl_f32_of_bits(0x7f7fffff);
-        static const float scales[] = {0x1p-149f, 0x1p-140f, 0x1p-127f, 0x1p-118f, 0x1p-100f, 0x1p-92f,
-            0x1p-14f, 1, 0x1p100f, 0x1p107f, 0x1p116f, 0x1p126f};
+        const float largest = shape.dtype == PCCL_FLOAT16    ? 65504.0f
+                              : shape.dtype == PCCL_BFLOAT16 ? pccl_f32_of_bits(0x7f7f0000)
+                                                             : pccl_f32_of_bits(0x7f7fffff);
+        static const float scales[] = {0x1p-149f, 0x1p-140f, 0x1p-127f, 0x1p-118f, 0x1p-100f, 0x1p-92f, 0x1p-14f, 1,
+            0x1p100f, 0x1p107f, 0x1p116f, 0x1p126f};
         /* The whole range: its width overflows float32. */
         for (size_t i = 0; i < 64; i++)
             put_float(shape.dtype, source, i, i % 2 ? largest * random_unit() : i % 4 ? largest : -largest);
@@ -304,8 +308,7 @@ static void test_quant_extremes(void)
             check_round_trip(&shape, 64);
         }
         /* Constants, zeros of both signs. */
-        static const float constants[] = {
-            0, -0.0f, 1, -1, 0.1f, -3e-5f, 1e-40f, -1e-45f, 3.4e38f, -3.4e38f, 65504};
+        static const float constants[] = {0, -0.0f, 1, -1, 0.1f, -3e-5f, 1e-40f, -1e-45f, 3.4e38f, -3.4e38f, 65504};
         for (size_t k = 0; k < PCCL_COUNT_OF(constants); k++) {
             if (fabsf(constants[k]) > largest)
                 continue;
@@ -370,19 +373,20 @@ static void test_quant_marks(void)
     static const float poisons[] = {NAN, -NAN, INFINITY, -INFINITY};
     pccl_op_shape shape;
     EACH_QUANTIZATION (shape, 40)
-        EACH_LEVEL for (size_t p = 0; p < PCCL_COUNT_OF(poisons); p++) {
-            size_t poisoned = 40 + random_u64() % 40;
-            for (size_t i = 0; i < 100; i++)
-                put_float(shape.dtype, source, i, i == poisoned ? poisons[p] : (float)(i % 3));
-            pccl_kernel_quantize(&shape, source, 100, wires[0]);
-            pccl_kernel_dequantize(&shape, wires[0], 100, backs[0]);
-            for (size_t i = 0; i < 100; i++)
-                CHECK(!isnan(get_float(shape.dtype, backs[0], i)) == (i < 40 || i >= 80));
-            shape.reduce_op = PCCL_SUM;
-            pccl_quant_dequantize_reduce(&shape, backs[1], source, wires[0], 100);
-            for (size_t i = 0; i < 100; i++)
-                CHECK(!isnan(get_float(shape.dtype, backs[1], i)) == (i < 40 || i >= 80));
-        }
+        EACH_LEVEL
+            for (size_t p = 0; p < PCCL_COUNT_OF(poisons); p++) {
+                size_t poisoned = 40 + random_u64() % 40;
+                for (size_t i = 0; i < 100; i++)
+                    put_float(shape.dtype, source, i, i == poisoned ? poisons[p] : (float)(i % 3));
+                pccl_kernel_quantize(&shape, source, 100, wires[0]);
+                pccl_kernel_dequantize(&shape, wires[0], 100, backs[0]);
+                for (size_t i = 0; i < 100; i++)
+                    CHECK(!isnan(get_float(shape.dtype, backs[0], i)) == (i < 40 || i >= 80));
+                shape.reduce_op = PCCL_SUM;
+                pccl_quant_dequantize_reduce(&shape, backs[1], source, wires[0], 100);
+                for (size_t i = 0; i < 100; i++)
+                    CHECK(!isnan(get_float(shape.dtype, backs[1], i)) == (i < 40 || i >= 80));
+            }
 }
 
 static void test_quant_bad_parameters(void)
@@ -417,8 +421,7 @@ static void test_quant_bad_parameters(void)
     };
     for (size_t k = 0; k < PCCL_COUNT_OF(cases); k++)
         EACH_LEVEL {
-            pccl_op_shape shape =
-                quantized_shape(PCCL_FLOAT32, cases[k].quantization, cases[k].quantized_dtype, 20);
+            pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, cases[k].quantization, cases[k].quantized_dtype, 20);
             memset(wires[0], 1, sizeof wires[0]);
             if (steps_of(&shape) > 15) {
                 pccl_put_u32(wires[0], cases[k].scale);
@@ -435,9 +438,8 @@ static void test_quant_bad_parameters(void)
 /* Whatever a peer sends: no trap, the same bits at every level, and finite or NaN. */
 static void test_quant_hostile_wire(void)
 {
-    static const uint32_t words[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001,
-        0x7f800001, 1, 0x7f7fffff, 0xff7fffff, 0x3f800000, 255, 256, 65535, 65536, 0xffffff80, 0xffff8000,
-        0x7fffffff};
+    static const uint32_t words[] = {0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 1,
+        0x7f7fffff, 0xff7fffff, 0x3f800000, 255, 256, 65535, 65536, 0xffffff80, 0xffff8000, 0x7fffffff};
     pccl_op_shape shape;
     for (int round = 0; round < 40; round++)
         EACH_QUANTIZATION (shape, 24) {
@@ -509,8 +511,8 @@ static void test_quant_large_blocks(void)
 
 static void test_cast(void)
 {
-    static const float specials[] = {NAN, INFINITY, -INFINITY, 65504, 65519.99f, 65520, -65536, 3.38e38f,
-        3.4e38f, -3.4028234e38f, 1e-8f, 1e-45f, 0, -0.0f, 6e-5f};
+    static const float specials[] = {NAN, INFINITY, -INFINITY, 65504, 65519.99f, 65520, -65536, 3.38e38f, 3.4e38f,
+        -3.4028234e38f, 1e-8f, 1e-45f, 0, -0.0f, 6e-5f};
     for (uint32_t dtype = PCCL_FLOAT32; dtype <= PCCL_FLOAT64; dtype++)
         for (uint32_t to = PCCL_FLOAT16; to <= PCCL_BFLOAT16; to++) {
             const pccl_op_shape shape = quantized_shape(dtype, PCCL_QUANT_CAST, to, 0);
@@ -546,8 +548,8 @@ static void test_cast(void)
                     if (isnan(value))
                         CHECK(isnan(got));
                     else
-                        CHECK_MSG(is_free ? fabs(got - value) <= unit
-                                          : got == nearest && !signbit(got) == !signbit(value),
+                        CHECK_MSG(
+                            is_free ? fabs(got - value) <= unit : got == nearest && !signbit(got) == !signbit(value),
                             "%a became %a (%u -> %u)", value, got, dtype, to);
                 }
             }
@@ -571,8 +573,7 @@ static void test_dither_is_uniform(void)
                 pccl_op_request request = {0};
                 request.rounding_seed = streams[s];
                 request.key.sequence = i;
-                uint32_t x = way == 0 ? pccl_dither(streams[s], i)
-                                      : pccl_dither(pccl_quant_stream(&request), 5);
+                uint32_t x = way == 0 ? pccl_dither(streams[s], i) : pccl_dither(pccl_quant_stream(&request), 5);
                 bins[x >> 24]++;
                 pairs[x >> 28 | (before >> 28) << 4]++;
                 before = x;
@@ -620,8 +621,8 @@ static void test_stochastic_is_unbiased(void)
             double mean = sums[i] / ROUNDS, deviation = sqrt(squares[i] / ROUNDS / ROUNDS);
             /* 16-bit steps leave 8 bits of a float to what is random; the ends of a range are fixed. */
             double slack = steps_of(&shapes[s]) > 255 && !is_cast ? 2.0 / 65534 * 0x1p-6 : 4e-7;
-            CHECK_MSG(fabs(mean) <= 5 * deviation + slack, "shape %zu: element %zu, %a, is off by %g of %g", s,
-                i, (double)values[i], mean, deviation);
+            CHECK_MSG(fabs(mean) <= 5 * deviation + slack, "shape %zu: element %zu, %a, is off by %g of %g", s, i,
+                (double)values[i], mean, deviation);
         }
     }
 }
@@ -635,16 +636,17 @@ static void test_stochastic_position(void)
     EACH_QUANTIZATION (shape, 40) {
         if (shape.dtype != PCCL_FLOAT32)
             continue;
-        EACH_LEVEL for (uint64_t first = 0; first < 3 * (uint64_t)UINT32_MAX; first += UINT32_MAX - 100) {
-            const size_t cut_bytes = pccl_quantized_bytes(&shape, 400);
-            const size_t bytes = pccl_quantized_bytes(&shape, 1000);
-            pccl_kernel_quantize_stochastic(&shape, 5, first, source, 1000, wires[0]);
-            pccl_kernel_quantize_stochastic(&shape, 5, first, source, 400, wires[1]);
-            pccl_kernel_quantize_stochastic(&shape, 5, first + 400, source + 1600, 600, wires[1] + cut_bytes);
-            CHECK(memcmp(wires[0], wires[1], bytes) == 0);
-            pccl_kernel_quantize_stochastic(&shape, 6, first, source, 1000, wires[1]);
-            CHECK(memcmp(wires[0], wires[1], bytes) != 0);
-        }
+        EACH_LEVEL
+            for (uint64_t first = 0; first < 3 * (uint64_t)UINT32_MAX; first += UINT32_MAX - 100) {
+                const size_t cut_bytes = pccl_quantized_bytes(&shape, 400);
+                const size_t bytes = pccl_quantized_bytes(&shape, 1000);
+                pccl_kernel_quantize_stochastic(&shape, 5, first, source, 1000, wires[0]);
+                pccl_kernel_quantize_stochastic(&shape, 5, first, source, 400, wires[1]);
+                pccl_kernel_quantize_stochastic(&shape, 5, first + 400, source + 1600, 600, wires[1] + cut_bytes);
+                CHECK(memcmp(wires[0], wires[1], bytes) == 0);
+                pccl_kernel_quantize_stochastic(&shape, 6, first, source, 1000, wires[1]);
+                CHECK(memcmp(wires[0], wires[1], bytes) != 0);
+            }
     }
 }
 

@@ -157,12 +157,8 @@ static void boxes_out_of_place_are_refused(void)
         ends_make(&e);
         small_stream(e.ours, stream);
         switch (fault) {
-        case 0: /* repeated */
-            memmove(third, stream + SMALL_BOX_BYTES, SMALL_BOX_BYTES);
-            break;
-        case 1: /* left out */
-            memmove(third, third + SMALL_BOX_BYTES, 2 * SMALL_BOX_BYTES);
-            break;
+        case 0: /* repeated */ memmove(third, stream + SMALL_BOX_BYTES, SMALL_BOX_BYTES); break;
+        case 1: /* left out */ memmove(third, third + SMALL_BOX_BYTES, 2 * SMALL_BOX_BYTES); break;
         case 2: /* exchanged */
             memcpy(spare, third, sizeof spare);
             memmove(third, third + SMALL_BOX_BYTES, SMALL_BOX_BYTES);

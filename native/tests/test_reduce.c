@@ -67,7 +67,7 @@ static void one_pass_equals_steps(const trial *t, buffers *got, buffers *want)
     if (t->is_kept)
         memcpy(want->kept + t->offsets[3], own, bytes);
     pccl_kernel_reduce(t->dtype, t->reduce_op, destination, t->is_payload_first ? payload : own,
-                       t->is_payload_first ? own : payload, t->elements);
+        t->is_payload_first ? own : payload, t->elements);
     if (t->ranks > 0)
         pccl_kernel_average(t->dtype, destination, t->elements, t->ranks);
     if (t->checks_sum)

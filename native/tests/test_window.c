@@ -50,9 +50,8 @@ static void check_as_with_slots_for_all(const trial *t, world *ample)
     trial_end_all(&other, ample, 1);
     for (uint32_t rank = 0; rank < t->shape.world_size; rank++)
         CHECK_MSG(memcmp(other.recv[rank], t->recv[rank], t->bytes) == 0,
-                  "rank %u of %u, algorithm %u, quantization %u, %llu elements, segments of %u", rank,
-                  t->shape.world_size, t->shape.algorithm, t->shape.quantization,
-                  (unsigned long long)t->shape.count, t->shape.segment_bytes);
+            "rank %u of %u, algorithm %u, quantization %u, %llu elements, segments of %u", rank, t->shape.world_size,
+            t->shape.algorithm, t->shape.quantization, (unsigned long long)t->shape.count, t->shape.segment_bytes);
     if (t->shape.quantization == PCCL_QUANT_NONE)
         trial_check_results(t);
     trial_close(&other);
@@ -141,8 +140,8 @@ static void lost_connections_are_survived(void)
         test_as_usual();
         for (unsigned i = 0; i < p.pumps_count; i += 2)
             if (i / 2 % connections != 0)
-                set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)],
-                          random_below((uint32_t)shape.count), random_below(8));
+                set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below((uint32_t)shape.count),
+                    random_below(8));
         proxied_start(&p);
         trial_submit_all(&t, &p.w);
         trial_await_done(&t, &p.w);

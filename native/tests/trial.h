@@ -32,20 +32,13 @@ static inline void fill_random(void *values, uint32_t dtype, size_t count)
         uint64_t bits = random_u64();
         uint32_t spread = random_below(8);
         switch (dtype) {
-        case PCCL_FLOAT16:
-            ((uint16_t *)values)[i] = (uint16_t)((bits & 0x83ff) | (10 + spread) << 10);
-            break;
-        case PCCL_BFLOAT16:
-            ((uint16_t *)values)[i] = (uint16_t)((bits & 0x807f) | (120 + spread) << 7);
-            break;
-        case PCCL_FLOAT32:
-            ((uint32_t *)values)[i] = (uint32_t)((bits & 0x807fffff) | (120 + spread) << 23);
-            break;
+        case PCCL_FLOAT16: ((uint16_t *)values)[i] = (uint16_t)((bits & 0x83ff) | (10 + spread) << 10); break;
+        case PCCL_BFLOAT16: ((uint16_t *)values)[i] = (uint16_t)((bits & 0x807f) | (120 + spread) << 7); break;
+        case PCCL_FLOAT32: ((uint32_t *)values)[i] = (uint32_t)((bits & 0x807fffff) | (120 + spread) << 23); break;
         case PCCL_FLOAT64:
             ((uint64_t *)values)[i] = (bits & 0x800fffffffffffffu) | (uint64_t)(1016 + spread) << 52;
             break;
-        default:
-            memcpy((uint8_t *)values + i * pccl_dtype_bytes(dtype), &bits, pccl_dtype_bytes(dtype));
+        default: memcpy((uint8_t *)values + i * pccl_dtype_bytes(dtype), &bits, pccl_dtype_bytes(dtype));
         }
     }
 }
@@ -109,8 +102,8 @@ static inline pccl_op_request trial_request(const trial *t, const world *w, uint
     request.send = t->send[rank];
     request.recv = t->recv[rank];
     /* Ranks need not agree on this. */
-    request.rounding = t->shape.quantization != PCCL_QUANT_NONE && rank % 2 ? PCCL_ROUND_STOCHASTIC
-                                                                            : PCCL_ROUND_NEAREST;
+    request.rounding =
+        t->shape.quantization != PCCL_QUANT_NONE && rank % 2 ? PCCL_ROUND_STOCHASTIC : PCCL_ROUND_NEAREST;
     request.rounding_seed = rank;
     return request;
 }
@@ -161,11 +154,11 @@ static inline uint8_t *trial_expected(const trial *t)
         memcpy(expected + at, t->inputs[is_direct ? 0 : (chunk + 1) % world_size] + at, elements * element_bytes);
         for (uint32_t i = 1; i < world_size; i++)
             if (is_direct)
-                pccl_kernel_reduce(shape->dtype, shape->reduce_op, expected + at, expected + at,
-                                   t->inputs[i] + at, elements);
+                pccl_kernel_reduce(
+                    shape->dtype, shape->reduce_op, expected + at, expected + at, t->inputs[i] + at, elements);
             else
                 pccl_kernel_reduce(shape->dtype, shape->reduce_op, expected + at,
-                                   t->inputs[(chunk + 1 + i) % world_size] + at, expected + at, elements);
+                    t->inputs[(chunk + 1 + i) % world_size] + at, expected + at, elements);
         if (shape->reduce_op == PCCL_AVG && world_size > 1)
             pccl_kernel_average(shape->dtype, expected + at, elements, world_size);
         at += elements * element_bytes;
@@ -178,9 +171,9 @@ static inline void trial_check_results(const trial *t)
     uint8_t *expected = trial_expected(t);
     for (uint32_t rank = 0; rank < t->shape.world_size; rank++) {
         CHECK_MSG(memcmp(t->recv[rank], expected, t->bytes) == 0,
-                  "rank %u of %u, algorithm %u, %llu elements of type %u, op %u, segments of %u, in place %d",
-                  rank, t->shape.world_size, t->shape.algorithm, (unsigned long long)t->shape.count, t->shape.dtype, t->shape.reduce_op,
-                  t->shape.segment_bytes, t->in_place);
+            "rank %u of %u, algorithm %u, %llu elements of type %u, op %u, segments of %u, in place %d", rank,
+            t->shape.world_size, t->shape.algorithm, (unsigned long long)t->shape.count, t->shape.dtype,
+            t->shape.reduce_op, t->shape.segment_bytes, t->in_place);
         if (!t->in_place)
             CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
     }
