@@ -4,13 +4,14 @@ Groups of machines on different sites train one model over ordinary internet lin
 `Communicator`; `examples/` shows the usual loops, each module's docstring says how it works and why.
 """
 
+from pccl._collectives import AsyncCollectiveHandle
+from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor
+from pccl._version import __version__
 from pccl.async_communicator import AsyncCommunicator
-from pccl.collectives import AsyncCollectiveHandle
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.logs import configure as _configure_logging
 from pccl.master_node import MasterNode
-from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor
 from pccl.shared_state import SharedState, TensorInfo
 from pccl.types import (
     Attribute,
@@ -29,7 +30,6 @@ from pccl.types import (
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
-from pccl.version import __version__
 
 __all__ = [
     "AsyncCollectiveHandle",

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import trio
 
-from pccl import security, timeouts
-from pccl.collective_methods import Collectives
-from pccl.collectives import AsyncCollectiveHandle, CallOf
+from pccl import _timeouts, security
+from pccl._collective_methods import Collectives
+from pccl._collectives import AsyncCollectiveHandle, CallOf
+from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
+from pccl._timeouts import DEFAULT, Default, Timeout
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind
 from pccl.protocol.peer import View, alone_in
-from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime.data_plane.engine import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network import addresses
@@ -29,7 +30,6 @@ from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprin
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads import portal
 from pccl.shared_state import SharedState
-from pccl.timeouts import DEFAULT, Default, Timeout
 from pccl.types import (
     Attribute,
     CollectiveInfo,
@@ -128,7 +128,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         )
         self.address = address
         secret = security.token(token, "Communicator")
-        self.timeout = timeouts.checked_s(timeout, "Communicator")
+        self.timeout = _timeouts.checked_s(timeout, "Communicator")
         self._options = SessionOptions(
             group=peer_group,
             connections=connections or CONNECTIONS_DEFAULT,
@@ -144,7 +144,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
             encrypt=security.encryption(encrypt, secret, "Communicator"),
             ssl_context=security.client_tls(ssl_context, "Communicator"),
             segment_bytes=segment_bytes,
-            master_timeout_s=timeouts.master_timeout_s(master_timeout, "Communicator"),
+            master_timeout_s=_timeouts.master_timeout_s(master_timeout, "Communicator"),
         )
         if not all(addresses.is_loopback(host) for host, _ in self._masters):
             # Where the master is out of strangers' reach, nobody tells them the run's name, without which peers refuse.
@@ -492,7 +492,7 @@ class AsyncCommunicator(Collectives[Coroutine[Any, Any, CollectiveInfo]]):
         return session.view
 
     def timeout_s(self, timeout: Timeout, func_name: str) -> float | None:
-        return self.timeout if isinstance(timeout, Default) else timeouts.checked_s(timeout, func_name)
+        return self.timeout if isinstance(timeout, Default) else _timeouts.checked_s(timeout, func_name)
 
     def begin_close(self) -> bool:
         """Refuses all further calls, from any thread. Whether `close` has anything left to do."""

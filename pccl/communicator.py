@@ -9,7 +9,11 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pccl import timeouts
+from pccl import _timeouts
+from pccl._collective_methods import Collectives
+from pccl._collectives import AsyncCollectiveHandle, CallOf
+from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
+from pccl._timeouts import DEFAULT, Timeout
 from pccl.async_communicator import (
     CANCEL_GRACE_S,
     INTERRUPT_GRACE_S,
@@ -20,16 +24,12 @@ from pccl.async_communicator import (
     gave_up,
     require_outcome,
 )
-from pccl.collective_methods import Collectives
-from pccl.collectives import AsyncCollectiveHandle, CallOf
 from pccl.errors import PCCLError
-from pccl.reduce import AsyncReduceHandle, ReduceOpDescriptor, info_of, op_spec
 from pccl.runtime.data_plane.engine import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
 from pccl.runtime.threads import portal
 from pccl.shared_state import SharedState
-from pccl.timeouts import DEFAULT, Timeout
 from pccl.types import (
     Attribute,
     CollectiveInfo,
@@ -156,7 +156,7 @@ class Communicator(Collectives[CollectiveInfo]):
         Takes a few seconds at most, whoever does not answer. TIMEOUT if `timeout` passes before; it then goes on
         leaving by itself. The communicator's own timeout does not count here.
         """
-        limit_s = timeouts.checked_s(timeout, "close")
+        limit_s = _timeouts.checked_s(timeout, "close")
         self._before_leaving.clear()
         self._finalizer.detach()
         if self._inner.begin_close():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.types import Result
 
 

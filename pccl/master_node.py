@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from pccl import security, timeouts
+from pccl import _timeouts, security
 from pccl.errors import PCCLError
 from pccl.protocol.failover import Beginning
 from pccl.protocol.master.options import MasterOptions
@@ -200,7 +200,7 @@ class MasterNode:
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until it has stopped; False if `timeout` seconds passed first. INTERNAL_ERROR if a fault of pccl has
         ended it; other masters and communicators of the process are none the worse for that."""
-        limit_s = timeouts.checked_s(timeout, "MasterNode.wait")
+        limit_s = _timeouts.checked_s(timeout, "MasterNode.wait")
         if self._service is None:
             return True
         if not self._service.stopped.wait(limit_s):

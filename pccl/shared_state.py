@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pccl._operands import Operand, resolve
 from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError, integer_argument
-from pccl.operands import Operand, resolve
 from pccl.runtime.state.tensor_blocks import StateTensor
 from pccl.types import Result
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
-from pccl.integers import as_int
+from pccl._integers import as_int
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
+from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.ledger import Ledger
@@ -24,7 +25,6 @@ from pccl.protocol.point_to_point import participants
 from pccl.protocol.quorum import QuorumView
 from pccl.protocol.recovery_report import Recovered, RecoveredGroup, unheard
 from pccl.protocol.returning import Returning
-from pccl.version import __version__
 
 VIEWS_PER_TERM = 10**6
 """Two masters that know of the same view never make the same next one."""

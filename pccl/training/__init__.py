@@ -49,7 +49,7 @@
     relaunch       a collective that is launched again after losses
     report         what a step of any of them returns
 
-All of it uses the public API of pccl alone, `pccl.signs` and `pccl.floating_point`. torch is never imported here: a
+All of it uses the public API of pccl alone, `pccl.signs` and `pccl._floating_point`. torch is never imported here: a
 program that hands over a torch module has imported it. Objects are for one thread; all peers of a group make the same
 calls in the same order.
 """

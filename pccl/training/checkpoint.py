@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pccl
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training import state_codec, tensor_file
 from pccl.training.site import Site
 from pccl.training.tensor_file import CheckpointError, Contents, Entry

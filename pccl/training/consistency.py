@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training import state_codec
 from pccl.training.relaunch import Relaunched
 from pccl.training.seats import until_committed

@@ -58,7 +58,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result, SharedState, TensorInfo
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Snapshot, Stateful
 from pccl.training.checkpointed import Checkpointed

@@ -57,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.deal import Range
 from pccl.training.membership import own_number
 from pccl.training.permutation import permutation

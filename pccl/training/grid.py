@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from pccl.signs import SUM_MAX, sign_words
 from pccl.training.elements import Elements, HostElements, Tensor
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training import state_codec
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful

@@ -53,7 +53,7 @@ from pccl import (
     SharedState,
     SharedStateSyncStrategy,
 )
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training import roll_call
 from pccl.training.roll_call import Row
 from pccl.training.site import Site

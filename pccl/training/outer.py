@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
 

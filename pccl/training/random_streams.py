@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl.integers import as_int
+from pccl._integers import as_int
 
 NUMBERS, SEEDS = 0, 1
 """What the numbers are for, the upper half of the key."""

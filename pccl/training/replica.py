@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from pccl.training.outer import Vector
 from pccl.training.shards import describe, local_shard
 from pccl.training.torch_arithmetic import default_torch_arithmetic

@@ -54,8 +54,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
-from pccl.floating_point import default_environment
-from pccl.integers import as_int
+from pccl._floating_point import default_environment
+from pccl._integers import as_int
 from pccl.training import gradient_byte, step_log
 from pccl.training.buffers import AVERAGE, exchanged_buffers
 from pccl.training.checkpoint import Loaded, Snapshot, Stateful

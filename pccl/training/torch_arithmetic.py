@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 
 GRAIN = 1 << 15
 """Elements that are worth a thread to torch (at::internal::GRAIN_SIZE)."""

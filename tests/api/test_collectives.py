@@ -527,14 +527,14 @@ def test_a_root_that_has_left_is_lost_for_all() -> None:
         old = cluster[1].membership
         assert old == Membership(1, (1, 2, 3))
         cluster.close(cluster[0])
-        from pccl import collectives
+        from pccl import _collectives
         from pccl.protocol.peer import View
 
         seen = View(0, 0, 2, 0, old.peers, {0: 3})
         arrays = [np.array([i]) for i in range(2)]
 
         def late(peer: Communicator) -> CollectiveInfo:
-            call = collectives.broadcast(arrays[0], 0, 0, None, None)
+            call = _collectives.broadcast(arrays[0], 0, 0, None, None)
             return peer._collective(lambda _, name: call(seen, name), None, "broadcast")
 
         found = outcomes([lambda: late(cluster[0]), lambda: cluster[1].broadcast(arrays[1], root=0)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pccl import MasterNode
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from tests.api import odd_arithmetic
 from tests.api.arithmetic_peer import KINDS
 from tests.support.cluster import WAIT_S, Background

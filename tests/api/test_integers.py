@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, ReduceDescriptor, ReduceOpDescriptor, Result, SharedState
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training import DiLoCo
 from tests.support.cluster import SUM, Cluster, ones, outcomes, refusal, results, run_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,12 +28,20 @@ OWN_NAMES = {
     *("AsyncCollectiveHandle", "CollectiveInfo", "Membership"),
 }
 
+# Top-level modules that users may import beside `pccl` itself; those with an underscore are pccl's own. Of the folders
+# only `pccl.training` is for users: scripts should import nothing of the others.
+PUBLIC_MODULES = {
+    *("async_communicator", "communicator", "errors", "logs", "master_node", "metrics", "security", "shared_state"),
+    *("signs", "status", "types"),
+}
+PUBLIC_FOLDERS = {"training"}
+
 # Of each part of the package: modules that it must not import, nor anything below them.
 FORBIDDEN = {
     "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
         pccl._native pccl.runtime pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher""",
     "runtime": "pccl.communicator pccl.devices pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher torch",
-    "devices": "pccl.communicator pccl.async_communicator pccl.reduce pccl.operands pccl.training trio torch",
+    "devices": "pccl.communicator pccl.async_communicator pccl._reduce pccl._operands pccl.training trio torch",
     "web": """pccl.communicator pccl.master_node pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher
         pccl._native numpy torch""",
     "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",
@@ -43,7 +52,7 @@ USERS_OF_THE_API = {
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher", "pccl.status"],
-    "training": ["pccl.signs", "pccl.floating_point", "pccl.integers"],
+    "training": ["pccl.signs", "pccl._floating_point", "pccl._integers"],
 }
 # Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
 RUNTIME_LAYERS = ["extension", "threads", "network", "data_plane", "state", "master", "session"]
@@ -200,6 +209,23 @@ def test_exported_names() -> None:
     assert sorted(pccl.__all__) == sorted(REFERENCE_NAMES | OWN_NAMES)
     for name in pccl.__all__:
         assert getattr(pccl, name) is not None
+
+
+def test_public_modules_are_those_without_an_underscore() -> None:
+    found = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("_")}
+    assert found == PUBLIC_MODULES
+
+
+def test_documentation_imports_public_modules_only() -> None:
+    allowed = [f"pccl.{name}" for name in PUBLIC_MODULES | PUBLIC_FOLDERS]
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.py"))]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in documents
+        for module in re.findall(r"^\s*(?:from|import) (pccl\.[\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if not _within(module, allowed)
+    ]
+    assert not wrong
 
 
 def test_import_loads_no_optional_dependency() -> None:

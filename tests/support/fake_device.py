@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from pccl import DataType, operands
+from pccl import DataType, _operands
+from pccl._operands import Operand
 from pccl.devices import staging, torch_cuda
 from pccl.devices.device import Event, HostMemory
-from pccl.operands import Operand
 
 DELAY_S_MAX = 0.002
 POISON = 0xA5
@@ -271,11 +271,11 @@ def _operand(array: Any) -> Operand | None:
 @contextmanager
 def known_arrays() -> Iterator[None]:
     """pccl takes FakeArrays meanwhile."""
-    operands._others.append(_operand)
+    _operands._others.append(_operand)
     try:
         yield
     finally:
-        operands._others.remove(_operand)
+        _operands._others.remove(_operand)
 
 
 @contextmanager

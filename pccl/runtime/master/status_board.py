@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
 from pccl.protocol.failover import Failover
 from pccl.protocol.snapshot import snapshot
 from pccl.protocol.status import RunStatus
-from pccl.version import __version__
 
 REFRESH_S = 0.5
 

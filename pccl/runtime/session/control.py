@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import trio
 
+from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError
@@ -35,7 +36,6 @@ from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.master_line import MasterLine
 from pccl.runtime.session.options import SessionOptions
 from pccl.runtime.threads.tasks import start_task
-from pccl.version import __version__
 
 WELCOME_TIMEOUT_S = 10.0
 REATTACH_SHARE = 0.5

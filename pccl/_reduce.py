@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from pccl import timeouts
+from pccl import _timeouts
+from pccl._operands import require_alike, resolve
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
-from pccl.operands import require_alike, resolve
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.engine import Buffers, OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -227,7 +227,7 @@ class AsyncHandle(Generic[Info]):
         disturb an op.
         """
         name = f"{type(self).__name__}.wait"
-        limit_s = timeouts.checked_s(timeout, name)
+        limit_s = _timeouts.checked_s(timeout, name)
         try:
             self._op.wait(limit_s)
         finally:

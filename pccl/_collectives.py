@@ -18,13 +18,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from pccl._operands import Operand, empty_like, require_alike, resolve, resolve_bytes
+from pccl._reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.devices.device import Device
 from pccl.devices.staging import Cargo, Piece, Span, Staging
 from pccl.errors import PCCLError, integer_argument
-from pccl.operands import Operand, empty_like, require_alike, resolve, resolve_bytes
 from pccl.protocol.peer import View
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
-from pccl.reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.runtime.data_plane.engine import Buffers, OpSpec, Pair, Placement, Root
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result

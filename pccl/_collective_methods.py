@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from pccl import collectives
-from pccl.collectives import AsyncCollectiveHandle, CallOf
-from pccl.timeouts import DEFAULT, Timeout
+from pccl import _collectives
+from pccl._collectives import AsyncCollectiveHandle, CallOf
+from pccl._timeouts import DEFAULT, Timeout
 from pccl.types import ReduceAlgorithm, ReduceOp
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class LaunchedCollectives(ABC):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.all_gather(send, recv, tag, algorithm, step), "all_gather_async")
+        return self.launch_collective(_collectives.all_gather(send, recv, tag, algorithm, step), "all_gather_async")
 
     def reduce_scatter_async(
         self,
@@ -47,22 +47,22 @@ class LaunchedCollectives(ABC):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        call = collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
+        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
         return self.launch_collective(call, "reduce_scatter_async")
 
     def broadcast_async(
         self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None, step: int | None = None
     ) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.broadcast(array, root, tag, algorithm, step), "broadcast_async")
+        return self.launch_collective(_collectives.broadcast(array, root, tag, algorithm, step), "broadcast_async")
 
     def send_async(self, array: Any, *, to: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.send(array, to, tag, step), "send_async")
+        return self.launch_collective(_collectives.send(array, to, tag, step), "send_async")
 
     def recv_async(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.recv(array, from_, tag, step), "recv_async")
+        return self.launch_collective(_collectives.recv(array, from_, tag, step), "recv_async")
 
     def barrier_async(self, *, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
-        return self.launch_collective(collectives.barrier(tag, step), "barrier_async")
+        return self.launch_collective(_collectives.barrier(tag, step), "barrier_async")
 
 
 class Collectives(LaunchedCollectives, Generic[T]):
@@ -100,7 +100,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         world in which the op starts fails it on all peers with INVALID_ARGUMENT. `send` may be the part of `recv` where
         it belongs, and costs no copy then.
         """
-        return self._collective(collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
+        return self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
 
     def reduce_scatter(
         self,
@@ -121,7 +121,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         longer where it cannot be divided evenly. The part is in `recv`, of any shape with so many elements, or, if that
         is left out, in a new flat array: the `array` of what is returned. `recv` must not overlap `send`.
         """
-        call = collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
+        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
         return self._collective(call, timeout, "reduce_scatter")
 
     def broadcast(
@@ -142,7 +142,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         INVALID_ARGUMENT on all peers if there is no such rank. On failure the array is as it was, also where it had
         been overwritten in part.
         """
-        return self._collective(collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
+        return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
 
     def send(self, array: Any, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
         """Sends `array` to rank `to`, and returns once that has received it.
@@ -156,12 +156,12 @@ class Collectives(LaunchedCollectives, Generic[T]):
         was lost just as it was done, the send succeeds. INVALID_ARGUMENT on both where their arrays differ in dtype
         or shape.
         """
-        return self._collective(collectives.send(array, to, tag, step), timeout, "send")
+        return self._collective(_collectives.send(array, to, tag, step), timeout, "send")
 
     def recv(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
         """Receives into `array` what rank `from_` sends; see `send`. On failure the array is undefined."""
-        return self._collective(collectives.recv(array, from_, tag, step), timeout, "recv")
+        return self._collective(_collectives.recv(array, from_, tag, step), timeout, "recv")
 
     def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
         """Returns once all peers of the group have called it."""
-        return self._collective(collectives.barrier(tag, step), timeout, "barrier")
+        return self._collective(_collectives.barrier(tag, step), timeout, "barrier")
