@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pccl.protocol.figures import Figures
+from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.topology import ring_links
 
 UNKNOWN = -1
@@ -33,33 +33,33 @@ BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
 """What a rank's chunk may have where the limit is UNKNOWN (pccl_algorithm_default in native/src/direct_plan.c)."""
 OTHERWISE_BITS = 2
-"""A limit is worth a new ring if it is another by this power of two: less is the figures' own spread."""
+"""A limit is worth a new ring if it is another by this power of two: less is the metrics' own spread."""
 
 
-def direct_limit(ring: Sequence[int], figures: Figures) -> int:
+def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:
     """Bytes of an op: 0, a power of two, or UNKNOWN."""
     world_size = len(ring)
-    hosts = Counter(figures.hosts(peer) for peer in ring)
+    hosts = Counter(metrics.hosts(peer) for peer in ring)
     if world_size < 3 or len(hosts) < 2:
         return UNKNOWN
     known = {}
     for sender in ring:
         for receiver in ring:
             if sender != receiver:
-                figure = figures.get((sender, receiver))
-                if figure is None or figures.is_unreachable((sender, receiver)):
+                metric = metrics.get((sender, receiver))
+                if metric is None or metrics.is_unreachable((sender, receiver)):
                     return UNKNOWN
-                known[sender, receiver] = figure
+                known[sender, receiver] = metric
     around = [known[pair] for pair in ring_links(ring)]
-    ring_delay_s = sum(max(figure.latency_s, STEP_S) for figure in around) / world_size
-    ring_s_per_byte = 1 / min(figure.bytes_per_s for figure in around)
+    ring_delay_s = sum(max(metric.latency_s, STEP_S) for metric in around) / world_size
+    ring_s_per_byte = 1 / min(metric.bytes_per_s for metric in around)
 
-    far = {pair: figure for pair, figure in known.items() if not figures.are_on_one_host(pair)}
-    direct_delay_s = max(max(figure.latency_s for figure in far.values()), STEP_S)
-    direct_s_per_byte = 1 / min(figure.bytes_per_s for figure in far.values())
+    far = {pair: metric for pair, metric in known.items() if not metrics.are_on_one_host(pair)}
+    direct_delay_s = max(max(metric.latency_s for metric in far.values()), STEP_S)
+    direct_s_per_byte = 1 / min(metric.bytes_per_s for metric in far.values())
     for host, count in hosts.items():
         for end in (0, 1):
-            line = max(figure.bytes_per_s for pair, figure in far.items() if figures.hosts(pair[end]) == host)
+            line = max(metric.bytes_per_s for pair, metric in far.items() if metrics.hosts(pair[end]) == host)
             direct_s_per_byte = max(direct_s_per_byte, count * (world_size - count) / line)
 
     def is_direct_faster(count: int) -> bool:

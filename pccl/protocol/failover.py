@@ -10,14 +10,14 @@ when leadership begins or ends. It is
     vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
     leading     all is passed on to the `Master`
 
-Gathering. A peer that has lost its master says Resume, and where it stands when it is asked (Gather, Stand). As soon as
-a majority of the run's last view has come, so far as those who are here know of it, they are asked to follow in a term
-higher than any that has been heard of (Lead), and answer with their recovery report (Follow); from then on they follow
-no lower term. When a majority does, and all of the view or enough time has passed since it was complete and since
-somebody came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt (`recovery_report`,
-`recovery`) and led: one who has waited here for longer, because it alone was cut off from the last master, hurries
-nobody, and nobody is late because this master is busy with thousands of others. Until then nobody is evicted: there is
-nobody to do it. What one says costs the same however many are here (`summary_tally`).
+Gathering. A peer that has lost its master says Resume, and which views it knows when it is asked (PreVoteRequest,
+PreVote). As soon as a majority of the run's last view has come, so far as those who are here know of it, they are asked
+to follow in a term higher than any that has been heard of (VoteRequest), and answer with their recovery report (Vote);
+from then on they follow no lower term. When a majority does, and all of the view or enough time has passed since it was
+complete and since somebody came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt
+(`recovery_report`, `recovery`) and led: one who has waited here for longer, because it alone was cut off from the last
+master, hurries nobody, and nobody is late because this master is busy with thousands of others. Until then nobody is
+evicted: there is nobody to do it. What one says costs the same however many are here (`summary_tally`).
 
 How long is enough depends on who else can have led the run on:
 
@@ -76,7 +76,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence, bounded_s
 from pccl.protocol.gathering import Claim, Gathering
 from pccl.protocol.known_runs import KnownRuns
-from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
+from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.master.run_state import RunState
@@ -339,7 +339,7 @@ class Failover:
             master_timeout_s,
             self._now + bounded_s(message.patience_s, master_timeout_s),
         )
-        self._say(connection, m.Gather())
+        self._say(connection, m.PreVoteRequest())
         known = self._known.fence.term if self._known.fence is not None and self._known.fence.run == message.run else 0
         gathering = self._gatherings.get(message.run)
         if gathering is None:
@@ -360,9 +360,9 @@ class Failover:
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
-        elif isinstance(message, m.Stand | m.Follow):
-            summary = message.report if isinstance(message, m.Follow) else message
-            if isinstance(message, m.Follow) and message.term != claim.asked:
+        elif isinstance(message, m.PreVote | m.Vote):
+            summary = message.report if isinstance(message, m.Vote) else message
+            if isinstance(message, m.Vote) and message.term != claim.asked:
                 return  # it has been asked for a higher one since
             gathering = self._gatherings[claim.run]
             summary = gathering.here.views.shared(summary)
@@ -372,9 +372,9 @@ class Failover:
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
             self._known.note_view(gathering, summary.installed)
-            is_following = isinstance(message, m.Follow) and message.term == gathering.term
+            is_following = isinstance(message, m.Vote) and message.term == gathering.term
             gathering.said(claim, summary, is_following, self._now)
-            if isinstance(message, m.Follow):
+            if isinstance(message, m.Vote):
                 self._consider(claim.run)
             else:
                 self._ask(claim.run)
@@ -405,7 +405,7 @@ class Failover:
             gathering.majority_at = self._now if gathering.majority_at is None else gathering.majority_at
             for claim in gathering.to_ask():
                 claim.asked = gathering.term
-                self._say(claim.connection, m.Lead(claim.asked))
+                self._say(claim.connection, m.VoteRequest(claim.asked))
         if gathering.tells_at is not None and self._now >= gathering.tells_at:
             gathering.tells_at = None
             self._log("info", gathering.account(here, self._now, self._known.is_fenced(gathering)))
@@ -519,7 +519,7 @@ class Failover:
         if self._claims or (self._now < self.birth_at and message.may_found and not self.is_standby):
             self._held[connection] = host, message, self._now
             who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"
-            self._effects.append(Log("info", who, is_of_stranger=True))
+            self._effects.append(MasterLog("info", who, is_unauthenticated=True))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -611,7 +611,7 @@ class Failover:
         self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason, self.master.secret))
 
     def _log(self, level: str, text: str) -> None:
-        self._effects.append(Log(level, text))
+        self._effects.append(MasterLog(level, text))
         self.master.state.history.logged(self._now, level, text)
 
     def _drain(self) -> list[Effect]:

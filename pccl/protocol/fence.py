@@ -3,8 +3,9 @@
 A master that is its run's only one may lose most of a view and go on with the rest. If it dies, those whom it lost may
 be a majority of the last view that they know of. What tells them from the others is the master's memory, or its disk:
 
-    1  Before a view is announced (Prepare) or a term is begun (Lead, Resumed), the record that names it is written.
-       So whoever may have committed something without a peer is named by a record that does not name that peer.
+    1  Before a view is announced (Prepare) or a term is begun (VoteRequest, Resumed), the record that names it is
+       written. So whoever may have committed something without a peer is named by a record that does not name that
+       peer.
     2  A successor that has the record takes the recorded view in force for the last one, and a recorded prepared view
        for one that may be in force, also if no survivor tells of it: see `recovery_report.quorum_of`.
     3  Whoever has followed a higher term than the record's has followed a master that does not share it. The record is

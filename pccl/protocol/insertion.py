@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pccl.protocol.figures import Figures
+from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.topology import ring_links
 
 
-def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], figures: Figures) -> list[int]:
+def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
     """In the order of their numbers: each beside those who share its host, unless more is known; at the end if nothing
     is. All others keep their order, and so their links but one for each newcomer."""
     found = list(ring)
-    rates = [figure.bytes_per_s for pair in ring_links(ring) if (figure := figures.get(pair)) is not None]
+    rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
     slowest = min(rates, default=float("inf"))
     for peer in sorted(newcomers):
-        found.insert(_place(found, peer, figures, slowest), peer)
+        found.insert(_place(found, peer, metrics, slowest), peer)
     return found
 
 
-def _place(ring: Sequence[int], peer: int, figures: Figures, slowest: float) -> int:
+def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float) -> int:
     """Before whom it comes. `slowest`, in bytes per second, is that of the ring's links so far."""
-    if not figures.knows_host_of(peer):
-        hosts = figures.hosts(peer)
-        beside = [at for at, other in enumerate(ring) if figures.hosts(other) == hosts]
+    if not metrics.knows_host_of(peer):
+        hosts = metrics.hosts(peer)
+        beside = [at for at, other in enumerate(ring) if metrics.hosts(other) == hosts]
         return beside[-1] + 1 if beside else len(ring)
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
         """What is slow, only as far as it is slower than the ring is."""
         new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
-        unreachable = sum(figures.is_unreachable(pair) for pair in new)
-        known = [figure for pair in new if (figure := figures.get(pair)) is not None]
-        rate = min([slowest, *(figure.bytes_per_s for figure in known)])
-        replaced = figures.get((ring[at - 1], ring[at % len(ring)]))
-        more_s = sum(figure.latency_s for figure in known) - (replaced.latency_s if replaced is not None else 0.0)
+        unreachable = sum(metrics.is_unreachable(pair) for pair in new)
+        known = [metric for pair in new if (metric := metrics.get(pair)) is not None]
+        rate = min([slowest, *(metric.bytes_per_s for metric in known)])
+        replaced = metrics.get((ring[at - 1], ring[at % len(ring)]))
+        more_s = sum(metric.latency_s for metric in known) - (replaced.latency_s if replaced is not None else 0.0)
         return unreachable, 2 - len(known), -rate, more_s, -at
 
     return min(range(1, len(ring) + 1), key=harm, default=0)

@@ -19,7 +19,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -44,7 +44,7 @@ OPS_MAX = 2**18
 """Ops that one message of a peer may name."""
 PEERS_MAX = 2**14
 REPORTED_EPOCHS_MAX = 16
-FIGURES_KEPT_MAX = 128
+METRICS_KEPT_MAX = 128
 """Measurements that a peer remembers for a master after this one: all of its own in a group in which all pairs are
 measured, and those of the last calls in a larger one."""
 REASON_CHARACTERS_MAX = 2**14
@@ -81,11 +81,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True):
     """Base of what messages are composed of."""
 
 
-class Member(Record, frozen=True):
+class PeerInfo(Part, frozen=True):
     """A peer as the others need to know it."""
 
     peer: int
@@ -98,7 +98,7 @@ class Member(Record, frozen=True):
     name: str = ""
 
 
-class Ring(Record, frozen=True):
+class Ring(Part, frozen=True):
     """A group's ring order. `epoch` is the view in which it last changed."""
 
     group: int
@@ -106,7 +106,7 @@ class Ring(Record, frozen=True):
     peers: list[int]
 
 
-class TensorOffer(Record, frozen=True):
+class TensorOffer(Part, frozen=True):
     name: str
     dtype: str
     shape: list[int]
@@ -114,7 +114,7 @@ class TensorOffer(Record, frozen=True):
     """Content may differ between peers of one revision."""
 
 
-class LinkFigure(Record, frozen=True):
+class LinkMetric(Part, frozen=True):
     """What was measured of the link to a peer, or from it where it `is_inbound`."""
 
     peer: int
@@ -127,7 +127,7 @@ class LinkFigure(Record, frozen=True):
         return (self.peer, measurer) if self.is_inbound else (measurer, self.peer)
 
 
-class SyncOffer(Record, frozen=True):
+class SyncOffer(Part, frozen=True):
     """What a peer brings to sync_shared_state."""
 
     strategy: str
@@ -166,7 +166,7 @@ class Hello(Message, frozen=True):
     """For so long it looks for a master after it has lost one."""
 
 
-class BeatHello(Message, frozen=True):
+class HeartbeatHello(Message, frozen=True):
     """The first and only message on a peer's second connection to the master, which carries heartbeats: after
     `Accepted`, each side sends a byte every so often. The peer makes it upon Welcome, and anew whenever it is closed.
     """
@@ -178,8 +178,8 @@ class BeatHello(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """The first message on a control connection of a peer that has lost its master. The answer is Gather, Elsewhere,
-    StartOver or Goodbye."""
+    """The first message on a control connection of a peer that has lost its master. The answer is PreVoteRequest,
+    Elsewhere, StartOver or Goodbye."""
 
     protocol: int
     run: str
@@ -210,7 +210,7 @@ class Reattach(Message, frozen=True):
     auth: bytes = b""
 
 
-class Aborted(Record, frozen=True):
+class Aborted(Part, frozen=True):
     """A verdict that was heard."""
 
     tag: int
@@ -219,32 +219,33 @@ class Aborted(Record, frozen=True):
     reason: Reason
 
 
-class Met(Record, frozen=True):
-    """How the last joint call of a kind ended that this peer took part in. `meeting` as of JointResult."""
+class JointOutcome(Part, frozen=True):
+    """How the last joint call of a kind ended that this peer took part in. `call_number` as of JointResult."""
 
     kind: str
-    meeting: int
+    call_number: int
     code: int
     reason: Reason
     value: int
 
 
-class InstalledView(Record, frozen=True):
+class InstalledView(Part, frozen=True):
     view: int
     rings: list[Ring]
     is_meshed: bool
     """The group of whoever says so is a mesh."""
 
 
-class PreparedView(Record, frozen=True):
+class PreparedView(Part, frozen=True):
     view: int
     rings: list[Ring]
     answered: bool
     """LinksReady was said, so it may be in force elsewhere."""
 
 
-class Stand(Message, frozen=True):
-    """The answer to Gather: the views that this peer knows of. As of RecoveryReport; nothing is promised by it."""
+class PreVote(Message, frozen=True):
+    """The answer to PreVoteRequest: the views that this peer knows of, with the meanings that they have in
+    RecoveryReport. Nothing is promised by it."""
 
     installed: InstalledView | None
     prepared: PreparedView | None
@@ -252,10 +253,10 @@ class Stand(Message, frozen=True):
     answered: list[PreparedView] = []
 
 
-class RecoveryReport(Record, frozen=True):
+class RecoveryReport(Part, frozen=True):
     """What a peer knows of its run. See `recovery_report`."""
 
-    me: Member
+    me: PeerInfo
     installed: InstalledView | None
     """The last one."""
     prepared: PreparedView | None
@@ -270,18 +271,18 @@ class RecoveryReport(Record, frozen=True):
     """The same, with a reason of their own."""
     waits_in: str
     """The kind of joint call that it is in; empty: none."""
-    met: list[Met]
+    outcomes: list[JointOutcome]
     joined_after: int
-    """The last meeting before it was accepted."""
+    """The joint-call number of the last one before it was accepted."""
     synced: tuple[int, int] | None
-    """The meeting and the revision of the last sync that it took part in with success."""
+    """The joint-call number and the revision of the last sync that it took part in with success."""
     unlinked: list[int]
     """Peers of its ring that it has no link with."""
     peer_timeout_s: float
     engine_threads: int
     site: str = ""
     site_size: int = 0
-    figures: Annotated[list[tuple[LinkFigure, Age]], msgspec.Meta(max_length=FIGURES_KEPT_MAX)] = []
+    link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
     """What it has measured, the oldest first, and how long before Resume."""
     secret: Secret = b""
     """As of Welcome."""
@@ -289,8 +290,8 @@ class RecoveryReport(Record, frozen=True):
     """Of masters before the one that made `prepared`, what it had answered of what is newer than `installed`."""
 
 
-class Follow(Message, frozen=True):
-    """The answer to Lead: this peer follows no master of a lower term any more."""
+class Vote(Message, frozen=True):
+    """The answer to VoteRequest: this peer follows no master of a lower term any more."""
 
     term: int
     report: RecoveryReport
@@ -421,10 +422,10 @@ class Probes(Message, frozen=True):
     """The answer to `Probe`. What could not be measured is not among it."""
 
     probe: int
-    found: Annotated[list[LinkFigure], msgspec.Meta(max_length=PEERS_MAX)]
+    found: Annotated[list[LinkMetric], msgspec.Meta(max_length=PEERS_MAX)]
 
 
-class LinkReport(Record, frozen=True):
+class LinkReport(Part, frozen=True):
     """A link to another peer: payload sent over it since it was made, by ops."""
 
     peer: int
@@ -465,7 +466,8 @@ class Welcome(Message, frozen=True):
     peer_timeout_s: float = 5.0
     """Whoever is silent for longer counts as lost, on either side."""
     engine_threads: int = 1
-    """Lanes of each peer. A link's connection belongs to lane `LinkHello.index` modulo their number on both sides."""
+    """The number of engine threads of each peer. A link's connection belongs to thread `LinkHello.index` modulo that
+    number, on both sides."""
     secret: Secret = b""
     """The run's. A master that has it knows the run."""
     obstacle: Reason = ""
@@ -479,12 +481,13 @@ class Reattached(Message, frozen=True):
     """Messages of the peer, over all connections of the session."""
 
 
-class Gather(Message, frozen=True):
-    """This master leads no run, and might lead yours once a majority of its last view has come. The answer is Stand."""
+class PreVoteRequest(Message, frozen=True):
+    """This master leads no run, and might lead yours once a majority of its last view has come. The answer is
+    PreVote."""
 
 
-class Lead(Message, frozen=True):
-    """A majority has come: this master would lead your run in this term. The answer is Follow, unless you have followed
+class VoteRequest(Message, frozen=True):
+    """A majority has come: this master would lead your run in this term. The answer is Vote, unless you have followed
     one of this term or a higher one."""
 
     term: int
@@ -541,7 +544,7 @@ class Prepare(Message, frozen=True):
     """
 
     view: int
-    members: list[Member]
+    members: list[PeerInfo]
     rings: list[Ring]
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
@@ -554,7 +557,7 @@ class Prepare(Message, frozen=True):
 class Trial(Message, frozen=True):
     """To a newcomer that was evicted for its links before: it is let in once it has connections with these."""
 
-    members: list[Member]
+    members: list[PeerInfo]
 
 
 class Install(Message, frozen=True):
@@ -564,7 +567,7 @@ class Install(Message, frozen=True):
 
     view: int
     is_meshed: bool = False
-    meeting: int = 0
+    call_number: int = 0
     """The last one before whoever is accepted by this."""
     direct_limit: int = UNKNOWN
     is_local: bool = False
@@ -604,7 +607,7 @@ class JointResult(Message, frozen=True):
     reason: str = ""
     value: int = 0
     """are_peers_pending: how many wait. sync_shared_state: the elected revision."""
-    meeting: int = 0
+    call_number: int = 0
     """Counts the joint calls of the run that ended for all who were to make them. 0: this one ended for some."""
 
 
@@ -642,10 +645,10 @@ class Status(Message, frozen=True):
 
 FromPeer = (
     Hello
-    | BeatHello
+    | HeartbeatHello
     | Resume
-    | Stand
-    | Follow
+    | PreVote
+    | Vote
     | Leave
     | JointCall
     | JointCancel
@@ -666,8 +669,8 @@ FromPeer = (
 )
 FromMaster = (
     Welcome
-    | Gather
-    | Lead
+    | PreVoteRequest
+    | VoteRequest
     | Resumed
     | Elsewhere
     | StartOver
@@ -790,15 +793,15 @@ class BlockRequest(Message, frozen=True):
 
 PeerOpening = LinkHello | StateHello | ProbeHello
 PeerAnswer = Accepted | Rejected
-BeatAnswer = Accepted | Goodbye | Elsewhere
+HeartbeatAnswer = Accepted | Goodbye | Elsewhere
 Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
 """Accepted and Status, or Goodbye."""
 ReattachAnswer = Reattached | Rejected | Goodbye
-Opening = Hello | BeatHello | Resume | Reattach | StatusRequest | PeerOpening
+Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | PeerOpening
 """All that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
 
 # msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
-msgspec.msgpack.Decoder(FromPeer | FromMaster | Opening | PeerAnswer | BeatAnswer | Credential)
+msgspec.msgpack.Decoder(FromPeer | FromMaster | Opening | PeerAnswer | HeartbeatAnswer | Credential)

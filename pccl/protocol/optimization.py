@@ -6,7 +6,7 @@
 
 Rounds. No host sends in two links of a round, nor receives in two, and no pair is measured both ways at once; links
 between peers of one host, which share no wire, only must not share a sender or a receiver. A host may well send in one
-and receive in another: so it does in a ring. Links are due that have no fresh figure, those of the present ring first;
+and receive in another: so it does in a ring. Links are due that have no fresh metric, those of the present ring first;
 of a large group a part, another one each time.
 
 Time. A round has an end whatever its peers do: whoever has not answered by then is not asked again, and its links of
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-from pccl.protocol.figures import Figures, Pair
+from pccl.protocol.link_metrics import LinkMetrics, Pair
 from pccl.protocol.ring_problem import RingProblem
 from pccl.protocol.topology import ring_links, updated_ring
 
@@ -44,7 +44,7 @@ LISTED_MAX = 24
 MBIT = 1e6 / 8
 
 
-def wanted(ring: Sequence[int], figures: Figures, salt: int, now: float) -> Iterable[Pair]:
+def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> Iterable[Pair]:
     """The links that should be measured, the most useful first. `salt` says which part of those of a large group."""
     count = len(ring)
     steps: Sequence[int] = range(1, count)
@@ -55,11 +55,11 @@ def wanted(ring: Sequence[int], figures: Figures, salt: int, now: float) -> Iter
     for step in steps:
         for at, sender in enumerate(ring):
             pair = sender, ring[(at + step) % count]
-            if figures.is_due(pair, now):
+            if metrics.is_due(pair, now):
                 yield pair
 
 
-def rounds(pairs: Iterable[Pair], figures: Figures) -> list[list[Pair]]:
+def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
     """Which links are measured at once, each in the first round where it disturbs no other. What does not fit into
     ROUNDS_MAX rounds is left out."""
     found: list[list[Pair]] = []
@@ -67,9 +67,9 @@ def rounds(pairs: Iterable[Pair], figures: Figures) -> list[list[Pair]]:
     """By what must not be used twice in a round, the rounds that use it, as bits."""
     known_hosts: set[object] = set()
     for sender, receiver in pairs:
-        hosts = figures.hosts(sender), figures.hosts(receiver)
+        hosts = metrics.hosts(sender), metrics.hosts(receiver)
         if hosts in known_hosts:
-            continue  # one pair's figure stands for all between these hosts
+            continue  # one pair's metric stands for all between these hosts
         uses: list[object] = [("from", sender), ("to", receiver), frozenset((sender, receiver))]
         if hosts[0] != hosts[1]:
             uses += [("from", hosts[0]), ("to", hosts[1]), frozenset(hosts)]
@@ -89,8 +89,8 @@ def rounds(pairs: Iterable[Pair], figures: Figures) -> list[list[Pair]]:
 class Optimization:
     """`number` of each round or search is given by the caller; answers under another are stale."""
 
-    def __init__(self, figures: Figures, rings: Mapping[int, Sequence[int]], salt: int, now: float) -> None:
-        pairs = [pair for ring in rings.values() for pair in wanted(ring, figures, salt, now)]
+    def __init__(self, metrics: LinkMetrics, rings: Mapping[int, Sequence[int]], salt: int, now: float) -> None:
+        pairs = [pair for ring in rings.values() for pair in wanted(ring, metrics, salt, now)]
         self.begun_at = now
         self.number = 0
         self.is_searching = False
@@ -99,8 +99,8 @@ class Optimization:
         self.is_decided = False
         self.measured = self.failed = 0
         """Links."""
-        self._figures = figures
-        self._rounds = deque(rounds(pairs, figures))
+        self._metrics = metrics
+        self._rounds = deque(rounds(pairs, metrics))
         self._asked: dict[int, list[Pair]] = {}
         """Of this round, by who is asked, those without an answer."""
         self._mute: set[int] = set()
@@ -135,9 +135,9 @@ class Optimization:
         failed = []
         for pair in self._asked.pop(peer):
             if pair in found:
-                self._figures.measured(pair, *found[pair], now)
-            if pair not in found or self._figures.is_unreachable(pair):
-                self._figures.failed(pair, now)
+                self._metrics.measured(pair, *found[pair], now)
+            if pair not in found or self._metrics.is_unreachable(pair):
+                self._metrics.failed(pair, now)
                 failed.append(pair)
             else:
                 self.measured += 1
@@ -150,7 +150,7 @@ class Optimization:
             return []
         late = [pair for pairs in self._asked.values() for pair in pairs]
         for pair in late:
-            self._figures.failed(pair, now)
+            self._metrics.failed(pair, now)
         self.failed += len(late)
         self._mute |= set(self._asked)
         self._asked.clear()
@@ -166,7 +166,7 @@ class Optimization:
         assert not self.is_waiting
         self.number = number
         self.is_searching = True
-        return {group: self._figures.problem(ring) for group, ring in rings.items()}
+        return {group: self._metrics.problem(ring) for group, ring in rings.items()}
 
     def found(self, rings: Mapping[int, Sequence[int]]) -> None:
         self.is_searching = False
@@ -207,24 +207,24 @@ class Outlook:
         return text + (f", {self.unreachable} unreachable" if self.unreachable else "")
 
 
-def outlook(ring: Sequence[int], figures: Figures) -> Outlook:
+def outlook(ring: Sequence[int], metrics: LinkMetrics) -> Outlook:
     links = ring_links(ring)
-    reachable = [pair for pair in links if not figures.is_unreachable(pair)]
-    known = {pair: figure for pair in reachable if (figure := figures.get(pair)) is not None}
+    reachable = [pair for pair in links if not metrics.is_unreachable(pair)]
+    known = {pair: metric for pair in reachable if (metric := metrics.get(pair)) is not None}
     slowest = min(known, key=lambda pair: known[pair].bytes_per_s, default=None)
     return Outlook(
         len(links) - len(reachable),
         len(reachable) - len(known),
         slowest,
         known[slowest].bytes_per_s if slowest is not None else 0.0,
-        sum(figure.latency_s for figure in known.values()),
+        sum(metric.latency_s for metric in known.values()),
     )
 
 
-def decide(present: Sequence[int], found: Sequence[int], figures: Figures) -> tuple[list[int], str]:
+def decide(present: Sequence[int], found: Sequence[int], metrics: LinkMetrics) -> tuple[list[int], str]:
     """The ring to have from now on, and why, ready to log. `found` may name peers that are gone."""
     kept = updated_ring(found, present)
-    before, after = outlook(present, figures), outlook(kept, figures)
+    before, after = outlook(present, metrics), outlook(kept, metrics)
     if len(present) < 2:
         return list(present), "alone"
     if not after.is_better(before):

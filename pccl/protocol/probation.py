@@ -23,7 +23,7 @@ _PROCESS_ID = re.compile(r":\d+$")
 
 
 @dataclass(frozen=True)
-class Record:
+class Restraint:
     evictions: int
     until: float
     """When it may be let in."""
@@ -32,7 +32,7 @@ class Record:
 class Probation:
     def __init__(self, peer_timeout_s: float) -> None:
         self._first_s = peer_timeout_s
-        self._records: dict[tuple[str, str], Record] = {}
+        self._records: dict[tuple[str, str], Restraint] = {}
 
     def evicted(self, host: str, name: str, now: float) -> float:
         """It was, for its links. Returns the seconds for which it is held back."""
@@ -42,12 +42,12 @@ class Probation:
         delay_s = min(self._first_s * 2.0 ** min(evictions - 1, 64), max(DELAY_S_MAX, self._first_s))
         who = _who(host, name)
         self._records.pop(who, None)
-        self._records[who] = Record(evictions, now + delay_s)
+        self._records[who] = Restraint(evictions, now + delay_s)
         if len(self._records) > RECORDS_MAX:
             del self._records[next(iter(self._records))]
         return delay_s
 
-    def record(self, host: str, name: str, now: float) -> Record | None:
+    def record(self, host: str, name: str, now: float) -> Restraint | None:
         """None if it was never evicted for its links, or has been well for long."""
         who = _who(host, name)
         found = self._records.get(who)

@@ -110,7 +110,7 @@ def _run_state(
     state.next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM, salt) + 1
     state.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
     state.installed_view = recovered.view
-    state.joint_calls_ended = recovered.meeting
+    state.joint_calls_ended = recovered.call_number
     for peer, report in sorted(recovered.members.items()):
         state.add(_member(peer, report, survivors[peer], now))
     _add_link_metrics(state, recovered, survivors)
@@ -160,19 +160,19 @@ def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float)
         master_timeout_s=survivor.master_timeout_s,
     )
     is_accepted = report.installed is not None
-    return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_beaten=True)
+    return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_heartbeat=True)
 
 
 def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[int, Survivor]) -> None:
     members = recovered.members
     found = [
-        (survivors[peer].since - age_s, figure.link_of(peer), figure)
+        (survivors[peer].since - age_s, metric.link_of(peer), metric)
         for peer, report in members.items()
-        for figure, age_s in report.figures
-        if figure.peer in members and figure.peer != peer
+        for metric, age_s in report.link_metrics
+        if metric.peer in members and metric.peer != peer
     ]
-    for at, link, figure in sorted(found, key=lambda each: each[0]):  # the latest between two hosts counts
-        state.link_metrics.measured(link, figure.bytes_per_s, figure.round_trip_us / 1e6, at)
+    for at, link, metric in sorted(found, key=lambda each: each[0]):  # the latest between two hosts counts
+        state.link_metrics.measured(link, metric.bytes_per_s, metric.round_trip_us / 1e6, at)
 
 
 def _add_group(state: RunState, found: RecoveredGroup) -> None:

@@ -131,7 +131,7 @@ class RecoveredGroup:
     revision: int | None = None
     synced: set[int] = field(default_factory=set)
     """Peers that took part in the last sync."""
-    results: dict[str, m.Met] = field(default_factory=dict)
+    results: dict[str, m.JointOutcome] = field(default_factory=dict)
     """The last end of each kind of joint call that any of them has heard of."""
 
 
@@ -158,7 +158,7 @@ class Recovered:
     groups: list[RecoveredGroup]
     is_unchanged: bool
     """All that was goes on as it stands."""
-    meeting: int
+    call_number: int
     in_force: FencedView
     possible: list[FencedView]
     """The two as in Fence: `installed` and `prepared`."""
@@ -275,14 +275,14 @@ def rebuild(
         missing=sorted(quorum.peers - set(members)),
         groups=[group for group in groups if group.ring],
         is_unchanged=is_unchanged and all(group.is_steady for group in groups),
-        meeting=max((number for each in members.values() for number in _meetings(each)), default=0),
+        call_number=max((number for each in members.values() for number in _call_numbers(each)), default=0),
         in_force=in_force,
         possible=possible,
     )
 
 
-def _meetings(report: m.RecoveryReport) -> list[int]:
-    return [report.joined_after, *(met.meeting for met in report.met)]
+def _call_numbers(report: m.RecoveryReport) -> list[int]:
+    return [report.joined_after, *(outcome.call_number for outcome in report.outcomes)]
 
 
 def _own_epoch(report: m.RecoveryReport) -> int:
@@ -307,7 +307,7 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
             group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
         # else: what it has heard was settled by the last view itself, as everybody's was.
     _note_links(group, ring, ours)
-    _note_meetings(group, ours)
+    _note_joint_calls(group, ours)
     return group
 
 
@@ -322,18 +322,18 @@ def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.Recove
         group.missing = {(low, high)}
 
 
-def _note_meetings(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
+def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
     for each in ours.values():
-        for met in each.met:
-            if met.kind not in group.results or group.results[met.kind].meeting < met.meeting:
-                group.results[met.kind] = met
+        for outcome in each.outcomes:
+            if outcome.kind not in group.results or group.results[outcome.kind].call_number < outcome.call_number:
+                group.results[outcome.kind] = outcome
     synced = {peer: each.synced for peer, each in ours.items() if each.synced is not None}
     last = max(synced.values(), default=None)
     sync = group.results.get(Kind.SYNC)
     if last is not None:
         group.revision = last[1]
         group.synced = {peer for peer, each in synced.items() if each == last}
-        if sync is not None and sync.meeting == last[0] and sync.code == Result.SUCCESS:
+        if sync is not None and sync.call_number == last[0] and sync.code == Result.SUCCESS:
             # Whoever has not heard of it yet took part in it, unless it joined later, as who does not even know that it
             # is accepted.
             group.synced |= {
@@ -341,16 +341,16 @@ def _note_meetings(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) 
             }
 
 
-def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.Met | None:
+def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.JointOutcome | None:
     """The end of the joint call that this peer waits in, if somebody has heard of it."""
     kind = report.waits_in
-    heard = [met.meeting for met in report.met if met.kind == kind]
+    heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
     known = [
         group.results[kind]
         for group in recovered.groups
         if kind in group.results and (kind in Kind.GLOBAL or group.number == report.me.group)
     ]
-    last = max(known, key=lambda met: met.meeting, default=None)
-    if last is None or report.installed is None or last.meeting <= max([*heard, report.joined_after]):
+    last = max(known, key=lambda outcome: outcome.call_number, default=None)
+    if last is None or report.installed is None or last.call_number <= max([*heard, report.joined_after]):
         return None
     return last

@@ -60,9 +60,9 @@ def _group(state: RunState, group: Group, now: float) -> GroupStatus:
         undecided_ops=group.ledger.undecided,
         is_syncing=group.sync is not None,
         links=[
-            LinkFigures(*link, figure.bytes_per_s, figure.round_trip_s, now - figure.at, figure.source)
+            LinkFigures(*link, metric.bytes_per_s, metric.round_trip_s, now - metric.at, metric.source)
             for link in ring_links(group.ring)
-            if (figure := state.link_metrics.get(link)) is not None and not figure.is_assumed
+            if (metric := state.link_metrics.get(link)) is not None and not metric.is_assumed
         ],
         decision=group.decision,
     )
@@ -79,7 +79,7 @@ def _member(
     elif member.peer in state.change.admitting or (group is not None and member.peer in group.ring):
         standing = "joining"
     else:
-        standing = "pending" if member.has_beaten else "connecting"
+        standing = "pending" if member.has_heartbeat else "connecting"
     host = member.hosts[0]
     return MemberStatus(
         peer=member.peer,

@@ -15,7 +15,7 @@ import msgspec
 
 from pccl.protocol import messages as m
 
-Summary = m.Stand | m.RecoveryReport
+Summary = m.PreVote | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
 """Bounds of what is remembered of views and of what is asked about them. More is only told of by who makes it up, and

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from pccl.protocol.messages import Report
 
 FULL_MS_MIN = 500
-"""Added up, since the last figure."""
+"""Added up, since the last metric."""
 
 
 class Throughput:
     def __init__(self) -> None:
         self._used: dict[int, dict[int, tuple[int, int]]] = {}
-        """By peer and the peer at the other end: milliseconds and bytes that are in a figure already."""
+        """By peer and the peer at the other end: milliseconds and bytes that are in a metric already."""
         self._inherited: set[int] = set()
 
     def inherit(self, peers: Iterable[int]) -> None:
@@ -28,7 +28,7 @@ class Throughput:
         self._inherited.update(peers)
 
     def reported(self, peer: int, report: Report) -> list[tuple[int, float]]:
-        """Of which links, named by the peer at the other end, there is a new figure: bytes per second."""
+        """Of which links, named by the peer at the other end, there is a new metric: bytes per second."""
         if peer in self._inherited:
             self._inherited.discard(peer)
             self._used[peer] = {link.peer: (link.full_ms, link.full_bytes) for link in report.links}

@@ -2,7 +2,7 @@
 
 The master sees no payload, and need not be asked for every op, so both are counted where they happen. Each peer tells
 every few seconds what its session has done since it began (`messages.Report`); the master takes differences. A report
-that never comes, because its peer was killed, costs a few seconds of that peer's figures and nothing else.
+that never comes, because its peer was killed, costs a few seconds of that peer's metrics and nothing else.
 
 *Ops* are told by epoch. All peers that live into the next epoch saw the same verdicts in this one, so the highest count
 that any of them tells is the group's, whoever tells it first, and nobody's report counts an op twice.

@@ -17,7 +17,7 @@ class SiteRig(Rig):
         connection = self.master.state.next_peer
         self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
         self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, site=site, site_size=size))
-        self.beat(connection)
+        self.heartbeat(connection)
         self.answer()
         return connection
 

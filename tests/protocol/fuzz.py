@@ -58,13 +58,13 @@ ODDITIES: tuple[Any, ...] = (
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, ["10.0.0.9"], 5000, 2, "name")
 OFFER = m.SyncOffer("enforce_popular", 1, b"r" * 32, [m.TensorOffer("w", "float32", [2, 3], False)])
 OPS = [OpRef(0, 0), OpRef(7, 1)]
-MEMBERS = [m.Member(peer, 0, ["10.0.0.1"], 5000, 1) for peer in HONEST]
+MEMBERS = [m.PeerInfo(peer, 0, ["10.0.0.1"], 5000, 1) for peer in HONEST]
 FROM_PEER: tuple[m.Message, ...] = (
-    *(HELLO, m.BeatHello(m.PROTOCOL_VERSION, "a guess", 1), m.Leave("bye")),
+    *(HELLO, m.HeartbeatHello(m.PROTOCOL_VERSION, "a guess", 1), m.Leave("bye")),
     *(m.JointCall(1, kind, OFFER if kind == Kind.SYNC else None, OPS) for kind in Kind.ALL),
     *(m.JointCancel(1), m.LinksReady(2, [(1, "?")], [(2, "?")]), m.LinkLost(1, 2, "reset")),
     *(m.OpsDone(1, OPS), m.OpFailed(1, 0, 0, 3, "?"), m.OpsStalled(1, OPS), m.FlushReply(1, OPS)),
-    *(m.SyncReport(1, False, "?", [(2, "?")]), m.Probes(1, [m.LinkFigure(2, False, 1e6, 100)])),
+    *(m.SyncReport(1, False, "?", [(2, "?")]), m.Probes(1, [m.LinkMetric(2, False, 1e6, 100)])),
     m.Report([(1, 2, 3)], 4, 5, 6, 7, [m.LinkReport(2, 4)]),
 )
 FROM_MASTER: tuple[m.Message, ...] = (
@@ -165,8 +165,8 @@ class AgainstMaster:
             self._master.connected(connection, "10.0.0.1", 0.0)
             self._heed(self._master.received(connection, HELLO, 0.0))
             self._master.connected(10 + connection, "10.0.0.1", 0.0)
-            beats = m.BeatHello(m.PROTOCOL_VERSION, "run", connection)
-            self._heed(self._master.received(10 + connection, beats, 0.0))
+            heartbeats = m.HeartbeatHello(m.PROTOCOL_VERSION, "run", connection)
+            self._heed(self._master.received(10 + connection, heartbeats, 0.0))
             if connection > 1:
                 for other in range(1, connection):
                     self._heed(self._master.received(other, m.JointCall(1, Kind.UPDATE_TOPOLOGY), 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
-from pccl.protocol.figures import Figures
+from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane.engine import Buffers, OpRequest, OpSpec
 from pccl.types import DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp
@@ -15,14 +15,14 @@ MBIT = 1e6 / 8
 
 
 def limit(peers: int, rate_mbit: float, delay_s: float, peers_on_host: int = 1) -> int:
-    figures = Figures()
+    metrics = LinkMetrics()
     for peer in range(peers):
-        figures.arrived(peer, [f"host {peer // peers_on_host}"])
+        metrics.arrived(peer, [f"host {peer // peers_on_host}"])
     for sender in range(peers):
         for receiver in range(peers):
-            if not figures.are_on_one_host((sender, receiver)):
-                figures.measured((sender, receiver), rate_mbit * MBIT, 2 * delay_s, 0.0)
-    return direct_limit(range(peers), figures)
+            if not metrics.are_on_one_host((sender, receiver)):
+                metrics.measured((sender, receiver), rate_mbit * MBIT, 2 * delay_s, 0.0)
+    return direct_limit(range(peers), metrics)
 
 
 def test_it_lies_where_the_lab_has_both_take_as_long() -> None:
@@ -45,16 +45,16 @@ def test_without_a_choice_there_is_no_limit(peers: int, peers_on_host: int) -> N
 
 
 def test_every_link_has_to_be_known() -> None:
-    figures = Figures()
+    metrics = LinkMetrics()
     for peer in range(3):
-        figures.arrived(peer, [f"host {peer}"])
+        metrics.arrived(peer, [f"host {peer}"])
     pairs = [(sender, receiver) for sender in range(3) for receiver in range(3) if sender != receiver]
     for pair in pairs:
-        assert direct_limit(range(3), figures) == UNKNOWN
-        figures.measured(pair, 200 * MBIT, 0.05, 0.0)
-    assert direct_limit(range(3), figures) != UNKNOWN
-    figures.failed(pairs[0], 1.0)
-    assert direct_limit(range(3), figures) == UNKNOWN
+        assert direct_limit(range(3), metrics) == UNKNOWN
+        metrics.measured(pair, 200 * MBIT, 0.05, 0.0)
+    assert direct_limit(range(3), metrics) != UNKNOWN
+    metrics.failed(pairs[0], 1.0)
+    assert direct_limit(range(3), metrics) == UNKNOWN
 
 
 def test_a_ring_is_made_anew_for_another_limit_only() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pccl.protocol import messages as m
 from pccl.protocol.failover import DEPOSED_TIMEOUTS, HOLD_S, Failover
 from pccl.protocol.fence import Fence
-from pccl.protocol.figures import Figure
-from pccl.protocol.master.effects import Close, Effect, Log, Persist, Send
+from pccl.protocol.link_metrics import KnownMetric
+from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.point_to_point import pair_tag
@@ -46,7 +46,9 @@ class Rig:
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         self.effects = []
-        if self.machine.master.host_of(connection) is None and isinstance(message, m.Hello | m.Resume | m.BeatHello):
+        if self.machine.master.host_of(connection) is None and isinstance(
+            message, m.Hello | m.Resume | m.HeartbeatHello
+        ):
             self.effects += self.machine.connected(connection, "10.0.0.1", self.now)
         self.effects += self.machine.received(connection, message, self.now)
 
@@ -54,8 +56,8 @@ class Rig:
         text = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=masters, may_found=may_found)
         self.say(connection, text)
 
-    def beat(self, connection: int, peer: int) -> None:
-        self.say(connection, m.BeatHello(m.PROTOCOL_VERSION, self.machine.run, peer))
+    def heartbeat(self, connection: int, peer: int) -> None:
+        self.say(connection, m.HeartbeatHello(m.PROTOCOL_VERSION, self.machine.run, peer))
 
     def resume(self, peer: int, term: int = 1, run: str = "old", masters: int = 1, is_accepted: bool = True) -> None:
         """Over a connection of the peer's number."""
@@ -63,7 +65,7 @@ class Rig:
         self.say(peer, resume)
 
     def quorum_of(self, report: m.RecoveryReport) -> None:
-        summary = m.Stand(report.installed, report.prepared, report.is_settled, report.answered)
+        summary = m.PreVote(report.installed, report.prepared, report.is_settled, report.answered)
         self.say(report.me.peer, summary)
 
     def deliver(self, report: m.RecoveryReport) -> None:
@@ -78,9 +80,13 @@ class Rig:
         effects: list[Effect] = []
         while self.effects:
             effect = self.effects.pop(0)
-            if isinstance(effect, Send) and isinstance(effect.message, m.Lead) and effect.connection in self.reports:
+            if (
+                isinstance(effect, Send)
+                and isinstance(effect.message, m.VoteRequest)
+                and effect.connection in self.reports
+            ):
                 waiting, self.effects = self.effects, []
-                self.say(effect.connection, m.Follow(effect.message.term, self.reports[effect.connection]))
+                self.say(effect.connection, m.Vote(effect.message.term, self.reports[effect.connection]))
                 self.effects = waiting + self.effects
             else:
                 effects.append(effect)
@@ -95,7 +101,7 @@ class Rig:
 
     @property
     def sent(self) -> list[Effect]:
-        return [each for each in self.effects if not isinstance(each, Log | Persist)]
+        return [each for each in self.effects if not isinstance(each, MasterLog | Persist)]
 
     def told(self, connection: int) -> list[m.FromMaster]:
         return [each.message for each in self.effects if isinstance(each, Send) and each.connection == connection]
@@ -196,7 +202,7 @@ def test_a_majority_and_patience_or_all_of_them() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
-        assert rig.told(peer) == [m.Gather()]
+        assert rig.told(peer) == [m.PreVoteRequest()]
         rig.deliver(report_of(peer, view(7, 1, 2, 3)))
         assert rig.sent == []
     rig.wait(3.9)
@@ -230,17 +236,17 @@ def test_a_verdict_on_an_op_of_two_is_told_to_the_two() -> None:
 
 def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() -> None:
     rig = Rig()
-    met = m.Met(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
+    outcome = m.JointOutcome(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
     rig.resume(1)
     rig.resume(2)
-    rig.deliver(report_of(1, view(7, 1, 2), met=[met]))
+    rig.deliver(report_of(1, view(7, 1, 2), outcomes=[outcome]))
     rig.deliver(report_of(2, view(7, 1, 2), waits_in=Kind.UPDATE_TOPOLOGY))
     rig.say(2, m.JointCall(3, Kind.UPDATE_TOPOLOGY))
-    assert rig.told(2) == [m.JointResult(3, Result.SUCCESS, meeting=5)]
+    assert rig.told(2) == [m.JointResult(3, Result.SUCCESS, call_number=5)]
     rig.say(2, m.JointCall(4, Kind.UPDATE_TOPOLOGY))
     assert rig.told(2) == []
     rig.say(1, m.JointCall(8, Kind.UPDATE_TOPOLOGY))
-    assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, meeting=6)]
+    assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, call_number=6)]
 
 
 @pytest.mark.parametrize("kind", [Kind.SYNC, Kind.ARE_PEERS_PENDING])
@@ -253,7 +259,7 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
     rig.deliver(report_of(2, None, prepared(7, 1, 2)))
     (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
     offer = m.SyncOffer("enforce_popular", 3, b"root", []) if kind == Kind.SYNC else None
-    rig.beat(12, 2)
+    rig.heartbeat(12, 2)
     rig.say(1, m.JointCall(1, kind, offer))
     assert rig.sent == []
     rig.say(1, m.FlushReply(flush.flush, []))
@@ -270,10 +276,10 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
 
 def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
     rig = Rig()
-    met = m.Met(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
+    outcome = m.JointOutcome(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
     for peer in (1, 2, 3):
         rig.resume(peer)
-    rig.deliver(report_of(1, view(7, 1, 2, 3), met=[met]))
+    rig.deliver(report_of(1, view(7, 1, 2, 3), outcomes=[outcome]))
     rig.deliver(report_of(2, view(7, 1, 2, 3), waits_in=Kind.ARE_PEERS_PENDING))
     rig.wait(4.0)
     rig.say(2, m.JointCall(3, Kind.ARE_PEERS_PENDING))
@@ -284,7 +290,7 @@ def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
         rig.say(peer, m.FlushReply(flush, []))
     for peer in (1, 2):
         rig.say(peer, m.LinksReady(rig.machine.master.state.view))
-    assert rig.told(2)[1:] == [m.JointResult(3, Result.SUCCESS, value=1, meeting=5)]
+    assert rig.told(2)[1:] == [m.JointResult(3, Result.SUCCESS, value=1, call_number=5)]
 
 
 def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
@@ -352,10 +358,10 @@ def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
     assert rig.sent == []
     rig.resume(3)
     rig.quorum_of(report_of(3, view(7, 1, 2, 3, 4)))
-    assert [rig.told(peer) for peer in (1, 2, 3)] == [[m.Lead(2)]] * 3
+    assert [rig.told(peer) for peer in (1, 2, 3)] == [[m.VoteRequest(2)]] * 3
     rig.resume(4)
     rig.quorum_of(report_of(4, view(7, 1, 2, 3, 4)))
-    assert rig.told(4) == [m.Lead(2)]
+    assert rig.told(4) == [m.VoteRequest(2)]
 
 
 def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
@@ -363,24 +369,24 @@ def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
     for peer in (1, 2):
         rig.resume(peer)
         rig.quorum_of(report_of(peer, view(7, 1, 2, 3)))
-    assert rig.told(1) == rig.told(2) == [m.Lead(2)]
+    assert rig.told(1) == rig.told(2) == [m.VoteRequest(2)]
     rig.resume(3, term=5)
-    assert rig.told(1) == rig.told(2) == [m.Lead(6)]
-    assert rig.told(3) == [m.Gather()]
+    assert rig.told(1) == rig.told(2) == [m.VoteRequest(6)]
+    assert rig.told(3) == [m.PreVoteRequest()]
     for peer in (1, 2, 3):
-        rig.say(peer, m.Follow(2, report_of(peer, view(7, 1, 2, 3))))
+        rig.say(peer, m.Vote(2, report_of(peer, view(7, 1, 2, 3))))
     assert not rig.machine.is_leading
     rig.quorum_of(report_of(3, view(7, 1, 2, 3)))
-    assert rig.told(3) == [m.Lead(6)]
+    assert rig.told(3) == [m.VoteRequest(6)]
     for peer in (1, 2, 3):
-        rig.say(peer, m.Follow(6, report_of(peer, view(7, 1, 2, 3))))
+        rig.say(peer, m.Vote(6, report_of(peer, view(7, 1, 2, 3))))
     assert rig.machine.master.term == 6
 
 
 def test_who_follows_unasked_follows_nobody() -> None:
     rig = Rig()
     rig.resume(1)
-    rig.say(1, m.Follow(2, report_of(1, view(7, 1))))
+    rig.say(1, m.Vote(2, report_of(1, view(7, 1))))
     assert not rig.machine.is_leading
 
 
@@ -390,7 +396,7 @@ def test_who_comes_twice_counts_once() -> None:
     rig.deliver(report_of(1, view(7, 1, 2)))
     rig.say(11, m.Resume(m.PROTOCOL_VERSION, "old", 2, 1))
     assert rig.kinds(1) == [m.Elsewhere]
-    rig.say(11, m.Stand(view(7, 1, 2), None, False))
+    rig.say(11, m.PreVote(view(7, 1, 2), None, False))
     assert not rig.machine.is_leading
 
 
@@ -398,7 +404,7 @@ def test_who_reports_as_another_is_sent_away() -> None:
     rig = Rig()
     rig.resume(1)
     rig.quorum_of(report_of(1, view(7, 1)))
-    rig.say(1, m.Follow(2, report_of(2, view(7, 2))))
+    rig.say(1, m.Vote(2, report_of(2, view(7, 2))))
     assert rig.kinds(1) == [m.Goodbye]
     assert not rig.machine.is_leading
 
@@ -474,7 +480,7 @@ def test_a_higher_term_of_its_run_deposes() -> None:
     rig.recover(1, 2, 3)
     rig.say(12, m.Resume(m.PROTOCOL_VERSION, "old", 3, 2))
     assert rig.kinds(1) == [m.Elsewhere]
-    assert rig.told(12) == [m.Gather()]
+    assert rig.told(12) == [m.PreVoteRequest()]
     assert not rig.machine.is_leading
 
 
@@ -534,7 +540,7 @@ def test_a_newcomer_after_that_need_not_ask_twice() -> None:
     """Who would give up soon, as long as it has a peer timeout, is let in by one that has no run to wait for."""
     rig = Rig(options=MasterOptions(peer_timeout_s=1.0))
     rig.hello(1)
-    rig.beat(2, 1)
+    rig.heartbeat(2, 1)
     rig.machine.stood_still(3.0, rig.now)
     rig.hello(3)
     rig.wait(1.0)
@@ -588,17 +594,17 @@ def test_what_was_measured_is_known_with_its_age() -> None:
         rig.resume(peer)
     rig.now = 103.0
     old, late, of_one_gone = (
-        m.LinkFigure(2, False, 1e6, 500),
-        m.LinkFigure(2, False, 4e6, 500),
-        m.LinkFigure(9, True, 1e6, 1),
+        m.LinkMetric(2, False, 1e6, 500),
+        m.LinkMetric(2, False, 4e6, 500),
+        m.LinkMetric(9, True, 1e6, 1),
     )
-    rig.deliver(report_of(3, view(7, 1, 2, 3), figures=[(late, 20), (of_one_gone, 10)]))
-    rig.deliver(report_of(1, view(7, 1, 2, 3), figures=[(old, 30)]))
+    rig.deliver(report_of(3, view(7, 1, 2, 3), link_metrics=[(late, 20), (of_one_gone, 10)]))
+    rig.deliver(report_of(1, view(7, 1, 2, 3), link_metrics=[(old, 30)]))
     rig.deliver(report_of(2, view(7, 1, 2, 3)))
-    figures = rig.machine.master.state.link_metrics
-    assert figures.get((1, 2)) == Figure(1e6, 0.0005, at=70.0)
-    assert figures.get((3, 2)) == figures.get((3, 1)) == Figure(4e6, 0.0005, at=80.0)
-    assert figures.get((9, 3)) is None
+    metrics = rig.machine.master.state.link_metrics
+    assert metrics.get((1, 2)) == KnownMetric(1e6, 0.0005, at=70.0)
+    assert metrics.get((3, 2)) == metrics.get((3, 1)) == KnownMetric(4e6, 0.0005, at=80.0)
+    assert metrics.get((9, 3)) is None
 
 
 def test_sites_are_kept_together() -> None:

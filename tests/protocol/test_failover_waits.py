@@ -9,7 +9,7 @@ from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.options import MasterOptions
 
 TIMEOUT_S = 5.0
-CONTROL, BEATS, AGAIN, NEWCOMER = 1, 2, 3, 4
+CONTROL, HEARTBEATS, AGAIN, NEWCOMER = 1, 2, 3, 4
 
 
 def _hello() -> m.Hello:
@@ -33,7 +33,7 @@ def _founded() -> Failover:
     """By one peer, which is accepted."""
     machine = Failover("run", MasterOptions(peer_timeout_s=TIMEOUT_S))
     _say(machine, CONTROL, _hello(), 0.0)
-    _say(machine, BEATS, m.BeatHello(m.PROTOCOL_VERSION, "run", 1), 0.0)
+    _say(machine, HEARTBEATS, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", 1), 0.0)
     machine.received(CONTROL, m.LinksReady(1, [], []), 0.0)
     assert machine.master.accepted == [1]
     return machine
@@ -63,13 +63,13 @@ def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left(
     machine.disconnected(CONTROL, "reset", 1.0)
     machine.tick(1.0 + TIMEOUT_S)
     (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 2.0 + TIMEOUT_S)
-    assert isinstance(answer, m.Gather)
+    assert isinstance(answer, m.PreVoteRequest)
 
 
 def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever() -> None:
     machine = Failover("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7), 0.0)
-    assert isinstance(answer, m.Gather)
+    assert isinstance(answer, m.PreVoteRequest)
     now = 0.0
     effects: list[Effect] = []
     while Close(AGAIN) not in effects:

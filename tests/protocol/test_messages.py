@@ -13,11 +13,11 @@ from pccl.protocol.messages import Kind
 from pccl.types import Result
 
 WIRE = {
-    "Member": "peer group hosts port connections name=",
+    "PeerInfo": "peer group hosts port connections name=",
     "Ring": "group epoch peers",
     "TensorOffer": "name dtype shape loose",
     "SyncOffer": "strategy revision root tensors",
-    "LinkFigure": "peer is_inbound bytes_per_s round_trip_us",
+    "LinkMetric": "peer is_inbound bytes_per_s round_trip_us",
     "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found="
     " session= master_timeout_s=",
     "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s= patience_s=",
@@ -25,13 +25,13 @@ WIRE = {
     "Reattached": "received",
     "Ack": "received",
     "Aborted": "tag sequence code reason",
-    "Met": "kind meeting code reason value",
+    "JointOutcome": "kind call_number code reason value",
     "InstalledView": "view rings is_meshed",
     "PreparedView": "view rings answered",
-    "Stand": "installed prepared is_settled answered=",
-    "RecoveryReport": "me installed prepared is_running is_settled commits aborts waits_in met joined_after synced "
-    "unlinked peer_timeout_s engine_threads site= site_size= figures= secret= answered=",
-    "Follow": "term report",
+    "PreVote": "installed prepared is_settled answered=",
+    "RecoveryReport": "me installed prepared is_running is_settled commits aborts waits_in outcomes joined_after "
+    "synced unlinked peer_timeout_s engine_threads site= site_size= link_metrics= secret= answered=",
+    "Vote": "term report",
     "Leave": "reason=",
     "JointCall": "call kind offer= open_ops=",
     "JointCancel": "call",
@@ -51,10 +51,10 @@ WIRE = {
     "Probes": "probe found",
     "LinkReport": "peer tx_bytes full_ms= full_bytes=",
     "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links=",
-    "BeatHello": "protocol run peer auth=",
+    "HeartbeatHello": "protocol run peer auth=",
     "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads= secret= obstacle=",
-    "Gather": "",
-    "Lead": "term",
+    "PreVoteRequest": "",
+    "VoteRequest": "term",
     "Resumed": "term peer_timeout_s in_force=",
     "Elsewhere": "reason",
     "StartOver": "reason",
@@ -62,10 +62,10 @@ WIRE = {
     "Flush": "flush epoch",
     "Prepare": "view members rings commits= relink= lost= aborts=",
     "Trial": "members",
-    "Install": "view is_meshed= meeting= direct_limit= is_local=",
+    "Install": "view is_meshed= call_number= direct_limit= is_local=",
     "OpsCommit": "epoch ops",
     "OpAbort": "epoch tag sequence code reason counts_as_made=",
-    "JointResult": "call code reason= value= meeting=",
+    "JointResult": "call code reason= value= call_number=",
     "SyncPlan": "sync revision root donors fetch_content fetch_loose",
     "Probe": "probe links",
     "Challenge": "auth run",
@@ -82,7 +82,7 @@ WIRE = {
     "Status": "run",
 }
 CHANNELS: list[Any] = [
-    *(m.FromPeer, m.FromMaster, m.BeatAnswer, m.Credential),
+    *(m.FromPeer, m.FromMaster, m.HeartbeatAnswer, m.Credential),
     *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
     *(m.Opening, m.ToWatcher, m.ReattachAnswer, m.Ack | m.Reattach),
 ]
@@ -93,8 +93,8 @@ def _layout(kind: type[msgspec.Struct]) -> str:
 
 
 def test_layout_of_messages() -> None:
-    assert m.PROTOCOL_VERSION == 13  # raised with what is below
-    kinds = [*m.Message.__subclasses__(), *m.Record.__subclasses__()]
+    assert m.PROTOCOL_VERSION == 14  # raised with what is below
+    kinds = [*m.Message.__subclasses__(), *m.Part.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 
 

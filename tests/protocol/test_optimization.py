@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.protocol.figures import FRESH_S, Figures
+from pccl.protocol.link_metrics import FRESH_S, LinkMetrics
 from pccl.protocol.optimization import (
     ALL_PAIRS_PEERS_MAX,
     MEASURING_S_MAX,
@@ -23,18 +23,18 @@ from pccl.protocol.optimization import (
 FAST, SLOW = 25e6, 2.5e6
 
 
-def known(**rates: tuple[float, float]) -> Figures:
+def known(**rates: tuple[float, float]) -> LinkMetrics:
     """Such as a12=(bytes per second, round trip in seconds) for the link from peer 1 to peer 2."""
-    figures = Figures()
+    metrics = LinkMetrics()
     for name, (bytes_per_s, round_trip_s) in rates.items():
-        figures.measured((int(name[1]), int(name[2])), bytes_per_s, round_trip_s, 0.0)
-    return figures
+        metrics.measured((int(name[1]), int(name[2])), bytes_per_s, round_trip_s, 0.0)
+    return metrics
 
 
 @given(st.permutations(range(1, 10)), st.integers(1, 9))
 def test_all_links_are_wanted_those_of_the_ring_first(peers: list[int], count: int) -> None:
     ring = peers[:count]
-    links = list(wanted(ring, Figures(), 0, 0.0))
+    links = list(wanted(ring, LinkMetrics(), 0, 0.0))
     assert sorted(links) == sorted(permutations(ring, 2))
     if count > 1:
         assert set(links[:count]) == set(zip(ring, [*ring[1:], ring[0]], strict=True))
@@ -42,24 +42,24 @@ def test_all_links_are_wanted_those_of_the_ring_first(peers: list[int], count: i
 
 def test_of_a_large_group_another_part_is_wanted_each_time() -> None:
     ring = list(range(200))
-    figures = Figures()
+    metrics = LinkMetrics()
     seen: set[tuple[int, int]] = set()
     for salt in range(4):
-        links = set(wanted(ring, figures, salt, 0.0))
+        links = set(wanted(ring, metrics, salt, 0.0))
         assert 0 < len(links - seen) <= 200 * ALL_PAIRS_PEERS_MAX
         for link in links:
-            figures.measured(link, FAST, 0.01, 0.0)
+            metrics.measured(link, FAST, 0.01, 0.0)
         seen |= links
     assert len(seen) > 3 * 200 * ALL_PAIRS_PEERS_MAX // 2
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=9))
 def test_in_a_round_no_host_sends_twice_or_receives_twice(host_of: list[int]) -> None:
-    figures = Figures()
+    metrics = LinkMetrics()
     for peer, host in enumerate(host_of):
-        figures.arrived(peer, [f"10.0.0.{host}"])
+        metrics.arrived(peer, [f"10.0.0.{host}"])
     links = list(permutations(range(len(host_of)), 2))
-    schedule = rounds(links, figures)
+    schedule = rounds(links, metrics)
     for together in schedule:
         across = [(host_of[a], host_of[b]) for a, b in together if host_of[a] != host_of[b]]
         for links_at_once in (together, across):
@@ -73,13 +73,13 @@ def test_in_a_round_no_host_sends_twice_or_receives_twice(host_of: list[int]) ->
 @pytest.mark.parametrize(("count", "rounds_max"), [(4, 4), (6, 6), (16, 16), (32, 32)])
 def test_rounds_are_few(count: int, rounds_max: int) -> None:
     """Each peer must send in count - 1; the half that go both ways take one more."""
-    figures = Figures()
-    assert len(rounds(wanted(list(range(count)), figures, 0, 0.0), figures)) <= rounds_max
+    metrics = LinkMetrics()
+    assert len(rounds(wanted(list(range(count)), metrics, 0, 0.0), metrics)) <= rounds_max
 
 
 def test_course() -> None:
-    figures = Figures()
-    course = Optimization(figures, {0: [1, 2]}, 0, 0.0)
+    metrics = LinkMetrics()
+    course = Optimization(metrics, {0: [1, 2]}, 0, 0.0)
     asked = course.next_round(7, 0.0)
     assert asked == {2: [(1, 2)]}, "the end that dials measures both ways, one after the other"
     assert course.is_asked(7, 2)
@@ -89,7 +89,7 @@ def test_course() -> None:
     assert course.answered(2, {}, 1.0) == [(2, 1)]
     assert course.next_round(9, 1.0) == {}
     assert (course.measured, course.failed) == (1, 1)
-    assert figures.is_unreachable((2, 1))
+    assert metrics.is_unreachable((2, 1))
     problems = course.search(9, {0: [1, 2]})
     assert course.is_waiting
     assert problems[0].links == {(1, 2): (FAST, 0.025)}
@@ -98,17 +98,17 @@ def test_course() -> None:
 
 
 def test_what_was_not_asked_for_is_not_believed() -> None:
-    figures = Figures()
-    course = Optimization(figures, {0: [1, 2, 3]}, 0, 0.0)
+    metrics = LinkMetrics()
+    course = Optimization(metrics, {0: [1, 2, 3]}, 0, 0.0)
     (asked,) = [course.next_round(1, 0.0)]
     course.answered(3, dict.fromkeys(permutations((1, 2, 3), 2), (FAST, 0.1)), 0.1)
-    told = {link for link in permutations((1, 2, 3), 2) if figures.get(link) is not None}
+    told = {link for link in permutations((1, 2, 3), 2) if metrics.get(link) is not None}
     assert told == set(asked[3])
 
 
 def test_a_round_ends_without_those_who_do_not_answer() -> None:
-    figures = Figures()
-    course = Optimization(figures, {0: [1, 2, 3, 4]}, 0, 0.0)
+    metrics = LinkMetrics()
+    course = Optimization(metrics, {0: [1, 2, 3, 4]}, 0, 0.0)
     now, asked_of_4, answers = 0.0, 0, 0
     while asked := course.next_round(answers, now):
         for peer, links in asked.items():
@@ -122,24 +122,24 @@ def test_a_round_ends_without_those_who_do_not_answer() -> None:
             now = deadline
             assert all(4 in link for link in course.expire(now))
     assert asked_of_4 == 1
-    assert all(figures.get(link) for link in permutations((1, 2, 3), 2))
+    assert all(metrics.get(link) for link in permutations((1, 2, 3), 2))
 
 
 def test_measuring_has_an_end() -> None:
-    figures = Figures()
-    course = Optimization(figures, {0: list(range(30))}, 0, 0.0)
+    metrics = LinkMetrics()
+    course = Optimization(metrics, {0: list(range(30))}, 0, 0.0)
     now = 0.0
     while asked := course.next_round(1, now):
         now += 3.0
         for peer, links in asked.items():
             course.answered(peer, dict.fromkeys(links, (FAST, 0.05)), now)
     assert MEASURING_S_MAX <= now < MEASURING_S_MAX + 3.0 + ROUND_S_MAX
-    missed = [link for link in permutations(range(30), 2) if figures.is_due(link, now)]
-    assert set(missed) == set(wanted(list(range(30)), figures, 1, now)), "the next call measures the rest"
+    missed = [link for link in permutations(range(30), 2) if metrics.is_due(link, now)]
+    assert set(missed) == set(wanted(list(range(30)), metrics, 1, now)), "the next call measures the rest"
 
 
 def test_lost_peers_are_not_measured() -> None:
-    course = Optimization(Figures(), {0: [1, 2, 3]}, 0, 0.0)
+    course = Optimization(LinkMetrics(), {0: [1, 2, 3]}, 0, 0.0)
     course.next_round(1, 0.0)
     course.lost(3)
     while True:
@@ -156,10 +156,10 @@ def test_lost_peers_are_not_measured() -> None:
 
 
 def test_a_faster_ring_is_taken_and_the_reason_told() -> None:
-    figures = known(a12=(SLOW, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
+    metrics = known(a12=(SLOW, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
-        figures.measured(link, FAST, 0.05, 0.0)
-    ring, reason = decide([1, 2, 3], [1, 3, 2], figures)
+        metrics.measured(link, FAST, 0.05, 0.0)
+    ring, reason = decide([1, 2, 3], [1, 3, 2], metrics)
     assert ring == [1, 3, 2]
     assert "1->2 at 20 Mbit/s" in reason
     assert "200 Mbit/s" in reason
@@ -167,34 +167,34 @@ def test_a_faster_ring_is_taken_and_the_reason_told() -> None:
 
 @pytest.mark.parametrize("gain", [1.0, 1.04])
 def test_a_ring_stays_unless_another_is_clearly_better(gain: float) -> None:
-    figures = known(a12=(FAST, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
+    metrics = known(a12=(FAST, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
-        figures.measured(link, FAST * gain, 0.048, 0.0)
-    ring, reason = decide([1, 2, 3], [1, 3, 2], figures)
+        metrics.measured(link, FAST * gain, 0.048, 0.0)
+    ring, reason = decide([1, 2, 3], [1, 3, 2], metrics)
     assert ring == [1, 2, 3]
     assert "stays" in reason
 
 
 def test_a_ring_as_fast_and_shorter_is_taken() -> None:
-    figures = known(a12=(FAST, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
+    metrics = known(a12=(FAST, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
-        figures.measured(link, FAST * 0.98, 0.04, 0.0)
-    assert decide([1, 2, 3], [1, 3, 2], figures)[0] == [1, 3, 2]
+        metrics.measured(link, FAST * 0.98, 0.04, 0.0)
+    assert decide([1, 2, 3], [1, 3, 2], metrics)[0] == [1, 3, 2]
 
 
 def test_who_is_gone_since_the_search_began_is_left_out() -> None:
-    figures = known(a12=(SLOW, 0.05), a23=(SLOW, 0.05), a31=(SLOW, 0.05))
+    metrics = known(a12=(SLOW, 0.05), a23=(SLOW, 0.05), a31=(SLOW, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
-        figures.measured(link, FAST, 0.05, 0.0)
-    assert decide([1, 2, 3], [1, 4, 3, 2], figures)[0] == [1, 3, 2]
+        metrics.measured(link, FAST, 0.05, 0.0)
+    assert decide([1, 2, 3], [1, 4, 3, 2], metrics)[0] == [1, 3, 2]
 
 
 def test_outlook_of_rings_of_which_little_is_known() -> None:
-    assert "nothing" in str(outlook([1, 2], Figures()))
-    figures = known(a12=(FAST, 0.05))
-    figures.failed((3, 1), 0.0)
-    found = outlook([1, 2, 3], figures)
+    assert "nothing" in str(outlook([1, 2], LinkMetrics()))
+    metrics = known(a12=(FAST, 0.05))
+    metrics.failed((3, 1), 0.0)
+    found = outlook([1, 2, 3], metrics)
     assert (found.unreachable, found.unknown, found.slowest) == (1, 1, (1, 2))
     assert "1 unreachable" in str(found)
-    assert decide([1], [1], figures) == ([1], "alone")
+    assert decide([1], [1], metrics) == ([1], "alone")
     assert FRESH_S > 0

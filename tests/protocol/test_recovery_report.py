@@ -24,14 +24,14 @@ def report_of(peer: int, installed: m.InstalledView | None, prepared: m.Prepared
         "commits": [],
         "aborts": [],
         "waits_in": "",
-        "met": [],
+        "outcomes": [],
         "joined_after": 0,
         "synced": None,
         "unlinked": [],
         "peer_timeout_s": 5.0,
         "engine_threads": 1,
     }
-    return m.RecoveryReport(m.Member(peer, 0, ["10.0.0.1"], 1000, 2), installed, prepared, **{**fields, **rest})
+    return m.RecoveryReport(m.PeerInfo(peer, 0, ["10.0.0.1"], 1000, 2), installed, prepared, **{**fields, **rest})
 
 
 def view(number: int, *peers: int, epoch: int = 0) -> m.InstalledView:
@@ -177,22 +177,22 @@ def test_verdicts_that_some_have_heard_are_known() -> None:
 
 
 def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
-    met = m.Met(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
+    outcome = m.JointOutcome(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
     here = {
-        1: report_of(1, view(4, 1, 2, 3, 4), met=[met]),
+        1: report_of(1, view(4, 1, 2, 3, 4), outcomes=[outcome]),
         2: report_of(2, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY),
         3: report_of(3, view(4, 1, 2, 3, 4), waits_in=Kind.ARE_PEERS_PENDING),
         4: report_of(4, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY, joined_after=9),
     }
     found = rebuild(here)
-    assert found.meeting == 9
-    assert [unheard(here[peer], found) for peer in here] == [None, met, None, None]
+    assert found.call_number == 9
+    assert [unheard(here[peer], found) for peer in here] == [None, outcome, None, None]
 
 
 def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end() -> None:
-    met = m.Met(Kind.SYNC, 9, Result.SUCCESS, "", 30)
+    outcome = m.JointOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
-        1: report_of(1, view(4, 1, 2, 3), met=[met], synced=(9, 30)),
+        1: report_of(1, view(4, 1, 2, 3), outcomes=[outcome], synced=(9, 30)),
         2: report_of(2, view(4, 1, 2, 3), synced=(5, 20)),
         3: report_of(3, view(4, 1, 2, 3), joined_after=11),
     }
@@ -201,9 +201,9 @@ def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end
 
 
 def test_who_has_not_heard_that_it_is_accepted_is_no_incumbent() -> None:
-    met = m.Met(Kind.SYNC, 9, Result.SUCCESS, "", 30)
+    outcome = m.JointOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
-        1: report_of(1, view(5, 1, 2), met=[met], synced=(9, 30)),
+        1: report_of(1, view(5, 1, 2), outcomes=[outcome], synced=(9, 30)),
         2: report_of(2, None, prepared(5, 1, 2)),
     }
     (group,) = rebuild(here).groups
@@ -307,8 +307,8 @@ def test_more_survivors_never_undo_a_majority_of_the_same_view(story: Story, dat
 
 
 def test_report_survives_the_wire() -> None:
-    figures = [(m.LinkFigure(2, True, 1e6, 250), 30)]
-    said = m.Follow(
-        3, report_of(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4), figures=figures)
+    metrics = [(m.LinkMetric(2, True, 1e6, 250), 30)]
+    said = m.Vote(
+        3, report_of(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4), link_metrics=metrics)
     )
-    assert msgspec.convert(msgspec.to_builtins(said, builtin_types=(bytes,)), m.Follow) == said
+    assert msgspec.convert(msgspec.to_builtins(said, builtin_types=(bytes,)), m.Vote) == said

@@ -68,7 +68,7 @@ def summaries(draw: st.DrawFn) -> Summary:
     told = [prepared(each, *RINGS[each], answered=draw(st.booleans())) for each in newer]
     found: m.RecoveryReport = report_of(peer, installed, told.pop() if told else None, answered=told)
     is_whole = draw(st.booleans())
-    return found if is_whole else m.Stand(found.installed, found.prepared, found.is_settled, found.answered)
+    return found if is_whole else m.PreVote(found.installed, found.prepared, found.is_settled, found.answered)
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.none() | summaries()), max_size=25), st.booleans())

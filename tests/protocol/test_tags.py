@@ -13,7 +13,7 @@ from pccl.protocol.master.run_state import RunState
 from pccl.protocol.peer import Peer
 from pccl.types import Result
 
-BEATS_FROM = 1000
+HEARTBEATS_FROM = 1000
 
 
 class Pair:
@@ -29,13 +29,13 @@ class Pair:
         for number in self.peers:
             hello = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 1)
             self.tell(number, hello)
-            self.tell(BEATS_FROM + number, m.BeatHello(m.PROTOCOL_VERSION, "run", number))
+            self.tell(HEARTBEATS_FROM + number, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", number))
             if number == 2:
                 self.peers[1].joint(1, m.Kind.UPDATE_TOPOLOGY)
             self.settle()
 
     def tell(self, connection: int, message: m.FromPeer) -> None:
-        if isinstance(message, m.Hello | m.BeatHello):
+        if isinstance(message, m.Hello | m.HeartbeatHello):
             self.to_carry_out += self.master.connected(connection, "10.0.0.1", 0.0)
         self.to_carry_out += self.master.received(connection, message, 0.0)
 

@@ -16,7 +16,7 @@ def test_only_time_in_which_the_link_was_the_limit_counts() -> None:
     assert throughput.reported(1, report(LinkReport(2, 2 * 10**9, 1000, 2_500_000))) == [(2, 2.5e6)]
 
 
-def test_each_figure_is_of_what_came_since_the_last_one() -> None:
+def test_each_metric_is_of_what_came_since_the_last_one() -> None:
     throughput = Throughput()
     throughput.reported(1, report(LinkReport(2, 1, 1000, 2_500_000)))
     little = LinkReport(2, 1, 1000 + FULL_MS_MIN - 1, 3_000_000)
@@ -32,7 +32,7 @@ def test_a_link_made_anew_counts_from_the_start() -> None:
     assert throughput.reported(1, report(LinkReport(2, 1, 1500, 1_500_000))) == [(2, 1e6)]
 
 
-def test_what_was_before_a_succession_is_in_no_figure_after_it() -> None:
+def test_what_was_before_a_succession_is_in_no_metric_after_it() -> None:
     throughput = Throughput()
     throughput.inherit([1])
     assert throughput.reported(1, report(LinkReport(2, 1, 9000, 9_000_000))) == []

@@ -68,7 +68,7 @@ class Checks:
         """By run and term, the peers that a master has led, with their numbers then."""
         self._inherited: set[tuple[int, int]] = set()
         """Epochs, by group, of which a master was found dead when some had heard all verdicts and some not."""
-        self._meetings: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
+        self._joint_calls: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
         """By run, number, kind and group, how joint calls ended, and after a sync the content."""
         self.has_succession = False
 
@@ -109,9 +109,9 @@ class Checks:
         for node in nodes:
             node.is_known = node.number in master.state.members
         self._note_survivors()
-        unheard = [key for key in self._meetings if key[0] == master.run and key[1] > master.state.joint_calls_ended]
+        unheard = [key for key in self._joint_calls if key[0] == master.run and key[1] > master.state.joint_calls_ended]
         for key in unheard:
-            del self._meetings[key]
+            del self._joint_calls[key]
 
     def _forget_unheard_syncs(self, master: Master, nodes: list[Node]) -> None:
         """A sync is none for those who go on if nobody of them has heard that it succeeded."""
@@ -181,14 +181,16 @@ class Checks:
 
     def joint_results(self, run: str, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
         """The results that one event has led to. `accepted` are those who were so before it."""
-        repeated = [each for each in results if self._meeting(run, *each) in self._meetings]
+        repeated = [each for each in results if self._joint_call(run, *each) in self._joint_calls]
         for node, result in repeated:
             outcome = self._outcome(node, result)
-            assert self._meetings[self._meeting(run, node, result)] == outcome, f"{node}: {result} instead of {outcome}"
+            assert self._joint_calls[self._joint_call(run, node, result)] == outcome, (
+                f"{node}: {result} instead of {outcome}"
+            )
         results = [each for each in results if each not in repeated]
         for node, result in results:
-            if result.meeting:
-                self._meetings[self._meeting(run, node, result)] = self._outcome(node, result)
+            if result.call_number:
+                self._joint_calls[self._joint_call(run, node, result)] = self._outcome(node, result)
         for kind in m.Kind.ALL:
             of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
             for group in {node.group for node, _ in of_kind}:
@@ -205,9 +207,9 @@ class Checks:
             else:
                 assert not succeeded or set(succeeded) == set(accepted), f"{kind} succeeded without all"
 
-    def _meeting(self, run: str, node: Node, result: m.JointResult) -> tuple[str, int, str, int]:
+    def _joint_call(self, run: str, node: Node, result: m.JointResult) -> tuple[str, int, str, int]:
         kind = node.kinds[result.call]
-        return run, result.meeting, kind, node.group if kind == m.Kind.SYNC else 0
+        return run, result.call_number, kind, node.group if kind == m.Kind.SYNC else 0
 
     def _outcome(self, node: Node, result: m.JointResult) -> tuple[int, int, bytes]:
         has_synced = node.kinds[result.call] == m.Kind.SYNC and result.code == Result.SUCCESS

@@ -82,11 +82,11 @@ class Node:
     """Stopped, as by SIGSTOP: what it has sent still travels."""
     is_hung: bool = False
     """It is frozen but for its signs of life, as by code that lets no other thread into Python."""
-    beats: int = 0
+    heartbeats: int = 0
     """The connection that carries its signs of life, 0 if there is none."""
-    beats_timeout_s: float | None = None
+    heartbeats_timeout_s: float | None = None
     """Since its Welcome."""
-    beats_seat: Seat | None = None
+    heartbeats_seat: Seat | None = None
     """Where these go, or shall go."""
     heard_at: float = 0.0
     """When a sign of life of it last got to the master."""

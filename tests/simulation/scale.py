@@ -26,7 +26,7 @@ from pccl.protocol.master.run_state import RunState
 PEERS = (10, 100, 1000)
 OPS = 20
 """Of these the mean is taken."""
-BEATS_FROM = 1_000_000
+HEARTBEATS_FROM = 1_000_000
 OPTIONS = MasterOptions(connections_max=2**15, pending_max=2**14)
 """Room for more peers than a master takes unasked."""
 
@@ -60,9 +60,9 @@ class Group:
         for connection in range(len(self.peers) + 1, len(self.peers) + 1 + number):
             self.master.connected(connection, f"10.0.{connection // 256}.{connection % 256}", self.now)
             self.say(connection, m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000 + connection, 1))
-            beats = BEATS_FROM + connection
-            self.master.connected(beats, "10.0.0.1", self.now)
-            self.say(beats, m.BeatHello(m.PROTOCOL_VERSION, "run-1", self.peers[connection]))
+            heartbeats = HEARTBEATS_FROM + connection
+            self.master.connected(heartbeats, "10.0.0.1", self.now)
+            self.say(heartbeats, m.HeartbeatHello(m.PROTOCOL_VERSION, "run-1", self.peers[connection]))
         self.update()
 
     def update(self) -> None:
@@ -135,7 +135,7 @@ class Takeover:
 
     def report(self, peer: int) -> m.RecoveryReport:
         view = m.InstalledView(7, [m.Ring(0, 7, list(range(1, self.peers + 1)))], is_meshed=False)
-        me = m.Member(peer, 0, [f"10.0.{peer // 256}.{peer % 256}"], 1000, 1)
+        me = m.PeerInfo(peer, 0, [f"10.0.{peer // 256}.{peer % 256}"], 1000, 1)
         return m.RecoveryReport(me, view, None, True, False, [], [], "", [], 1, None, [], OPTIONS.peer_timeout_s, 1)
 
     def run(self) -> None:
@@ -151,16 +151,16 @@ class Takeover:
 
     def answer(self, send: Send) -> None:
         peer = send.connection
-        if isinstance(send.message, m.Gather):
+        if isinstance(send.message, m.PreVoteRequest):
             report = self.report(peer)
-            self.say(peer, m.Stand(report.installed, None, False))
-        elif isinstance(send.message, m.Lead):
+            self.say(peer, m.PreVote(report.installed, None, False))
+        elif isinstance(send.message, m.VoteRequest):
             before_s = self.cost.seconds
-            self.say(peer, m.Follow(send.message.term, self.report(peer)))
+            self.say(peer, m.Vote(send.message.term, self.report(peer)))
             self.led_s = self.cost.seconds - before_s
         elif isinstance(send.message, m.Resumed):
-            self._count(self.machine.connected(BEATS_FROM + peer, "10.0.0.1", self.now))
-            self.say(BEATS_FROM + peer, m.BeatHello(m.PROTOCOL_VERSION, "run-1", peer))
+            self._count(self.machine.connected(HEARTBEATS_FROM + peer, "10.0.0.1", self.now))
+            self.say(HEARTBEATS_FROM + peer, m.HeartbeatHello(m.PROTOCOL_VERSION, "run-1", peer))
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         frame = encode(message)

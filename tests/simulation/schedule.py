@@ -282,7 +282,7 @@ class Schedule:
         for node in self.world.alive:
             self.world.reset(node)
             if self.chance(0.5):
-                self.world.break_beats(node)
+                self.world.break_heartbeats(node)
 
     def freeze(self) -> None:
         if node := self._some():
@@ -309,9 +309,9 @@ class Schedule:
                 node, self.rng.choice([n for n in self.world.ring_nodes(node) if n is not node])
             )
 
-    def break_beats(self) -> None:
+    def break_heartbeats(self) -> None:
         if node := self._some():
-            self.world.break_beats(node)
+            self.world.break_heartbeats(node)
 
     def part(self) -> None:
         """Connections between two can no more be made; those that are stay."""
@@ -425,7 +425,7 @@ class Schedule:
         "thaw": 2,
         "break_link": 6,
         "break_connection": 3,
-        "break_beats": 0.5,
+        "break_heartbeats": 0.5,
         "part": 2,
         "mend": 2,
         "block": 1,

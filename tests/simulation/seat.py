@@ -41,7 +41,7 @@ class Seat:
     is_frozen: bool = False
     is_dead: bool = False
     frozen_at: float = 0.0
-    beats: dict[int, Node] = field(default_factory=dict)
+    heartbeats: dict[int, Node] = field(default_factory=dict)
     """Connections for signs of life that it knows."""
     seen: Master | None = None
     """The leader, as last looked at."""

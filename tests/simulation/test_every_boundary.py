@@ -134,7 +134,7 @@ def _reset_all(world: World, node: Node) -> None:
     world.rng = random.Random(1)
     for each in world.alive:
         world.reset(each)
-        world.break_beats(each)
+        world.break_heartbeats(each)
 
 
 FAULTS: dict[str, Callable[[World, Node], None]] = {

@@ -312,7 +312,7 @@ def test_who_was_lost_takes_a_run_over_whose_others_are_dead() -> None:
     world = World(masters=1)
     (alone,) = world.join(0)
     world.freeze(alone)
-    world.break_beats(alone)
+    world.break_heartbeats(alone)
     world.reset(alone)
     world.run()
     world.wait(6.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 from pccl.protocol import messages as m
-from pccl.protocol.figures import FRESH_S
+from pccl.protocol.link_metrics import FRESH_S
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.world import World, rings
@@ -32,7 +32,7 @@ def _rates(world: World, *fast: tuple[int, int]) -> None:
 
 
 def _measured(world: World) -> int:
-    """Links of which the master was told figures."""
+    """Links of which the master was told metrics."""
     return sum(len(message.found) for _, message in world.said if isinstance(message, m.Probes))
 
 

@@ -103,7 +103,7 @@ def test_what_a_report_costs_does_not_depend_on_the_number_of_peers() -> None:
     few, many = Counted(FEW), Counted(MANY)
     for failover in (few, many):
         failover.run()
-    assert many.counts.keys() == {m.Resume, m.Stand, m.Follow, m.BeatHello}
+    assert many.counts.keys() == {m.Resume, m.PreVote, m.Vote, m.HeartbeatHello}
     for kind in many.counts:
         assert max(many.counts[kind][MANY // 2 + 5 : -1]) < max(few.counts[kind][FEW // 2 + 5 : -1]) * SLACK
         assert max(many.counts[kind][1 : MANY // 2 - 5]) < max(few.counts[kind][1 : FEW // 2 - 5]) * SLACK

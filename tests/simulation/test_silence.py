@@ -157,10 +157,10 @@ def test_busy_peer_is_not_missed(world: World) -> None:
     assert a.result(op) is Result.SUCCESS
 
 
-def test_connection_for_signs_of_life_is_made_anew(world: World) -> None:
+def test_connection_for_heartbeats_is_made_anew(world: World) -> None:
     a, b = world.join(0, 0)
     for _ in range(3):
-        world.break_beats(b)
+        world.break_heartbeats(b)
         world.wait(JUST_UNDER_S)
         world.run()
     world.wait(TIMEOUT_S)
@@ -171,7 +171,7 @@ def test_connection_for_signs_of_life_is_made_anew(world: World) -> None:
 def test_one_that_cannot_be_made_anew_is_silence(world: World) -> None:
     a, b = world.join(0, 0)
     world.cut(b, MASTER)
-    world.break_beats(b)
+    world.break_heartbeats(b)
     world.wait(TIMEOUT_S)
     world.run()
     assert a.view.ring == (1,)
@@ -293,7 +293,7 @@ def test_the_silence_of_few_is_their_own() -> None:
     assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
 
 
-def _reset_all(world: World, nodes: list[Node], are_beats_reset: bool) -> None:
+def _reset_all(world: World, nodes: list[Node], are_heartbeats_reset: bool) -> None:
     """Connections to the master, which hears of that. It and the peers reach each other no more."""
     for node in nodes:
         world.cut(node, MASTER)
@@ -302,20 +302,20 @@ def _reset_all(world: World, nodes: list[Node], are_beats_reset: bool) -> None:
         world.reset(node)
         control.outbox.clear()
         world._lose_control(control)
-        if are_beats_reset:
-            world.break_beats(node)
+        if are_heartbeats_reset:
+            world.break_heartbeats(node)
 
 
 @pytest.mark.parametrize("memory", Memory)
-@pytest.mark.parametrize("are_beats_reset", [True, False])
+@pytest.mark.parametrize("are_heartbeats_reset", [True, False])
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("outage_s", [TIMEOUT_S + 0.1, 2 * TIMEOUT_S, 3 * TIMEOUT_S - 1.0])
 def test_a_master_keeps_most_peers_whose_connections_are_reset(
-    memory: Memory, are_beats_reset: bool, first: int, outage_s: float
+    memory: Memory, are_heartbeats_reset: bool, first: int, outage_s: float
 ) -> None:
     world = World(masters=1, memory=memory)
     nodes = [*world.join(0), *world.join(0, 0, 0)]
-    _reset_all(world, nodes[first:], are_beats_reset)
+    _reset_all(world, nodes[first:], are_heartbeats_reset)
     _led_through(world, outage_s)
     world.heal()
     _led_through(world, 3.0)
@@ -325,11 +325,11 @@ def test_a_master_keeps_most_peers_whose_connections_are_reset(
     assert world.reduce(nodes) == [Result.SUCCESS] * 4
 
 
-@pytest.mark.parametrize("are_beats_reset", [True, False])
-def test_those_who_come_back_first_after_a_reset_wait_for_the_others(are_beats_reset: bool) -> None:
+@pytest.mark.parametrize("are_heartbeats_reset", [True, False])
+def test_those_who_come_back_first_after_a_reset_wait_for_the_others(are_heartbeats_reset: bool) -> None:
     world = World(masters=1)
     nodes = [*world.join(0), *world.join(0, 0, 0)]
-    _reset_all(world, nodes, are_beats_reset)
+    _reset_all(world, nodes, are_heartbeats_reset)
     _led_through(world, 2 * TIMEOUT_S)
     newcomer = world.add()
     world.blocked.difference_update({(nodes[3].name, MASTER), (MASTER, nodes[3].name)})
@@ -341,11 +341,11 @@ def test_those_who_come_back_first_after_a_reset_wait_for_the_others(are_beats_r
     assert set(world.reduce([*nodes, newcomer])) == {Result.SUCCESS}
 
 
-@pytest.mark.parametrize("are_beats_reset", [True, False])
-def test_where_most_do_not_come_back_after_a_reset_the_others_go_on(are_beats_reset: bool) -> None:
+@pytest.mark.parametrize("are_heartbeats_reset", [True, False])
+def test_where_most_do_not_come_back_after_a_reset_the_others_go_on(are_heartbeats_reset: bool) -> None:
     world = World(masters=1)
     nodes = [*world.join(0), *world.join(0, 0, 0)]
-    _reset_all(world, nodes[1:], are_beats_reset)
+    _reset_all(world, nodes[1:], are_heartbeats_reset)
     _led_through(world, 3 * TIMEOUT_S - 1.0)
     assert nodes[0].view.ring == (1, 2, 3, 4)
     _led_through(world, 1.5)

@@ -91,7 +91,7 @@ LATE_OR_STALE = {
     "stalled": m.OpsStalled(1, [OpRef(1, 0)]),
     "cancel": m.JointCancel(77),
     "report": m.SyncReport(77, False, "?", [(1, "?")]),
-    "probes": m.Probes(77, [m.LinkFigure(1, False, 1e6, 5)]),
+    "probes": m.Probes(77, [m.LinkMetric(1, False, 1e6, 5)]),
 }
 
 

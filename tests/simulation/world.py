@@ -35,7 +35,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import FrameCache, ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.failover import Beginning, Failover, hold_s
-from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Persist, Send, TakeBeats
+from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Persist, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
@@ -61,7 +61,7 @@ MASTERS = (MASTER, "standby")
 MASTER_TIMEOUT_S = 60.0
 _Choice = tuple[Callable[[Any], None], Node | Control | tuple[Seat, int]]
 _Event = tuple[Node | None, Callable[[], None], tuple[tuple[str, str], ...]]
-BEATS_FROM = 1_000_000
+HEARTBEATS_FROM = 1_000_000
 """Connections for signs of life are numbered from here."""
 
 
@@ -94,7 +94,7 @@ class World:
         """From whom nothing gets to whom."""
         self.slow: set[tuple[str, str]] = set()
         """From whom things get to whom only when little else is under way, mostly."""
-        self._next_beats = BEATS_FROM
+        self._next_heartbeats = HEARTBEATS_FROM
         self.log: list[str] = []
         self.unreachable: set[frozenset[str]] = set()
         self.costs: dict[frozenset[str], int] = {}
@@ -223,7 +223,7 @@ class World:
         seat.is_frozen = False
         if self.masters and not seat.is_dead:
             self._act(seat, seat.machine.stood_still(self.now - seat.frozen_at, self.now))
-        for node in seat.beats.values():
+        for node in seat.heartbeats.values():
             node.heard_at = self.now
         for control in self.controls.values():
             if control.seat is seat and not control.is_known and not control.is_over:
@@ -242,8 +242,8 @@ class World:
                 self._close(control)
                 control.outbox.clear()
                 control.is_over = True
-        for connection in list(seat.beats):
-            self._lose_beats(seat, connection)
+        for connection in list(seat.heartbeats):
+            self._lose_heartbeats(seat, connection)
 
     def restart_master(self, seat: Seat | None = None) -> None:
         """A new one begins where one was killed."""
@@ -542,10 +542,10 @@ class World:
             if control.outbox and self._gets_through(control.node, control.seat.name):
                 choices.append((self._deliver_to_master, control))
         for seat in self.seats:
-            for connection, node in seat.beats.items():
-                is_closed = not node.is_reachable or node.beats != connection
+            for connection, node in seat.heartbeats.items():
+                is_closed = not node.is_reachable or node.heartbeats != connection
                 if is_closed and not seat.is_away and self._passes(node, seat.name):
-                    choices.append((self._end_beats, (seat, connection)))
+                    choices.append((self._end_heartbeats, (seat, connection)))
         for node in self.nodes:
             control_of = node.control
             if control_of is None:
@@ -713,10 +713,10 @@ class World:
         control.reattach()
         self._act(seat, seat.machine.reattached(control.number, self.now))
 
-    def _end_beats(self, of: tuple[Seat, int]) -> None:
+    def _end_heartbeats(self, of: tuple[Seat, int]) -> None:
         """A master finds a connection for signs of life closed."""
         seat, connection = of
-        self._lose_beats(seat, connection)
+        self._lose_heartbeats(seat, connection)
         self._act(seat, seat.machine.disconnected(connection, "closed by the other side", self.now))
 
     def _end_control(self, control: Control, reason: str) -> None:
@@ -899,83 +899,85 @@ class World:
                 node.master_heard_at = self.now
 
     def _is_heard(self, node: Node) -> bool:
-        is_beating = node.is_reachable and (node.is_hung or not node.is_frozen)
-        seat = node.beats_seat
-        return node.beats != 0 and seat is not None and is_beating and self._gets_through(node, seat.name)
+        is_sending_heartbeats = node.is_reachable and (node.is_hung or not node.is_frozen)
+        seat = node.heartbeats_seat
+        return (
+            node.heartbeats != 0 and seat is not None and is_sending_heartbeats and self._gets_through(node, seat.name)
+        )
 
     def _hears(self, node: Node) -> bool:
-        seat = node.beats_seat
-        return node.beats != 0 and seat is not None and not seat.is_frozen and self._gets_through(seat.name, node)
+        seat = node.heartbeats_seat
+        return node.heartbeats != 0 and seat is not None and not seat.is_frozen and self._gets_through(seat.name, node)
 
     def _silence_due(self) -> list[float]:
         """When somebody will have been silent for too long, as things are."""
         self._note_heard()
         due = []
         for node in self.alive:
-            seat = node.beats_seat
-            if node.beats_timeout_s is not None and not self._is_heard(node) and seat and not seat.is_frozen:
-                due.append(node.heard_at + node.beats_timeout_s)
-            if node.beats_timeout_s is not None and not self._hears(node) and not node.is_frozen:
-                due.append(node.master_heard_at + node.beats_timeout_s)
+            seat = node.heartbeats_seat
+            if node.heartbeats_timeout_s is not None and not self._is_heard(node) and seat and not seat.is_frozen:
+                due.append(node.heard_at + node.heartbeats_timeout_s)
+            if node.heartbeats_timeout_s is not None and not self._hears(node) and not node.is_frozen:
+                due.append(node.master_heard_at + node.heartbeats_timeout_s)
         return [at for at in due if at > self.now]
 
     def _pass_silence(self) -> None:
         self._note_heard()
         for seat in self.seats:
-            for connection, node in list(seat.beats.items()):
+            for connection, node in list(seat.heartbeats.items()):
                 silent_s = self.now - node.heard_at
-                if seat.is_away or connection not in seat.beats:
+                if seat.is_away or connection not in seat.heartbeats:
                     continue
-                if node.beats != connection and self._passes(node, seat.name):
-                    self._lose_beats(seat, connection)
+                if node.heartbeats != connection and self._passes(node, seat.name):
+                    self._lose_heartbeats(seat, connection)
                     self._act(seat, seat.machine.disconnected(connection, "closed by the other side", self.now))
                 elif silent_s >= self._timeout_s:
                     self._sense(seat, connection)
-                    self._lose_beats(seat, connection)
+                    self._lose_heartbeats(seat, connection)
                     self._act(seat, seat.machine.silent(connection, silent_s, self.now))
         for node in self.alive:
-            if node.beats_timeout_s is None or node.is_frozen:
+            if node.heartbeats_timeout_s is None or node.is_frozen:
                 continue
-            if self.now - node.master_heard_at >= node.beats_timeout_s:
+            if self.now - node.master_heard_at >= node.heartbeats_timeout_s:
                 self._take_over(node)
                 node.machine.master_lost(f"the master was silent for {self.now - node.master_heard_at:.1f} s")
                 self._peer(node)
-            elif not node.beats:
-                self._later(node, lambda node=node: self._dial_beats(node))  # type: ignore[misc]
+            elif not node.heartbeats:
+                self._later(node, lambda node=node: self._dial_heartbeats(node))  # type: ignore[misc]
 
     def _sense(self, seat: Seat, *silent: int) -> None:
         """As the runtime does before the machine judges who is lost."""
         late = [
             connection
-            for connection, node in seat.beats.items()
+            for connection, node in seat.heartbeats.items()
             if not self._is_heard(node) and self.now - node.heard_at >= QUIET_SHARE * self._timeout_s
         ]
         seat.machine.note_quiet([*late, *silent])
 
-    def _dial_beats(self, node: Node) -> None:
-        seat = node.beats_seat
-        if node.beats or not node.is_reachable or seat is None:
+    def _dial_heartbeats(self, node: Node) -> None:
+        seat = node.heartbeats_seat
+        if node.heartbeats or not node.is_reachable or seat is None:
             return
         if not (self._gets_through(node, seat.name) and self._gets_through(seat.name, node)):
             return
-        connection = self._next_beats
-        self._next_beats += 1
-        seat.beats[connection] = node
+        connection = self._next_heartbeats
+        self._next_heartbeats += 1
+        seat.heartbeats[connection] = node
         self._act(seat, seat.machine.connected(connection, f"10.0.0.{node.port}", self.now))
-        hello = m.BeatHello(m.PROTOCOL_VERSION, node.machine.run, node.machine.peer)
+        hello = m.HeartbeatHello(m.PROTOCOL_VERSION, node.machine.run, node.machine.peer)
         self._act(seat, seat.machine.received(connection, hello, self.now))
 
-    def _lose_beats(self, seat: Seat, connection: int) -> None:
-        node = seat.beats.pop(connection)
-        if node.beats == connection:
-            node.beats = 0
+    def _lose_heartbeats(self, seat: Seat, connection: int) -> None:
+        node = seat.heartbeats.pop(connection)
+        if node.heartbeats == connection:
+            node.heartbeats = 0
 
-    def break_beats(self, node: Node) -> None:
+    def break_heartbeats(self, node: Node) -> None:
         """Resets its connection for signs of life. It makes another when time passes."""
-        seat = node.beats_seat
-        if node.beats and seat is not None:
-            connection = node.beats
-            self._lose_beats(seat, connection)
+        seat = node.heartbeats_seat
+        if node.heartbeats and seat is not None:
+            connection = node.heartbeats
+            self._lose_heartbeats(seat, connection)
             self._act(seat, seat.machine.disconnected(connection, "connection reset", self.now))
 
     # Links.
@@ -1119,7 +1121,7 @@ class World:
             pair = frozenset(way)
             if pair not in self.unreachable and not self._is_cut(node, other) and other.is_reachable:
                 rate = self.rates.get(way, 1e6)
-                found.append(m.LinkFigure(other.number, link.is_inbound, rate, self.costs.get(pair, 100)))
+                found.append(m.LinkMetric(other.number, link.is_inbound, rate, self.costs.get(pair, 100)))
         node.machine.probed(effect.probe, found, self.now)
         self._peer(node)
 
@@ -1141,7 +1143,7 @@ class World:
         results: list[tuple[Node, m.JointResult]] = []
         cache = FrameCache()
         for effect in effects:
-            if isinstance(effect, Log):
+            if isinstance(effect, MasterLog):
                 self.log.append(effect.text)
                 continue
             if isinstance(effect, Persist):
@@ -1150,10 +1152,10 @@ class World:
             if isinstance(effect, FindRings):
                 self._later(None, partial(self._find_rings, seat, effect))
                 continue
-            if effect.connection >= BEATS_FROM:
-                self._answer_beats(seat, effect)
+            if effect.connection >= HEARTBEATS_FROM:
+                self._answer_heartbeats(seat, effect)
                 continue
-            assert not isinstance(effect, TakeBeats)
+            assert not isinstance(effect, TakeHeartbeats)
             control = self.controls[effect.connection]
             node = control.node
             assert not control.is_over, f"{effect} to {node}, which is gone"
@@ -1168,7 +1170,7 @@ class World:
             if isinstance(effect.message, m.Welcome | m.Resumed):
                 node.home = seat
             self.checks.told(node, effect.message)
-            if isinstance(effect.message, m.Lead) and len(self.seats) > 1:
+            if isinstance(effect.message, m.VoteRequest) and len(self.seats) > 1:
                 self.checks.asked(
                     node, [each.node for each in self.controls.values() if each.seat is seat and not each.is_over]
                 )
@@ -1204,13 +1206,13 @@ class World:
             self._runs += 1
             seat.number(self._runs)
 
-    def _answer_beats(self, seat: Seat, effect: Send | Close | TakeBeats) -> None:
-        node = seat.beats[effect.connection]
-        if isinstance(effect, TakeBeats):
-            node.beats = effect.connection
+    def _answer_heartbeats(self, seat: Seat, effect: Send | Close | TakeHeartbeats) -> None:
+        node = seat.heartbeats[effect.connection]
+        if isinstance(effect, TakeHeartbeats):
+            node.heartbeats = effect.connection
             node.heard_at = node.master_heard_at = self.now
         elif isinstance(effect, Close):
-            self._lose_beats(seat, effect.connection)
+            self._lose_heartbeats(seat, effect.connection)
 
     def _peer(self, node: Node) -> None:
         if not node.is_alive:
@@ -1240,16 +1242,16 @@ class World:
                 node.ready = effect.message.view
         elif isinstance(effect, ps.StartEngine):
             assert not node.links
-        elif isinstance(effect, ps.KeepBeats):
+        elif isinstance(effect, ps.KeepHeartbeats):
             assert node.control is not None
-            node.beats, node.beats_seat = 0, node.control.seat
-            node.beats_timeout_s = effect.timeout_s
+            node.heartbeats, node.heartbeats_seat = 0, node.control.seat
+            node.heartbeats_timeout_s = effect.timeout_s
             node.master_heard_at = self.now
-            self._later(node, lambda: self._dial_beats(node))
+            self._later(node, lambda: self._dial_heartbeats(node))
         elif isinstance(effect, ps.SeekMaster):
             self._hang_up(node, 0)
-            node.control = node.beats_seat = node.beats_timeout_s = node.reattaching_since = None
-            node.beats = 0
+            node.control = node.heartbeats_seat = node.heartbeats_timeout_s = node.reattaching_since = None
+            node.heartbeats = 0
             if node.masterless_since is None:
                 node.masterless_since = self.now
         elif isinstance(effect, ps.SubmitOp):
@@ -1320,7 +1322,7 @@ class World:
             self._hang_up(node, 0)
             self._answer_knocks(node)
         else:
-            assert isinstance(effect, ps.Log)
+            assert isinstance(effect, ps.PeerLog)
 
     def check_rest(self) -> None:
         """At rest, with nobody frozen: nobody waits for something that nobody else could bring about."""

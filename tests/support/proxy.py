@@ -82,7 +82,7 @@ class Proxy:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             peer.close()
             return
-        is_for_beats = b"BeatHello" in opening
+        is_for_beats = b"HeartbeatHello" in opening
         for sock in (peer, master):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(WAIT_S)

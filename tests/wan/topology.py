@@ -138,25 +138,25 @@ def _environment(lab: Lab, host: int, megabytes: float) -> dict[str, str]:
 def run_master(addresses: list[str], orders: list[list[int]]) -> None:
     from pccl import MasterNode
     from pccl.protocol import optimization
-    from pccl.protocol.figures import Figures
+    from pccl.protocol.link_metrics import LinkMetrics
 
     decide = optimization.decide
     left = [None, *orders, None]
 
-    def decide_or_obey(present: Sequence[int], found: Sequence[int], figures: Figures) -> tuple[list[int], str]:
-        by_host = {addresses.index(figures.hosts(peer)[0]): peer for peer in present}
+    def decide_or_obey(present: Sequence[int], found: Sequence[int], metrics: LinkMetrics) -> tuple[list[int], str]:
+        by_host = {addresses.index(metrics.hosts(peer)[0]): peer for peer in present}
         hosts = {peer: host for host, peer in by_host.items()}
         order = left.pop(0)
-        ring, reason = decide(present, found, figures) if order is None else ([by_host[host] for host in order], "told")
-        figures_mbit: dict[str, dict[str, float]] = {"probe": {}, "op": {}}
+        ring, reason = decide(present, found, metrics) if order is None else ([by_host[host] for host in order], "told")
+        metrics_mbit: dict[str, dict[str, float]] = {"probe": {}, "op": {}}
         for a, b in permutations(present, 2):
-            if (figure := figures.get((a, b))) is not None:
-                figures_mbit[figure.source][f"{hosts[a]}->{hosts[b]}"] = round(figure.bytes_per_s * 8e-6, 1)
+            if (metric := metrics.get((a, b))) is not None:
+                metrics_mbit[metric.source][f"{hosts[a]}->{hosts[b]}"] = round(metric.bytes_per_s * 8e-6, 1)
         said = {
             "before": [hosts[peer] for peer in present],
             "ring": [hosts[peer] for peer in ring],
-            "measured_mbit": figures_mbit["probe"],
-            "by_ops_mbit": figures_mbit["op"],
+            "measured_mbit": metrics_mbit["probe"],
+            "by_ops_mbit": metrics_mbit["op"],
         }
         print(json.dumps(said), flush=True)
         return ring, reason

@@ -76,7 +76,7 @@ class Admission:
     def said(self, connection: int, message: m.FromPeer) -> Member | None:
         """The first message of a connection. The newcomer, if that makes one."""
         host, _ = self._unidentified.pop(connection)
-        if isinstance(message, m.BeatHello):
+        if isinstance(message, m.HeartbeatHello):
             self._heartbeat_hello(connection, host, message)
             return None
         if not isinstance(message, m.Hello):
@@ -89,7 +89,7 @@ class Admission:
         return self._welcome(connection, host, message)
 
     def _refuse(self, connection: int, host: str, reason: str, level: str = "warning") -> None:
-        self._state.log(level, f"{host} refused: {reason}", is_of_stranger=True)
+        self._state.log(level, f"{host} refused: {reason}", is_unauthenticated=True)
         self._state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
         self._state.close(connection)
 
@@ -139,7 +139,7 @@ class Admission:
         state.log("info", f"{member} from {host} wants to join group {hello.group}{held}", member.about)
         return member
 
-    def _heartbeat_hello(self, connection: int, host: str, message: m.BeatHello) -> None:
+    def _heartbeat_hello(self, connection: int, host: str, message: m.HeartbeatHello) -> None:
         member = self._state.members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
             # As a rule it was evicted, and learns why on the other connection.
@@ -158,7 +158,7 @@ class Admission:
             member
             for member in state.members.values()
             if not member.accepted
-            and member.has_beaten
+            and member.has_heartbeat
             and not member.absence
             and (member.on_trial is None or not state.accepted_count)
         ]
@@ -251,7 +251,7 @@ class Admission:
         for connection, (host, since) in list(self._unidentified.items()):
             if state.now >= since + limit_s:
                 del self._unidentified[connection]
-                state.log("info", f"{host}: no Hello within {limit_s:g} s, closed", is_of_stranger=True)
+                state.log("info", f"{host}: no Hello within {limit_s:g} s, closed", is_unauthenticated=True)
                 state.close(connection)
 
     def begin_trials(self) -> None:

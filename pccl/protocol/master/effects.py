@@ -24,7 +24,7 @@ class Close:
 
 
 @dataclass(frozen=True)
-class TakeBeats:
+class TakeHeartbeats:
     """Answer Accepted, and exchange nothing but heartbeats from then on. Its end is `silent` or `disconnected`."""
 
     connection: int
@@ -39,11 +39,11 @@ class FindRings:
 
 
 @dataclass(frozen=True)
-class Log:
+class MasterLog:
     level: str
     """debug, info or warning."""
     text: str
-    is_of_stranger: bool = False
+    is_unauthenticated: bool = False
     """Anybody can cause it, as often as they like."""
     about: Mapping[str, int] = field(default_factory=dict)
     """As in `pccl.logs.FIELDS`."""
@@ -56,4 +56,4 @@ class Persist:
     fence: Fence
 
 
-Effect = Send | Close | TakeBeats | FindRings | Log | Persist
+Effect = Send | Close | TakeHeartbeats | FindRings | MasterLog | Persist

@@ -19,7 +19,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.master.admission import Admission
 from pccl.protocol.master.op_verdicts import OpVerdicts
 from pccl.protocol.master.ring_change import RingChange
-from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState, Wait
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Wait
 from pccl.protocol.master.state_sync import StateSync
 from pccl.protocol.master.waits import Waits
 from pccl.protocol.messages import Kind, OpRef
@@ -41,7 +41,7 @@ class JointCalls:
         state_sync: StateSync,
         ring_change: RingChange,
         evict: Callable[[int, str, Result], None],
-        unheard: Mapping[int, m.Met] | None = None,
+        unheard: Mapping[int, m.JointOutcome] | None = None,
     ) -> None:
         """`unheard`: peers that wait in a joint call which has ended under a master before this one, and how."""
         self._state = state
@@ -135,7 +135,7 @@ class JointCalls:
             if member.wait is not None:
                 del self._unheard[peer]
                 if member.wait.kind == end.kind:
-                    self._waits.answer(member, Result(end.code), end.reason, end.value, end.meeting)
+                    self._waits.answer(member, Result(end.code), end.reason, end.value, end.call_number)
                     progress = True
         return progress
 
@@ -195,7 +195,7 @@ class JointCalls:
         self._end(waits, reason)
         return True
 
-    def abort_hopeless(self, group: Group, op: OpRef, vote: AbortVote) -> None:
+    def abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
         """An abort vote that was called for hopeless waits has ended, and nobody has committed the op."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from itertools import islice, takewhile
 
 from pccl.protocol import topology
-from pccl.protocol.master.effects import TakeBeats
+from pccl.protocol.master.effects import TakeHeartbeats
 from pccl.protocol.master.run_state import Group, Member, RunState
 from pccl.protocol.quorum import majority
 from pccl.protocol.returning import Returning
@@ -71,11 +71,11 @@ class Liveness:
             self._close_heartbeat(member)
         self.heartbeats[connection] = member.peer
         member.heartbeat = connection
-        member.has_beaten = True
+        member.has_heartbeat = True
         self._first_due_at.pop(member.peer, None)
         self._due_at.pop(member.peer, None)
         self._returning.came(member.peer, self._state.now)
-        self._state.outbox.append(TakeBeats(connection))
+        self._state.outbox.append(TakeHeartbeats(connection))
 
     def _close_heartbeat(self, member: Member) -> None:
         if member.heartbeat is not None:
@@ -155,7 +155,7 @@ class Liveness:
         state = self._state
         group = state.groups.get(member.hello.group)
         if not member.accepted:
-            return member.has_beaten and state.accepted_count > 0 and group is not None and member.peer in group.ring
+            return member.has_heartbeat and state.accepted_count > 0 and group is not None and member.peer in group.ring
         witnesses = self._witnesses(member)
         return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
 
@@ -186,12 +186,12 @@ class Liveness:
         their connections for them are late or gone. `but_of` is one of them."""
         lost: Counter[bool] = Counter()
         """By whether they are accepted."""
-        beaten = 0
+        heard = 0
         for peer, member in self._state.members.items():
-            is_gone = (member.heartbeat is None and member.has_beaten) or bool(member.absence)
+            is_gone = (member.heartbeat is None and member.has_heartbeat) or bool(member.absence)
             lost[member.accepted] += peer == but_of or peer in self._quiet or is_gone
-            beaten += member.accepted or member.has_beaten
-        return lost[True] >= majority(self._state.accepted_count) and lost.total() >= majority(beaten)
+            heard += member.accepted or member.has_heartbeat
+        return lost[True] >= majority(self._state.accepted_count) and lost.total() >= majority(heard)
 
     # Time.
 

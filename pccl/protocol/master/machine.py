@@ -51,7 +51,7 @@ from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.op_verdicts import OpVerdicts
 from pccl.protocol.master.ring_change import RingChange
-from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
 from pccl.protocol.master.state_sync import StateSync
 from pccl.protocol.master.waits import Waits
 from pccl.protocol.messages import OpRef
@@ -71,7 +71,7 @@ class Master:
         state: RunState,
         leadership: Leadership | None = None,
         returning: Returning | None = None,
-        unheard: Mapping[int, m.Met] | None = None,
+        unheard: Mapping[int, m.JointOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
         """A run that has begun under another master comes with what that has left, see `recovery`. `sites_broken_by`:
@@ -384,7 +384,7 @@ class Master:
         state.stop(group)
         group.forget(peer)
 
-    def _abort_hopeless(self, group: Group, op: OpRef, vote: AbortVote) -> None:
+    def _abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
         self._calls.abort_hopeless(group, op, vote)
 
     # The stages of a view.

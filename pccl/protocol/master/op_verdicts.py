@@ -23,7 +23,7 @@ from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.ledger import Ledger
 from pccl.protocol.master.options import NAMED_MAX
-from pccl.protocol.master.run_state import AbortVote, Group, Member, RunState
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import ranks_of
 from pccl.types import Result
@@ -39,7 +39,7 @@ class OpVerdicts:
         state: RunState,
         evict: Callable[[int, str, Result], None],
         committed: Callable[[Group], None],
-        abort_hopeless: Callable[[Group, OpRef, AbortVote], None],
+        abort_hopeless: Callable[[Group, OpRef, OpenAbortVote], None],
     ) -> None:
         """`committed` hears of every group in which ops go through. `abort_hopeless` concludes an abort vote that was
         called for the sake of joint calls."""
@@ -163,7 +163,7 @@ class OpVerdicts:
         if group.ledger.is_decided(op):
             return
         participants = group.participants(op)
-        group.votes[op] = AbortVote(code, reason, set(participants) - {by}, is_hopeless)
+        group.votes[op] = OpenAbortVote(code, reason, set(participants) - {by}, is_hopeless)
         for peer in participants:
             if peer != by:
                 self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))

@@ -16,10 +16,10 @@ from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.fence import bounded_s
-from pccl.protocol.figures import Figures
 from pccl.protocol.history import History
 from pccl.protocol.ledger import Ledger
-from pccl.protocol.master.effects import Close, Effect, Log, Send
+from pccl.protocol.link_metrics import LinkMetrics
+from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
 from pccl.protocol.master.options import NAMED_MAX, MasterOptions
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import participants
@@ -61,7 +61,7 @@ class Member:
     wait: Wait | None = None
     heartbeat: int | None = None
     """The connection that carries its heartbeats."""
-    has_beaten: bool = False
+    has_heartbeat: bool = False
     absence: str = ""
     """How its control connection was lost; empty: it stands."""
 
@@ -74,8 +74,8 @@ class Member:
         """For the log."""
         return {"group": self.hello.group, "peer": self.peer}
 
-    def as_record(self) -> m.Member:
-        return m.Member(
+    def as_record(self) -> m.PeerInfo:
+        return m.PeerInfo(
             self.peer, self.hello.group, self.hosts, self.hello.port, self.hello.connections, self.hello.name
         )
 
@@ -85,7 +85,7 @@ class Member:
 
 
 @dataclass
-class AbortVote:
+class OpenAbortVote:
     """An op that shall be aborted unless somebody has committed it."""
 
     code: int
@@ -123,7 +123,7 @@ class Group:
     """Verdicts of the last flush, to be told with the next Prepare."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
     """Ops that this flush aborts and that have a reason of their own."""
-    votes: dict[OpRef, AbortVote] = field(default_factory=dict)
+    votes: dict[OpRef, OpenAbortVote] = field(default_factory=dict)
     open_ops: set[OpRef] = field(default_factory=set)
     """Ops that this flush has found done and without a verdict at somebody."""
     agrees: bool = False
@@ -230,7 +230,7 @@ class RunState:
         """By pair whose link was made anew, the view whose Prepare asked for it."""
         self.history = History()
         self.traffic = Traffic(self.history)
-        self.link_metrics = Figures()
+        self.link_metrics = LinkMetrics()
         self.throughput = Throughput()
         self.outbox: list[Effect] = []
         """Effects of the event that is being handled."""
@@ -332,11 +332,11 @@ class RunState:
             self.asked_at.pop(peer, None)
 
     def log(
-        self, level: str, text: str, about: Mapping[str, int] = MappingProxyType({}), is_of_stranger: bool = False
+        self, level: str, text: str, about: Mapping[str, int] = MappingProxyType({}), is_unauthenticated: bool = False
     ) -> None:
         """`about`: what it is about, as in `pccl.logs.FIELDS`."""
-        self.outbox.append(Log(level, text, is_of_stranger, {"view": self.installed_view, **about}))
-        if not is_of_stranger:
+        self.outbox.append(MasterLog(level, text, is_unauthenticated, {"view": self.installed_view, **about}))
+        if not is_unauthenticated:
             self.history.logged(self.now, level, text)
 
     def drain(self) -> list[Effect]:

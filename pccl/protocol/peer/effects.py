@@ -106,7 +106,7 @@ class MakeLink:
     dialing no word got through to the other side and back within `reach_s`."""
 
     link: int
-    member: m.Member
+    member: m.PeerInfo
     made_in: int
     connections: int
     dial: bool
@@ -120,7 +120,7 @@ class AddConnections:
     be made is tried again after a while if it is to replace one, until the link is closed."""
 
     link: int
-    member: m.Member
+    member: m.PeerInfo
     made_in: int
     indices: range
     is_replacement: bool
@@ -131,7 +131,7 @@ class AddConnections:
 class TryLinks:
     """Connect to each once, to no other end than to see whether that works, and call `tried`."""
 
-    members: list[m.Member]
+    members: list[m.PeerInfo]
     timeout_s: float
 
 
@@ -147,7 +147,7 @@ class RunSync:
     """Take part in a shared-state transfer; call `sync_ended` if there is something to fetch."""
 
     plan: m.SyncPlan
-    donors: list[m.Member]
+    donors: list[m.PeerInfo]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class RunProbe:
 
 @dataclass(frozen=True)
 class ProbedLink:
-    member: m.Member
+    member: m.PeerInfo
     is_inbound: bool
     connections: int
     """The number that the link has, or would have once it is used."""
@@ -181,7 +181,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Log:
+class PeerLog:
     level: str
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class StartEngine:
 
 
 @dataclass(frozen=True)
-class KeepBeats:
+class KeepHeartbeats:
     """Exchange heartbeats with the master over a connection of their own, made anew when closed. After `timeout_s`
     of silence: `master_lost`. Ends with the next one and with SeekMaster."""
 
@@ -217,7 +217,7 @@ class SeekMaster:
 Effect = (
     ToMaster
     | StartEngine
-    | KeepBeats
+    | KeepHeartbeats
     | SeekMaster
     | SubmitOp
     | FreezeOps
@@ -235,5 +235,5 @@ Effect = (
     | RunProbe
     | Installed
     | Ended
-    | Log
+    | PeerLog
 )

@@ -68,7 +68,7 @@ class JointCalls:
         self._ops = ops
         self._call: _Call | None = None
         self._waiting: deque[_Call] = deque()
-        self._met: dict[str, m.Met] = {}
+        self._outcomes: dict[str, m.JointOutcome] = {}
         self._admission: int | None = None
         """The last update_topology that was in force before its end was told."""
         self.joined_after = 0
@@ -87,9 +87,9 @@ class JointCalls:
         return self._call is not None and self._call.kind in Kind.EXCLUSIVE
 
     @property
-    def met(self) -> list[m.Met]:
+    def outcomes(self) -> list[m.JointOutcome]:
         """Ends of the last call of each kind."""
-        return list(self._met.values())
+        return list(self._outcomes.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
         """Enter a call, after those that this peer is in already. Its end is a CallResult."""
@@ -135,11 +135,11 @@ class JointCalls:
         if message.code != Result.SUCCESS and message.code not in m.FAILURES:
             raise ProtocolError(f"the result of a joint call with code {message.code}")
         self._call = None
-        if message.meeting:
-            ended = m.Met(call.kind, message.meeting, message.code, message.reason, message.value)
-            self._met[call.kind] = ended
+        if message.call_number:
+            ended = m.JointOutcome(call.kind, message.call_number, message.code, message.reason, message.value)
+            self._outcomes[call.kind] = ended
             if call.kind == Kind.SYNC and message.code == Result.SUCCESS:
-                self.synced = message.meeting, message.value
+                self.synced = message.call_number, message.value
         self._outbox.act(CallResult(call.call, Result(message.code), message.reason, message.value))
         self._enter_next()
 
@@ -156,9 +156,9 @@ class JointCalls:
         if call is not None and call.plan is not None and call.plan.sync == sync:
             call.is_fetched = success
 
-    def admitted(self, meeting: int) -> None:
-        """Note that a view with newcomers is in force, by the joint call `meeting`."""
-        self._met[Kind.UPDATE_TOPOLOGY] = m.Met(Kind.UPDATE_TOPOLOGY, meeting, Result.SUCCESS, "", 0)
+    def admitted(self, call_number: int) -> None:
+        """Note that a view with newcomers is in force, by the joint call `call_number`."""
+        self._outcomes[Kind.UPDATE_TOPOLOGY] = m.JointOutcome(Kind.UPDATE_TOPOLOGY, call_number, Result.SUCCESS, "", 0)
         if self._call is not None and self._call.kind == Kind.UPDATE_TOPOLOGY:
             self._admission = self._call.call
 
@@ -166,8 +166,8 @@ class JointCalls:
         """End an update_topology whose view is in force, though the master has not come to say so."""
         call = self._call
         if call is not None and call.kind == Kind.UPDATE_TOPOLOGY and self._admission == call.call:
-            meeting = self._met[Kind.UPDATE_TOPOLOGY].meeting
-            self.on_result(m.JointResult(call.call, Result.SUCCESS, meeting=meeting))
+            call_number = self._outcomes[Kind.UPDATE_TOPOLOGY].call_number
+            self.on_result(m.JointResult(call.call, Result.SUCCESS, call_number=call_number))
 
     def end(self, code: Result, reason: str) -> None:
         """End all calls: the session is over."""

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
-from pccl.protocol.peer.effects import AddConnections, CloseLink, Log, MakeLink
+from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, PeerLog
 from pccl.protocol.peer.outbox import Outbox
 from pccl.protocol.topology import linked_peers, neighbours
 
@@ -81,7 +81,7 @@ class Links:
         self._outbox = outbox
         self._connections = connections
         self._own = 0
-        self._members: Mapping[int, m.Member] = {}
+        self._members: Mapping[int, m.PeerInfo] = {}
         self._target = _Target()
         self._links: dict[int, _Link] = {}
         """Links by peer."""
@@ -114,7 +114,7 @@ class Links:
         link = self._links.get(peer)
         return link is not None and link.is_up
 
-    def connections_to(self, member: m.Member) -> int:
+    def connections_to(self, member: m.PeerInfo) -> int:
         """Number of connections that the link with this peer has, or would have once it is used."""
         link = self._links.get(member.peer)
         count = max(self._begun_with(member), link.connected if link is not None else 0)
@@ -128,7 +128,7 @@ class Links:
 
     # Views.
 
-    def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.Member]) -> None:
+    def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.PeerInfo]) -> None:
         """Take this prepared view for what links are for. `members` are the peers of all groups."""
         self._target = _Target(view, ring, is_open=True)
         self._members = members
@@ -204,7 +204,7 @@ class Links:
         if found is None:
             return
         text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
-        self._outbox.act(Log("warning", text, {"other": found.peer}, link))
+        self._outbox.act(PeerLog("warning", text, {"other": found.peer}, link))
         if found.is_up:
             self._replace(found, thread)
         else:
@@ -217,7 +217,7 @@ class Links:
             return
         count = min(found.connected // self.engine_threads, GROWN_CONNECTIONS_MAX - found.connected)
         text = f"windows hold back the link with peer {found.peer}: {count} connections more than {found.connected}"
-        self._outbox.act(Log("info", text, {"other": found.peer}))
+        self._outbox.act(PeerLog("info", text, {"other": found.peer}))
         self._add(found, thread, count, is_replacement=False)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
@@ -267,7 +267,7 @@ class Links:
         if self._target.is_open:
             self._target.failed[peer] = reason
 
-    def _begun_with(self, member: m.Member) -> int:
+    def _begun_with(self, member: m.PeerInfo) -> int:
         return max(self._connections, member.connections, self.engine_threads)
 
     def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:

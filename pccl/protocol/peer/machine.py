@@ -6,7 +6,7 @@ belongs to ops, links and joint calls is decided by these parts; views, terms an
 
 The master may die. Then nothing here stops: ops go on, calls wait. What would be said to it is not said, but kept as
 state: which ops are done, which failed here, which links are broken, which joint call is waited in. `SeekMaster` asks
-for another one; it hears the peer's recovery report (Follow, see `recovery_report`), and when it leads (Resumed) is
+for another one; it hears the peer's recovery report (Vote, see `recovery_report`), and when it leads (Resumed) is
 told all that again. The terms are those of Raft and Viewstamped Replication:
 
     1  A peer follows no lower term than it has, so two masters never both hear of new events.
@@ -37,8 +37,8 @@ from pccl.protocol.peer.effects import (
     Effect,
     Ended,
     Installed,
-    KeepBeats,
-    Log,
+    KeepHeartbeats,
+    PeerLog,
     ProbedLink,
     RunProbe,
     RunSync,
@@ -96,7 +96,7 @@ class Peer:
         self.view: View | None = None
         self._secret = b""
         """The run's: whoever has it knows the run."""
-        self._members: dict[int, m.Member] = {}
+        self._members: dict[int, m.PeerInfo] = {}
         self._prepared: _Prepared | None = None
         self._answered: list[m.PreparedView] = []
         """Views newer than the installed one that this peer has answered to masters before the one that has prepared
@@ -188,7 +188,7 @@ class Peer:
         ]
         self._outbox.act(RunProbe(message.probe, links))
 
-    def probed(self, probe: int, found: list[m.LinkFigure], now: float) -> None:
+    def probed(self, probe: int, found: list[m.LinkMetric], now: float) -> None:
         self._measurements.add(found, now)
         self._outbox.say(m.Probes(probe, found))
 
@@ -228,7 +228,7 @@ class Peer:
         """Tell the master what has come of `TryLinks`: with whom it did not work, and why."""
         for _, reason in failed[:1]:
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
-            self._outbox.act(Log("warning", self.obstacle))
+            self._outbox.act(PeerLog("warning", self.obstacle))
         self._outbox.say(m.Tried([(peer, reason[: m.REASON_CHARACTERS_MAX]) for peer, reason in failed]))
 
     # The session.
@@ -280,7 +280,7 @@ class Peer:
             return
         if self.is_led:
             self._outbox.is_led = False
-            self._outbox.act(Log("warning", f"{reason}; looking for a master"))
+            self._outbox.act(PeerLog("warning", f"{reason}; looking for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
         self._outbox.act(SeekMaster(reason))
@@ -327,10 +327,10 @@ class Peer:
         self.engine_threads = message.engine_threads
         self.links.welcomed(self.peer, self.engine_threads, self.peer_timeout_s)
         self._outbox.is_led = True
-        self._outbox.act(KeepBeats(self.peer_timeout_s))
+        self._outbox.act(KeepHeartbeats(self.peer_timeout_s))
         self.obstacle = message.obstacle
         if self.obstacle:
-            self._outbox.act(Log("warning", self.obstacle))
+            self._outbox.act(PeerLog("warning", self.obstacle))
 
     def _note_timeout(self, peer_timeout_s: float) -> None:
         if not PEER_TIMEOUT_S_MIN <= peer_timeout_s <= PEER_TIMEOUT_S_MAX:
@@ -350,20 +350,20 @@ class Peer:
         self.links.close()
         self.master_lost(message.reason)
 
-    def _on_lead(self, message: m.Lead) -> None:
+    def _on_vote_request(self, message: m.VoteRequest) -> None:
         if self.is_led or message.term <= self.term:
             raise ProtocolError(f"it would lead in term {message.term}; this peer follows one in term {self.term}")
         self.term = message.term
-        self._outbox.answer(m.Follow(self.term, self._recovery_report()))
+        self._outbox.answer(m.Vote(self.term, self._recovery_report()))
 
-    def _on_gather(self, message: m.Gather) -> None:
+    def _on_pre_vote_request(self, message: m.PreVoteRequest) -> None:
         if self.is_led:
-            raise ProtocolError("Gather from a master that leads")
-        self._outbox.answer(self._stand())
+            raise ProtocolError("PreVoteRequest from a master that leads")
+        self._outbox.answer(self._pre_vote())
 
-    def _stand(self) -> m.Stand:
+    def _pre_vote(self) -> m.PreVote:
         view, prepared = self.view, self._prepared
-        return m.Stand(
+        return m.PreVote(
             installed=None if view is None else m.InstalledView(view.view, self._rings, view.is_meshed),
             prepared=None if prepared is None else m.PreparedView(prepared.view, prepared.rings, prepared.answered),
             is_settled=prepared is not None and view is not None and not self._keeps_ring(prepared.ring),
@@ -371,11 +371,11 @@ class Peer:
         )
 
     def _recovery_report(self) -> m.RecoveryReport:
-        view, stand = self.view, self._stand()
+        view, stand = self.view, self._pre_vote()
         commits, aborts = self.ops.verdicts()
         ring = linked_peers(view.ring, self.peer) if view is not None else []
         return m.RecoveryReport(
-            me=self._members.get(self.peer) or m.Member(self.peer, self.group, [], 0, self.connections),
+            me=self._members.get(self.peer) or m.PeerInfo(self.peer, self.group, [], 0, self.connections),
             installed=stand.installed,
             prepared=stand.prepared,
             is_running=self.ops.is_running,
@@ -383,7 +383,7 @@ class Peer:
             commits=commits,
             aborts=aborts,
             waits_in=self._calls.kind,
-            met=self._calls.met,
+            outcomes=self._calls.outcomes,
             joined_after=self._calls.joined_after,
             synced=self._calls.synced,
             unlinked=[peer for peer in ring if not self.links.stands(peer)],
@@ -392,7 +392,7 @@ class Peer:
             site=self.site,
             site_size=self.site_size,
             secret=self._secret,
-            figures=self._measurements.aged(self._resumed_at),
+            link_metrics=self._measurements.aged(self._resumed_at),
             answered=stand.answered,
         )
 
@@ -405,8 +405,8 @@ class Peer:
         if self._prepared is not None and self._prepared.view not in message.in_force:
             self._prepared.answered = False
         self.links.welcomed(self.peer, self.engine_threads, self.peer_timeout_s)
-        self._outbox.act(Log("info", f"a master leads in term {self.term}"))
-        self._outbox.act(KeepBeats(self.peer_timeout_s))
+        self._outbox.act(PeerLog("info", f"a master leads in term {self.term}"))
+        self._outbox.act(KeepHeartbeats(self.peer_timeout_s))
         self._restate()
 
     def _restate(self) -> None:
@@ -501,7 +501,7 @@ class Peer:
         self._answered.clear()
         self.links.installed()
         keeps = self._keeps_ring(prepared.ring)
-        self._note_admission(prepared.rings, message.meeting)
+        self._note_admission(prepared.rings, message.call_number)
         self._rings = prepared.rings
         hints: View | m.Install = self.view if keeps and self.view is not None else message
         self.view = View(
@@ -518,12 +518,12 @@ class Peer:
         self._outbox.act(Installed(self.view, prepared.lost))
         self.ops.installed(self.view, is_new_epoch=not keeps)
 
-    def _note_admission(self, rings: list[m.Ring], meeting: int) -> None:
+    def _note_admission(self, rings: list[m.Ring], call_number: int) -> None:
         before = {peer for ring in self._rings for peer in ring.peers}
         if self.view is None:
-            self._calls.joined_after = meeting
+            self._calls.joined_after = call_number
         elif any(peer not in before for ring in rings for peer in ring.peers):
-            self._calls.admitted(meeting)
+            self._calls.admitted(call_number)
 
     def _on_ops_commit(self, message: m.OpsCommit) -> None:
         self.ops.on_commit(message, self._has_had_masters)
@@ -536,8 +536,8 @@ class Peer:
 
     _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
         m.Welcome: _on_welcome,
-        m.Gather: _on_gather,
-        m.Lead: _on_lead,
+        m.PreVoteRequest: _on_pre_vote_request,
+        m.VoteRequest: _on_vote_request,
         m.Resumed: _on_resumed,
         m.Elsewhere: _on_elsewhere,
         m.StartOver: _on_start_over,
@@ -554,5 +554,5 @@ class Peer:
         m.Probe: _on_probe,
     }
     _BEFORE_LEADERSHIP: ClassVar = frozenset(
-        {m.Welcome, m.Gather, m.Lead, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye}
+        {m.Welcome, m.PreVoteRequest, m.VoteRequest, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye}
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pccl.protocol.messages import FIGURES_KEPT_MAX, LinkFigure
+from pccl.protocol.messages import METRICS_KEPT_MAX, LinkMetric
 
 Link = tuple[int, bool]
 """The other peer, and whether it is the one that sends."""
@@ -14,12 +14,12 @@ class Measurements:
     """The last measurement of each link, the oldest first."""
 
     def __init__(self) -> None:
-        self._found: dict[Link, tuple[LinkFigure, float]] = {}
+        self._found: dict[Link, tuple[LinkMetric, float]] = {}
 
-    def add(self, found: list[LinkFigure], now: float) -> None:
-        for figure in found:
-            self._found[figure.peer, figure.is_inbound] = figure, now
-        for oldest in list(self._found)[:-FIGURES_KEPT_MAX]:
+    def add(self, found: list[LinkMetric], now: float) -> None:
+        for metric in found:
+            self._found[metric.peer, metric.is_inbound] = metric, now
+        for oldest in list(self._found)[:-METRICS_KEPT_MAX]:
             del self._found[oldest]
 
     def discard(self, links: list[Link]) -> None:
@@ -29,8 +29,8 @@ class Measurements:
 
     def keep(self, peers: Collection[int]) -> None:
         """Forget the links with all others."""
-        self._found = {link: figure for link, figure in self._found.items() if link[0] in peers}
+        self._found = {link: metric for link, metric in self._found.items() if link[0] in peers}
 
-    def aged(self, now: float) -> list[tuple[LinkFigure, int]]:
+    def aged(self, now: float) -> list[tuple[LinkMetric, int]]:
         """All measurements, and how many seconds old they are."""
-        return [(figure, max(0, round(now - at))) for figure, at in self._found.values()]
+        return [(metric, max(0, round(now - at))) for metric, at in self._found.values()]

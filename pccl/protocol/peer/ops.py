@@ -19,7 +19,7 @@ from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer.effects import EndOp, ForgetOp, ForgetUnmade, FreezeOp, FreezeOps, Log, OpResult, SubmitOp
+from pccl.protocol.peer.effects import EndOp, ForgetOp, ForgetUnmade, FreezeOp, FreezeOps, OpResult, PeerLog, SubmitOp
 from pccl.protocol.peer.op import IS_DONE, MAY_BE_DONE, UNDECIDED, Failure, Op, OpState
 from pccl.protocol.peer.outbox import Outbox
 from pccl.protocol.peer.submission import (
@@ -162,7 +162,7 @@ class Ops:
             self._outbox.report_done(op.ref)
         waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
         text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
-        self._outbox.act(Log("info", text, op.ref._asdict()))
+        self._outbox.act(PeerLog("info", text, op.ref._asdict()))
 
     # Starts.
 
@@ -315,7 +315,7 @@ class Ops:
         given_up = self.uses.abort(ref, failure, counts_as_made and not is_queued)
         if given_up:
             text = f"others gave up {given_up} ops with tag {ref.tag} that were not called here; they count as made"
-            self._outbox.act(Log("info", text, {"tag": ref.tag}))
+            self._outbox.act(PeerLog("info", text, {"tag": ref.tag}))
         self._outbox.act(ForgetUnmade(view.epoch, ref.tag, self.uses.unmade_until(ref)))
 
     def on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:

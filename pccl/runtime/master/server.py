@@ -4,7 +4,7 @@ A peer's control connection may break and another one carry its session on (`con
 both by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
 
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
-A connection that turns out to be for heartbeats (`BeatHello`) goes to the beacon, whose thread outlasts whatever
+A connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the beacon, whose thread outlasts whatever
 else keeps this process busy, within the limits of `progress`; one task hears of those that fall silent.
 
 Where there is a state directory, what the machine wants remembered (`Persist`) is written there by a thread, and all
@@ -29,7 +29,7 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.failover import Beginning, Failover, hold_s
-from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Persist, Send, TakeBeats
+from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Persist, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.options import MasterOptions
 from pccl.runtime.master.fence_file import FenceFile
@@ -362,7 +362,7 @@ class MasterServer:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
                 opening: _Opening = decode_body(body, _Opening)
-                if isinstance(opening, m.Hello | m.Resume | m.Reattach | m.BeatHello | m.StatusRequest):
+                if isinstance(opening, m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest):
                     self._check_tls(opening, is_private)
                     await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
                     connection.trust()
@@ -381,9 +381,9 @@ class MasterServer:
         return True
 
     def _check_tls(self, opening: _Opening, is_private: bool) -> None:
-        if not isinstance(opening, m.BeatHello) and self._ssl_context is not None and not is_private:
+        if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
-        if isinstance(opening, m.BeatHello) and is_private:
+        if isinstance(opening, m.HeartbeatHello) and is_private:
             raise AuthError("heartbeats go without TLS")  # the thread that hears them knows none
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -394,8 +394,8 @@ class MasterServer:
             return
         is_writing = bool(self._postponed)
         # Whoever reads such a connection must know at once that it is one for heartbeats, of which no record tells.
-        self._perform([effect for effect in effects if isinstance(effect, TakeBeats)])
-        self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeBeats))
+        self._perform([effect for effect in effects if isinstance(effect, TakeHeartbeats)])
+        self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeHeartbeats))
         if not is_writing:
             self._perform_postponed()
 
@@ -439,15 +439,15 @@ class MasterServer:
         for effect in effects:
             if isinstance(effect, Send):
                 outgoing.setdefault(effect.connection, []).append(cache.frame(effect.message))
-            elif isinstance(effect, TakeBeats):
+            elif isinstance(effect, TakeHeartbeats):
                 self._clients[effect.connection].is_for_beats = True
                 outgoing.setdefault(effect.connection, []).append(cache.frame(m.Accepted()))
             elif isinstance(effect, FindRings):
                 assert self._nursery is not None
                 self._nursery.start_soon(self._find_rings, effect)
-            elif isinstance(effect, Log):
+            elif isinstance(effect, MasterLog):
                 text = harmless(effect.text, LOG_CHARACTERS_MAX)
-                if effect.is_of_stranger:
+                if effect.is_unauthenticated:
                     self._refusals.log(LEVELS[effect.level], text)
                 else:
                     about = {"run": self._machine.run, **effect.about}

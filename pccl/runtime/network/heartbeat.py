@@ -142,7 +142,7 @@ async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.s
     raise AssertionError("out of numbers")
 
 
-async def dial_beats(address: tuple[str, int], hello: m.BeatHello, token: str) -> socket.socket:
+async def dial_beats(address: tuple[str, int], hello: m.HeartbeatHello, token: str) -> socket.socket:
     """A connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
     try:
         raw = await dial_tcp(*address)
@@ -150,7 +150,7 @@ async def dial_beats(address: tuple[str, int], hello: m.BeatHello, token: str) -
         raise ConnectionLost(error.strerror or str(error)) from None
     sock = trio.socket.from_stdlib_socket(raw)
     try:
-        answer = await handshake.dial(SocketChannel(sock), token, hello.run, hello, m.BeatAnswer)
+        answer = await handshake.dial(SocketChannel(sock), token, hello.run, hello, m.HeartbeatAnswer)
         if not isinstance(answer, m.Accepted):
             raise ConnectionLost(f"refused: {answer.reason}")
         return raw

@@ -195,7 +195,7 @@ async def until_used(sock: trio.socket.SocketType) -> None:
 
 
 async def dial(
-    member: m.Member, master_host: str, opening: m.PeerOpening, token: str, passage: Passage
+    member: m.PeerInfo, master_host: str, opening: m.PeerOpening, token: str, passage: Passage
 ) -> tuple[trio.socket.SocketType, Keys | None]:
     """A connection to `member` that has accepted `opening`, and has carried full-size packets both ways; and the keys
     for what follows (`handshake.Dialled`). LinkError. `passage` tells how far it has come."""
@@ -228,7 +228,7 @@ async def dial(
 
 
 async def dial_within(
-    member: m.Member, master_host: str, opening: m.PeerOpening, token: str, timeout_s: float
+    member: m.PeerInfo, master_host: str, opening: m.PeerOpening, token: str, timeout_s: float
 ) -> tuple[trio.socket.SocketType, Keys | None]:
     """As `dial`. LinkError after `timeout_s`, too."""
     taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
@@ -245,12 +245,12 @@ async def dial_within(
     return taken[0]
 
 
-def _where(member: m.Member) -> str:
+def _where(member: m.PeerInfo) -> str:
     return ", ".join(addresses.join(host, member.port) for host in member.hosts)
 
 
 async def dial_link(
-    member: m.Member,
+    member: m.PeerInfo,
     master_host: str,
     hello: Callable[[int], m.PeerOpening],
     connections: int,

@@ -177,10 +177,10 @@ class Control:
 
     def _patience_with(self, messages: list[m.FromMaster] | None) -> float:
         """How long to wait for the next messages of a master that has said this."""
-        if not messages or not isinstance(messages[-1], m.Gather | m.Lead):
+        if not messages or not isinstance(messages[-1], m.PreVoteRequest | m.VoteRequest):
             return float("inf")
         timeout_s = self._driver.facts.peer_timeout_s
-        is_majority_there = isinstance(messages[-1], m.Lead)
+        is_majority_there = isinstance(messages[-1], m.VoteRequest)
         if is_majority_there and self._patience is not None:
             # It may wait for the rest for a peer timeout: this peer stays, however little time the search has left.
             self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)

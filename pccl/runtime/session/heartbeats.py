@@ -46,7 +46,7 @@ class Heartbeats:
             self._beacon.forget_after_fork()
 
     async def _beat(self, master: Address, timeout_s: float, scope: trio.CancelScope) -> None:
-        hello = m.BeatHello(m.PROTOCOL_VERSION, self._driver.facts.run, self._driver.facts.peer)
+        hello = m.HeartbeatHello(m.PROTOCOL_VERSION, self._driver.facts.run, self._driver.facts.peer)
 
         async def connect() -> socket.socket:
             self.stand = False

@@ -32,7 +32,7 @@ class Measuring:
 
     async def _probe(self, effect: ps.RunProbe) -> None:
         facts = self._driver.facts
-        found: list[m.LinkFigure] = []
+        found: list[m.LinkMetric] = []
 
         async def one(link: ps.ProbedLink) -> None:
             pulls = link.is_inbound
@@ -42,13 +42,13 @@ class Measuring:
                 return (await self._outbound.dial(link.member, hello, facts.peer_timeout_s))[0]
 
             try:
-                figure = await probe.measure(dial, link.connections, pulls)
+                metric = await probe.measure(dial, link.connections, pulls)
             except probe.ProbeError as error:
                 way = "from" if pulls else "to"
                 self._logger.info("cannot measure the link %s peer %d: %s", way, link.member.peer, error)
             else:
-                round_trip_us = round(figure.round_trip_s * 1e6)
-                found.append(m.LinkFigure(link.member.peer, pulls, figure.bytes_per_s, round_trip_us))
+                round_trip_us = round(metric.round_trip_s * 1e6)
+                found.append(m.LinkMetric(link.member.peer, pulls, metric.bytes_per_s, round_trip_us))
 
         async with trio.open_nursery() as nursery:
             for link in effect.links:

@@ -59,7 +59,7 @@ class Outbound:
             ps.AddConnections: self._add_connections,
             ps.TryLinks: lambda _, effect: lifetime.spawn(self._try_links, effect),
             ps.CloseLink: self._close_link,
-            ps.Log: self._log,
+            ps.PeerLog: self._log,
         }
 
     @property
@@ -68,7 +68,7 @@ class Outbound:
         return len(self._making)
 
     async def dial(
-        self, member: m.Member, opening: m.PeerOpening, timeout_s: float
+        self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
     ) -> tuple[trio.socket.SocketType, Keys | None]:
         """A connection to another peer for something else than a link. LinkError."""
         return await links.dial_within(member, self._master_host(), opening, self._options.token, timeout_s)
@@ -162,7 +162,7 @@ class Outbound:
         facts = self._driver.facts
         failed: list[tuple[int, str]] = []
 
-        async def one(member: m.Member) -> None:
+        async def one(member: m.PeerInfo) -> None:
             hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, member.peer, pulls=False)
             try:
                 sock, _ = await self.dial(member, hello, effect.timeout_s)
@@ -183,7 +183,7 @@ class Outbound:
         self._tally.link_closed(effect.link)
         self._engine.link_close(effect.link)
 
-    def _log(self, _: ps.Peer, effect: ps.Log) -> None:
+    def _log(self, _: ps.Peer, effect: ps.PeerLog) -> None:
         """Logs what the machine has to say; of a link only if that stands for a while after."""
         if effect.link:
             scope = trio.CancelScope()
@@ -192,10 +192,10 @@ class Outbound:
         else:
             self._log_now(effect)
 
-    def _log_now(self, effect: ps.Log) -> None:
+    def _log_now(self, effect: ps.PeerLog) -> None:
         self._logger.log(LEVELS[effect.level], "%s", effect.text, extra=effect.about)
 
-    async def _log_later(self, effect: ps.Log, scope: trio.CancelScope) -> None:
+    async def _log_later(self, effect: ps.PeerLog, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(STANDS_S)
             self._log_now(replace(effect, link=0))

@@ -107,7 +107,7 @@ class PeerSession:
         driver.carry_out(
             {
                 ps.StartEngine: self._start_engine,
-                ps.KeepBeats: self._welcomed,
+                ps.KeepHeartbeats: self._welcomed,
                 ps.Installed: self._installed,
                 ps.Ended: self._end,
             }
@@ -277,7 +277,7 @@ class PeerSession:
         for event_fd in self._engine.event_fds:
             self._lifetime.spawn(self._read_engine, event_fd)
 
-    def _welcomed(self, machine: ps.Peer, effect: ps.KeepBeats) -> None:
+    def _welcomed(self, machine: ps.Peer, effect: ps.KeepHeartbeats) -> None:
         self._control.welcomed(effect.timeout_s)
         self._engine.set_link_timeout(machine.link_timeout_s)
 

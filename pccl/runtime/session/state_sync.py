@@ -147,7 +147,7 @@ class StateSync:
         plan = effect.plan
         facts = self._driver.facts
 
-        async def connect(donor: m.Member, tells: bool) -> Stream:
+        async def connect(donor: m.PeerInfo, tells: bool) -> Stream:
             encrypt = self._options.encrypt
             hello = m.StateHello(
                 m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, tells=tells

@@ -73,7 +73,7 @@ class Stream(ByteStream, Protocol):
     def close(self) -> None: ...
 
 
-Connect = Callable[[m.Member, bool], Awaitable[Stream]]
+Connect = Callable[[m.PeerInfo, bool], Awaitable[Stream]]
 """Reaches a donor, which is to tell the digests of all tensors that are not loose unasked if so said. LinkError."""
 
 
@@ -102,7 +102,7 @@ class Receiver:
         """How long a donor may send nothing."""
         self._fetching: _Fetch | None = None
 
-    async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect) -> None:
+    async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect) -> None:
         """Brings the tensors to the elected content; TransferError when no donor is left to ask."""
         fixed = [index for index, tensor in enumerate(self.tensors) if not tensor.loose]
         loose = [index for index, tensor in enumerate(self.tensors) if tensor.loose]
@@ -119,7 +119,9 @@ class Receiver:
                 return
             raise TransferError(list(self.suspects.items()))
 
-    async def _fetch(self, wanted: list[int], root: bytes | None, donors: Sequence[m.Member], connect: Connect) -> None:
+    async def _fetch(
+        self, wanted: list[int], root: bytes | None, donors: Sequence[m.PeerInfo], connect: Connect
+    ) -> None:
         fetching = self._fetching = _Fetch(self, wanted, root, donors, connect)
         try:
             await fetching.run()
@@ -133,7 +135,7 @@ class Receiver:
 
 
 class _Donor:
-    def __init__(self, member: m.Member) -> None:
+    def __init__(self, member: m.PeerInfo) -> None:
         self.peer = member.peer
         self.member = member
         self.scope = trio.CancelScope()
@@ -254,7 +256,7 @@ class _Fetch:
         receiver: Receiver,
         wanted: list[int],
         root: bytes | None,
-        donors: Sequence[m.Member],
+        donors: Sequence[m.PeerInfo],
         connect: Connect,
     ) -> None:
         self._receiver = receiver
@@ -308,12 +310,12 @@ class _Fetch:
 
     # One donor.
 
-    async def _use_each(self, members: Iterator[m.Member]) -> None:
+    async def _use_each(self, members: Iterator[m.PeerInfo]) -> None:
         for member in members:
             if member.peer not in self._receiver.suspects:
                 await self._use(member)
 
-    async def _use(self, member: m.Member) -> None:
+    async def _use(self, member: m.PeerInfo) -> None:
         """Fetches from a donor until everything has landed or it has failed."""
         donor = self._donors[member.peer] = _Donor(member)
         try:

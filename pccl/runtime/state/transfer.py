@@ -51,7 +51,7 @@ class Transfer:
         await donor.serve(stream, self.tensors, self.own, sent, tells)
 
     async def fetch(
-        self, plan: m.SyncPlan, donors: Sequence[m.Member], connect: Connect, patience_s: float = PATIENCE_S
+        self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
         """Brings the tensors to the elected content. A donor may send nothing for `patience_s`. Returns the donors that
         failed and how; TransferError, with the same, when none is left to ask. When cancelled, what has come stays, and

@@ -37,7 +37,7 @@ offers = st.builds(
     st.sampled_from([b"a", b"b"]),
     st.sampled_from([[], [], [m.TensorOffer("loose", "float32", [1], True)]]),
 )
-figures = st.builds(m.LinkFigure, peers, st.booleans(), st.floats(), st.integers())
+metrics = st.builds(m.LinkMetric, peers, st.booleans(), st.floats(), st.integers())
 failed = st.lists(st.tuples(peers, st.just("?")), max_size=2)
 
 
@@ -48,7 +48,7 @@ class Liars:
         self.master = Master(RunState("run"))
         self.now = 0.0
         self.open: set[int] = set()
-        self.beats: set[int] = set()
+        self.heartbeats: set[int] = set()
         """Connections for signs of life."""
         self.group: dict[int, int] = {}
         self.next_connection = 1
@@ -62,9 +62,9 @@ class Liars:
                 self.carry_out(self.master.rings_found(effect.search, rings, self.now))
             elif isinstance(effect, Close):
                 self.open.discard(effect.connection)
-                self.beats.discard(effect.connection)
+                self.heartbeats.discard(effect.connection)
             elif isinstance(effect, Send):
-                assert effect.connection in self.open | self.beats, "words to one who is gone"
+                assert effect.connection in self.open | self.heartbeats, "words to one who is gone"
                 if isinstance(effect.message, m.OpAbort):
                     assert effect.message.code in m.FAILURES
                 if isinstance(effect.message, m.Flush | m.Prepare | m.SyncPlan | m.Probe):
@@ -77,11 +77,11 @@ class Liars:
         self.group[connection] = group
         self.carry_out(self.master.connected(connection, "10.0.0.1", self.now))
         self.say(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 1))
-        beats = self.next_connection
+        heartbeats = self.next_connection
         self.next_connection += 1
-        self.beats.add(beats)
-        self.carry_out(self.master.connected(beats, "10.0.0.1", self.now))
-        self.say(beats, m.BeatHello(m.PROTOCOL_VERSION, "run", self.master.state.next_peer - 1))
+        self.heartbeats.add(heartbeats)
+        self.carry_out(self.master.connected(heartbeats, "10.0.0.1", self.now))
+        self.say(heartbeats, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", self.master.state.next_peer - 1))
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         self.carry_out(self.master.received(connection, message, self.now))
@@ -90,8 +90,8 @@ class Liars:
         self.open.discard(connection)
         self.carry_out(self.master.disconnected(connection, "reset", self.now))
 
-    def lose_beats(self, connection: int, by_silence: bool) -> None:
-        self.beats.discard(connection)
+    def lose_heartbeats(self, connection: int, by_silence: bool) -> None:
+        self.heartbeats.discard(connection)
         if by_silence:
             self.carry_out(self.master.silent(connection, 5.0, self.now))
         else:
@@ -129,7 +129,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
     said: list[tuple[int, Callable[[], m.FromPeer]]] = [
         (1, lambda: m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 1)),
         (1, m.Leave),
-        (1, lambda: m.BeatHello(m.PROTOCOL_VERSION, "run", draw(peers))),
+        (1, lambda: m.HeartbeatHello(m.PROTOCOL_VERSION, "run", draw(peers))),
         (1, lambda: m.JointCancel(draw(numbers))),
         (4, call),
         (2, failure),
@@ -139,7 +139,7 @@ def words(liars: Liars, connection: int, data: st.DataObject) -> m.FromPeer:
         (2, lambda: m.OpsStalled(liars.epoch(connection) + draw(off), draw(ops))),
         (4, lambda: m.FlushReply(about(m.Flush, "flush"), draw(ops))),
         (2, lambda: m.SyncReport(about(m.SyncPlan, "sync"), draw(st.booleans()), "?", draw(failed))),
-        (2, lambda: m.Probes(about(m.Probe, "probe"), draw(st.lists(figures, max_size=3)))),
+        (2, lambda: m.Probes(about(m.Probe, "probe"), draw(st.lists(metrics, max_size=3)))),
         (2, lambda: m.Report(draw(st.lists(st.tuples(numbers, numbers, numbers), max_size=3)), 1, draw(numbers))),
     ]
     return draw(st.sampled_from([make for weight, make in said for _ in range(weight)]))()
@@ -161,8 +161,8 @@ def test_nothing_that_is_said_confuses_the_master(data: st.DataObject) -> None:
         if what == "go":
             liars.go(connection)
         elif what in ("break off", "fall silent"):
-            if liars.beats:
-                liars.lose_beats(data.draw(st.sampled_from(sorted(liars.beats))), what == "fall silent")
+            if liars.heartbeats:
+                liars.lose_heartbeats(data.draw(st.sampled_from(sorted(liars.heartbeats))), what == "fall silent")
         elif what == "wait":
             liars.wait(data.draw(st.sampled_from([1.0, 11.0, 91.0])))
         elif what == "answer":
@@ -180,7 +180,7 @@ def test_nothing_that_is_said_confuses_the_master(data: st.DataObject) -> None:
     assert liars.master.deadline() is None
 
 
-members = st.builds(m.Member, peers, st.just(0), st.just(["10.0.0.1"]), st.just(5000), st.integers(1, 2))
+members = st.builds(m.PeerInfo, peers, st.just(0), st.just(["10.0.0.1"]), st.just(5000), st.integers(1, 2))
 rings = st.builds(m.Ring, st.integers(0, 1), numbers, st.lists(peers, min_size=1, max_size=4, unique=True))
 from_master: st.SearchStrategy[m.FromMaster] = st.one_of(
     st.builds(m.Welcome, st.integers(1, 3), st.just("run"), st.just(1), numbers),
@@ -189,7 +189,7 @@ from_master: st.SearchStrategy[m.FromMaster] = st.one_of(
     st.builds(
         m.Prepare,
         numbers,
-        st.just([m.Member(peer, 0, ["10.0.0.1"], 5000, 1) for peer in range(9)]) | st.lists(members),
+        st.just([m.PeerInfo(peer, 0, ["10.0.0.1"], 5000, 1) for peer in range(9)]) | st.lists(members),
         st.lists(rings, min_size=1, max_size=2),
         ops,
         st.lists(st.tuples(peers, peers), max_size=2),
@@ -256,7 +256,9 @@ def test_nothing_that_a_master_says_confuses_a_peer(data: st.DataObject) -> None
         elif what == "install":
             view = machine.last_view + 1
             ring = data.draw(st.sampled_from([[1], [1, 2], [1, 2, 3]]))
-            hear(m.Prepare(view, [m.Member(peer, 0, ["10.0.0.1"], 5000, 1) for peer in ring], [m.Ring(0, view, ring)]))
+            hear(
+                m.Prepare(view, [m.PeerInfo(peer, 0, ["10.0.0.1"], 5000, 1) for peer in ring], [m.Ring(0, view, ring)])
+            )
             hear(m.Install(view))
         elif what == "launch":
             launched += 1

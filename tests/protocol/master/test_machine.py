@@ -9,10 +9,10 @@ import pytest
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.figures import FAILURE_FRESH_S
+from pccl.protocol.link_metrics import FAILURE_FRESH_S
 from pccl.protocol.master import op_verdicts
 from pccl.protocol.master.admission import HOSTS_MAX, NAME_CHARACTERS_MAX
-from pccl.protocol.master.effects import Close, Effect, FindRings, Log, Send, TakeBeats
+from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.link_failures import RELINKS_MAX
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
@@ -24,7 +24,7 @@ from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
 
 TAG = 7
-BEATS_FROM = 1_000_000
+HEARTBEATS_FROM = 1_000_000
 """Peer n's signs of life come on this connection + n."""
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2)
 
@@ -50,15 +50,15 @@ class Rig:
         connection = self.master.state.next_peer
         self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
         self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, f"n{connection}"))
-        self.beat(connection)
+        self.heartbeat(connection)
         self.answer()
         return connection
 
-    def beat(self, peer: int, connection: int = 0) -> int:
+    def heartbeat(self, peer: int, connection: int = 0) -> int:
         """Makes a connection for signs of life. `effects` becomes what it led to, after what was there."""
-        connection = connection or BEATS_FROM + peer
+        connection = connection or HEARTBEATS_FROM + peer
         before = self.effects + self.master.connected(connection, f"10.0.0.{peer}", self.now)
-        self.hear(connection, m.BeatHello(m.PROTOCOL_VERSION, "run", peer))
+        self.hear(connection, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", peer))
         self.effects = before + self.effects
         return connection
 
@@ -107,14 +107,14 @@ class Rig:
             self.answer()
 
     def told(self, peer: int) -> list[m.FromMaster]:
-        """Without the numbers of meetings, which tests/protocol/test_failover.py looks at."""
+        """Without the joint-call numbers, which tests/protocol/test_failover.py looks at."""
         sent = [effect.message for effect in self.effects if isinstance(effect, Send) and effect.connection == peer]
         numbered = m.Install | m.JointResult
-        return [msgspec.structs.replace(each, meeting=0) if isinstance(each, numbered) else each for each in sent]
+        return [msgspec.structs.replace(each, call_number=0) if isinstance(each, numbered) else each for each in sent]
 
     @property
     def logged(self) -> list[str]:
-        return [effect.text for effect in self.effects if isinstance(effect, Log)]
+        return [effect.text for effect in self.effects if isinstance(effect, MasterLog)]
 
 
 # Arrivals.
@@ -143,9 +143,9 @@ def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, m.Hello(m.PROTOCOL_VERSION, "1.0", 4, advertised, 5000, 3, "me"))
-    rig.beat(1)
+    rig.heartbeat(1)
     (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
-    assert prepare.members == [m.Member(1, 4, known, 5000, 3, "me")]
+    assert prepare.members == [m.PeerInfo(1, 4, known, 5000, 3, "me")]
 
 
 def test_refusal_closes_after_the_farewell() -> None:
@@ -153,7 +153,7 @@ def test_refusal_closes_after_the_farewell() -> None:
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, m.Leave())
     log, farewell, close = rig.effects
-    assert isinstance(log, Log)
+    assert isinstance(log, MasterLog)
     assert log.level == "warning"
     reason = "the first message must be Hello, not Leave"
     assert farewell == Send(1, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
@@ -429,7 +429,7 @@ def test_peers_hear_whether_all_of_their_ring_are_on_one_host() -> None:
         connection = rig.master.state.next_peer
         rig.effects = rig.master.connected(connection, hosts[0], rig.now)
         rig.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", 0, hosts, 5000, 2, ""))
-        rig.beat(connection)
+        rig.heartbeat(connection)
         rig.answer()
         rig.update()
         (installed,) = (message for message in rig.told(connection) if isinstance(message, m.Install))
@@ -444,7 +444,7 @@ def _measure(rig: Rig, rate: Callable[[int, int], float]) -> list[FindRings]:
             assert isinstance(send.message, m.Probe)
             me = send.connection
             found = [
-                m.LinkFigure(peer, inbound, rate(peer, me) if inbound else rate(me, peer), 1000)
+                m.LinkMetric(peer, inbound, rate(peer, me) if inbound else rate(me, peer), 1000)
                 for peer, inbound in send.message.links
             ]
             rig.hear(me, m.Probes(send.message.probe, found))
@@ -502,7 +502,7 @@ def _come_back(rig: Rig, hello: m.Hello) -> int:
     (welcome,) = rig.told(10)
     assert isinstance(welcome, m.Welcome)
     assert "was evicted for its links 1 times" in welcome.obstacle
-    rig.beat(welcome.peer)
+    rig.heartbeat(welcome.peer)
     return welcome.peer
 
 
@@ -745,7 +745,7 @@ def test_a_master_of_a_higher_term_says_so() -> None:
 
 def test_silence_is_told_to_the_silent_and_to_the_others() -> None:
     rig = Rig(0, 0, 0)
-    rig.effects = rig.master.silent(BEATS_FROM + 3, 5.04, 7.0)
+    rig.effects = rig.master.silent(HEARTBEATS_FROM + 3, 5.04, 7.0)
     evicted = "evicted: silent for 5.0 s"
     assert rig.told(3) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, evicted)]
     assert rig.effects.count(Close(3)) == 1
@@ -758,42 +758,42 @@ def test_silence_is_told_to_the_silent_and_to_the_others() -> None:
 def test_nothing_is_due_at_a_deposed_master() -> None:
     rig = Rig(0, 0, options=MasterOptions(peer_timeout_s=3.0))
     rig.tick(100.0)
-    rig.lose(BEATS_FROM + 1)
-    rig.lose(BEATS_FROM + 2)
+    rig.lose(HEARTBEATS_FROM + 1)
+    rig.lose(HEARTBEATS_FROM + 2)
     rig.tick(103.0)
     assert rig.master.deposed
     assert rig.master.deadline() is None
 
 
-def test_loss_closes_the_connection_for_signs_of_life() -> None:
+def test_loss_closes_the_connection_for_heartbeats() -> None:
     rig = Rig(0, 0)
     rig.lose(2)
-    assert Close(BEATS_FROM + 2) in rig.effects
-    rig.effects = rig.master.silent(BEATS_FROM + 2, 5.0, 7.0)
+    assert Close(HEARTBEATS_FROM + 2) in rig.effects
+    rig.effects = rig.master.silent(HEARTBEATS_FROM + 2, 5.0, 7.0)
     assert rig.effects == []
 
 
-def test_signs_of_life_that_break_off_are_waited_for() -> None:
+def test_heartbeats_that_break_off_are_waited_for() -> None:
     rig = Rig(0, 0, options=MasterOptions(peer_timeout_s=3.0))
     rig.tick(100.0)
-    rig.lose(BEATS_FROM + 2)
+    rig.lose(HEARTBEATS_FROM + 2)
     assert rig.master.deadline() == 103.0
     rig.tick(102.9)
     assert rig.peers == [1, 2]
-    connection = rig.beat(2, BEATS_FROM + 22)
-    assert rig.effects[-1] == TakeBeats(connection)
+    connection = rig.heartbeat(2, HEARTBEATS_FROM + 22)
+    assert rig.effects[-1] == TakeHeartbeats(connection)
     assert rig.master.deadline() is None
     rig.lose(connection)
     rig.tick(106.0)
     assert rig.told(2) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 3.0 s")]
 
 
-def test_new_connection_for_signs_of_life_replaces_one_that_stands() -> None:
+def test_new_connection_for_heartbeats_replaces_one_that_stands() -> None:
     rig = Rig(0)
     rig.effects = []
-    rig.beat(1, BEATS_FROM + 11)
-    assert rig.effects == [Close(BEATS_FROM + 1), TakeBeats(BEATS_FROM + 11)]
-    rig.lose(BEATS_FROM + 1)
+    rig.heartbeat(1, HEARTBEATS_FROM + 11)
+    assert rig.effects == [Close(HEARTBEATS_FROM + 1), TakeHeartbeats(HEARTBEATS_FROM + 11)]
+    rig.lose(HEARTBEATS_FROM + 1)
     assert rig.effects == []
     assert rig.master.deadline() is None
 
@@ -801,12 +801,12 @@ def test_new_connection_for_signs_of_life_replaces_one_that_stands() -> None:
 @pytest.mark.parametrize(
     "hello",
     [
-        m.BeatHello(m.PROTOCOL_VERSION, "run", 9),
-        m.BeatHello(m.PROTOCOL_VERSION, "another run", 1),
-        m.BeatHello(m.PROTOCOL_VERSION + 1, "run", 1),
+        m.HeartbeatHello(m.PROTOCOL_VERSION, "run", 9),
+        m.HeartbeatHello(m.PROTOCOL_VERSION, "another run", 1),
+        m.HeartbeatHello(m.PROTOCOL_VERSION + 1, "run", 1),
     ],
 )
-def test_signs_of_life_of_nobody_known_are_refused(hello: m.BeatHello) -> None:
+def test_heartbeats_of_nobody_known_are_refused(hello: m.HeartbeatHello) -> None:
     rig = Rig(0)
     rig.master.connected(77, "10.0.0.1", rig.now)
     rig.hear(77, hello)

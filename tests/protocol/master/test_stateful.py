@@ -25,7 +25,7 @@ from pccl.types import Result
 GROUPS = (0, 1)
 TAGS = (1, 2)
 PEERS_MAX = 6
-BEATS_FROM = 1_000_000
+HEARTBEATS_FROM = 1_000_000
 """Peer n's signs of life come on this connection + n."""
 OFFER = m.SyncOffer("enforce_popular", 3, b"root", [])
 ANSWERS = {Kind.SYNC: OFFER.revision}
@@ -60,7 +60,7 @@ class Peer:
         elif isinstance(message, m.JointResult):
             self.results.append((message.code, message.value))
         elif isinstance(message, m.Probe):
-            return m.Probes(message.probe, [m.LinkFigure(other, way, 1e6, 100) for other, way in message.links])
+            return m.Probes(message.probe, [m.LinkMetric(other, way, 1e6, 100) for other, way in message.links])
         else:
             assert isinstance(message, m.Welcome | m.Install), f"an honest peer is told {message}"
         return None
@@ -233,8 +233,8 @@ class MasterBesideModel(RuleBasedStateMachine):
         self.model.hello(number, group)
         assert self.master.connected(number, "10.0.0.1", 0.0) == []
         self.say(number, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2))
-        assert self.master.connected(BEATS_FROM + number, "10.0.0.1", 0.0) == []
-        self.say(BEATS_FROM + number, m.BeatHello(m.PROTOCOL_VERSION, "run", number))
+        assert self.master.connected(HEARTBEATS_FROM + number, "10.0.0.1", 0.0) == []
+        self.say(HEARTBEATS_FROM + number, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", number))
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), by_leave=st.booleans())

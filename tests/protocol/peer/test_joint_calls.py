@@ -35,8 +35,8 @@ class Rig:
         self.calls.enter(call, kind, offer)
         return self.outbox.drain()
 
-    def result(self, call: int, code: Result = Result.SUCCESS, value: int = 0, meeting: int = 0) -> list[Effect]:
-        self.calls.on_result(m.JointResult(call, code, "", value, meeting))
+    def result(self, call: int, code: Result = Result.SUCCESS, value: int = 0, call_number: int = 0) -> list[Effect]:
+        self.calls.on_result(m.JointResult(call, code, "", value, call_number))
         return self.outbox.drain()
 
 
@@ -49,11 +49,11 @@ def test_one_is_made_at_a_time() -> None:
     assert rig.calls.is_exclusive
     assert rig.enter(2, Kind.ARE_PEERS_PENDING) == []
     rig.ops.undecided = [OpRef(7, 0)]
-    ended, entered = rig.result(1, meeting=4)
+    ended, entered = rig.result(1, call_number=4)
     assert ended == CallResult(1, Result.SUCCESS, "", 0)
     assert entered == ToMaster(m.JointCall(2, Kind.ARE_PEERS_PENDING, None, [OpRef(7, 0)]))
     assert (rig.calls.kind, rig.calls.is_exclusive) == (Kind.ARE_PEERS_PENDING, False)
-    assert [met.kind for met in rig.calls.met] == [Kind.UPDATE_TOPOLOGY]
+    assert [outcome.kind for outcome in rig.calls.outcomes] == [Kind.UPDATE_TOPOLOGY]
 
 
 def test_an_exclusive_one_fails_while_ops_are_in_flight() -> None:
@@ -106,7 +106,7 @@ def test_a_result_of_no_call_is_a_lie() -> None:
     rig.enter(1, Kind.SYNC, OFFER)
     with pytest.raises(ProtocolError, match="with code"):
         rig.calls.on_result(m.JointResult(1, 4711))
-    rig.result(1, value=9, meeting=8)
+    rig.result(1, value=9, call_number=8)
     assert rig.calls.synced == (8, 9)
 
 

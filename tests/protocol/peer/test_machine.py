@@ -81,8 +81,8 @@ class Rig:
         return self.effects()
 
 
-def member(peer: int, connections: int = 1) -> m.Member:
-    return m.Member(peer, 0, [f"10.0.0.{peer}"], 1000 + peer, connections)
+def member(peer: int, connections: int = 1) -> m.PeerInfo:
+    return m.PeerInfo(peer, 0, [f"10.0.0.{peer}"], 1000 + peer, connections)
 
 
 def prepare(
@@ -252,7 +252,7 @@ def test_link_that_stands_takes_more_connections_up_to_a_bound(rig: Rig) -> None
 def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
     rig.machine.connection_lost(rig.links[1], "reset")
     effects = rig.effects()
-    (told,) = of(ps.Log, effects)
+    (told,) = of(ps.PeerLog, effects)
     assert (told.level, told.link) == ("warning", rig.links[1])
     (added,) = of(ps.AddConnections, effects)
     assert (added.link, added.member.peer, added.made_in) == (rig.links[1], 1, 1)
@@ -578,12 +578,12 @@ def test_stalled_op_is_reported_once(rig: Rig) -> None:
     rig.machine.tick(10.0 + STALL_AFTER_S)
     effects = rig.effects()
     assert said(effects) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
-    assert "the other peers' results" in of(ps.Log, effects)[0].text
+    assert "the other peers' results" in of(ps.PeerLog, effects)[0].text
     assert rig.machine.deadline() == 11.0 + STALL_AFTER_S
     rig.machine.tick(20.0)
     effects = rig.effects()
     assert said(effects) == [m.OpsStalled(1, [OpRef(8, 0)])]
-    assert "data of its neighbours" in of(ps.Log, effects)[0].text
+    assert "data of its neighbours" in of(ps.PeerLog, effects)[0].text
     assert rig.machine.deadline() is None
     rig.machine.tick(30.0)
     assert rig.effects() == []
@@ -627,26 +627,26 @@ def test_probe_names_the_links_to_measure(rig: Rig) -> None:
     connections = rig.machine.connections
     links = [ps.ProbedLink(member(1), False, connections), ps.ProbedLink(member(1), True, connections)]
     assert rig.hear(m.Probe(4, [(1, False), (99, True), (1, True)])) == [ps.RunProbe(4, links)]
-    found = [m.LinkFigure(1, False, 1e6, 250)]
+    found = [m.LinkMetric(1, False, 1e6, 250)]
     rig.machine.probed(4, found, 0.0)
     assert said(rig.effects()) == [m.Probes(4, found)]
 
 
 def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> None:
-    def reported() -> list[tuple[m.LinkFigure, int]]:
+    def reported() -> list[tuple[m.LinkMetric, int]]:
         term = rig.machine.term + 1
         rig.machine.master_lost("gone")
         rig.machine.resume(1, now=100.0)
-        *_, follow = said(rig.hear(m.Lead(term)))
-        assert isinstance(follow, m.Follow)
+        *_, follow = said(rig.hear(m.VoteRequest(term)))
+        assert isinstance(follow, m.Vote)
         rig.hear(m.Resumed(term, 5.0))
-        return follow.report.figures
+        return follow.report.link_metrics
 
     rig.machine.outlives_masters = True
     to_1, from_1, to_3 = (
-        m.LinkFigure(1, False, 1e6, 250),
-        m.LinkFigure(1, True, 2e6, 250),
-        m.LinkFigure(3, False, 3e6, 9),
+        m.LinkMetric(1, False, 1e6, 250),
+        m.LinkMetric(1, True, 2e6, 250),
+        m.LinkMetric(3, False, 3e6, 9),
     )
     rig.hear(m.Probe(4, [(1, False), (1, True), (3, False)]))
     rig.machine.probed(4, [to_1, from_1], 40.0)
@@ -657,8 +657,8 @@ def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> Non
     assert reported() == [(to_3, 40), (to_1, 10)]
     rig.join([ME, 3], view=2)
     assert reported() == [(to_3, 40)]
-    rig.machine.probed(7, [m.LinkFigure(peer, True, 1e6, 9) for peer in range(10**4)], 90.0)
-    assert [figure.peer for figure, _ in reported()] == list(range(10**4 - m.FIGURES_KEPT_MAX, 10**4))
+    rig.machine.probed(7, [m.LinkMetric(peer, True, 1e6, 9) for peer in range(10**4)], 90.0)
+    assert [metric.peer for metric, _ in reported()] == list(range(10**4 - m.METRICS_KEPT_MAX, 10**4))
 
 
 # The end.
@@ -790,10 +790,10 @@ def test_what_the_master_cannot_say_before_the_first_view(lie: m.FromMaster) -> 
 # Signs of life.
 
 
-def test_welcome_starts_signs_of_life() -> None:
+def test_welcome_starts_heartbeats() -> None:
     machine = ps.Peer(0, 1)
     machine.received(m.Welcome(1, "run", 1, 0, peer_timeout_s=2.5))
-    assert machine.drain() == [ps.StartEngine(1), ps.KeepBeats(2.5)]
+    assert machine.drain() == [ps.StartEngine(1), ps.KeepHeartbeats(2.5)]
     assert machine.peer_timeout_s == 2.5
 
 
@@ -1030,8 +1030,8 @@ def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
     aborted = m.Aborted(TAG, 0, Result.INVALID_USAGE, "never launched")
     rig.hear(prepare([1, 2, 3], 2, aborts=[aborted]))
     rig.machine.master_lost("gone")
-    *_, follow = said(rig.hear(m.Lead(2)))
-    assert isinstance(follow, m.Follow)
+    *_, follow = said(rig.hear(m.VoteRequest(2)))
+    assert isinstance(follow, m.Vote)
     assert follow.report.is_settled
     assert follow.report.aborts == [aborted]
 
@@ -1041,8 +1041,8 @@ def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
 
     def report(term: int, *in_force: int) -> m.RecoveryReport:
         rig.machine.master_lost("gone")
-        *_, follow = said(rig.hear(m.Lead(term)))
-        assert isinstance(follow, m.Follow)
+        *_, follow = said(rig.hear(m.VoteRequest(term)))
+        assert isinstance(follow, m.Vote)
         rig.hear(m.Resumed(term, 5.0, list(in_force)))
         return follow.report
 
@@ -1069,15 +1069,15 @@ def test_who_says_where_it_stands_follows_nobody_yet() -> None:
     rig = Rig()
     rig.machine.outlives_masters = True
     rig.join([1, 2, 3])
-    with pytest.raises(ProtocolError, match="Gather from a master that leads"):
-        rig.hear(m.Gather())
+    with pytest.raises(ProtocolError, match="PreVoteRequest from a master that leads"):
+        rig.hear(m.PreVoteRequest())
     rig.machine.master_lost("gone")
     rig.effects()
     term = rig.machine.term
     installed = m.InstalledView(1, prepare([1, 2, 3], 1).rings, False)
-    assert said(rig.hear(m.Gather())) == [m.Stand(installed, None, False)]
+    assert said(rig.hear(m.PreVoteRequest())) == [m.PreVote(installed, None, False)]
     assert rig.machine.term == term
-    rig.hear(m.Lead(term + 1))
+    rig.hear(m.VoteRequest(term + 1))
     assert rig.machine.term == term + 1
 
 
@@ -1090,8 +1090,8 @@ def test_only_who_knows_the_run_can_put_it_out() -> None:
     for secret in (b"", b"another"):
         (seek,) = rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "your run is over", secret))
         assert seek == ps.SeekMaster("refused by somebody who does not know the run: your run is over")
-    (follow,) = said(rig.hear(m.Lead(rig.machine.term + 1)))
-    assert isinstance(follow, m.Follow)
+    (follow,) = said(rig.hear(m.VoteRequest(rig.machine.term + 1)))
+    assert isinstance(follow, m.Vote)
     assert follow.report.secret == b"of the run"
     rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted", b"of the run"))
     assert rig.machine.is_over
@@ -1109,8 +1109,8 @@ def test_what_was_promised_is_told_to_the_next_master() -> None:
     rig.done(3)
     rig.machine.master_lost("gone")
     agreed(rig, 3)
-    (follow,) = said(rig.hear(m.Lead(2)))
-    assert isinstance(follow, m.Follow)
+    (follow,) = said(rig.hear(m.VoteRequest(2)))
+    assert isinstance(follow, m.Vote)
     assert follow.report.commits == [OpRef(TAG + 2, 0)]
     assert said(rig.hear(m.Resumed(2, 5.0))) == [
         m.OpFailed(1, TAG, 0, Result.TIMEOUT, "late", True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer.effects import Effect, Log, ToMaster
+from pccl.protocol.peer.effects import Effect, PeerLog, ToMaster
 from pccl.protocol.peer.outbox import Outbox
 
 A, B = OpRef(7, 0), OpRef(8, 0)
@@ -15,9 +15,9 @@ def test_effects_keep_their_order_and_reports_come_last() -> None:
     outbox.report_ops_of(3)
     for op in (A, B):
         outbox.report_done(op)
-    outbox.act(Log("info", "first"))
+    outbox.act(PeerLog("info", "first"))
     outbox.say(m.Leave("second"))
-    expected: list[Effect] = [Log("info", "first"), ToMaster(m.Leave("second")), ToMaster(m.OpsDone(3, [A, B]))]
+    expected: list[Effect] = [PeerLog("info", "first"), ToMaster(m.Leave("second")), ToMaster(m.OpsDone(3, [A, B]))]
     assert outbox.drain() == expected
     assert outbox.drain() == []
 

@@ -300,7 +300,7 @@ def test_signs_of_life_in_the_name_of_another_are_refused(guarded: MasterNode) -
     with members(guarded, 1) as cluster, dialled(guarded.address) as sock:
         session = cluster[0]._inner._session
         assert session is not None
-        sock.sendall(encode(m.BeatHello(m.PROTOCOL_VERSION, session._machine.run, session._machine.peer)))
+        sock.sendall(encode(m.HeartbeatHello(m.PROTOCOL_VERSION, session._machine.run, session._machine.peer)))
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
         assert "the dialing peer has none" in answer.reason

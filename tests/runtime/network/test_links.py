@@ -71,7 +71,7 @@ def dial(serve: Serve, timeout_s: float, room_bytes: int = 0) -> str:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
             await listener.bind(("127.0.0.1", 0))
             listener.listen()
-            member = m.Member(1, 0, ["127.0.0.1"], listener.getsockname()[1], 2)
+            member = m.PeerInfo(1, 0, ["127.0.0.1"], listener.getsockname()[1], 2)
 
             async def listen() -> None:
                 while True:
@@ -172,7 +172,7 @@ def test_a_single_connection_is_bounded_too() -> None:
         with trio.fail_after(WAIT_S), trio.socket.socket() as listener:
             await listener.bind(("127.0.0.1", 0))
             listener.listen()
-            member = m.Member(1, 0, ["127.0.0.1"], listener.getsockname()[1], 2)
+            member = m.PeerInfo(1, 0, ["127.0.0.1"], listener.getsockname()[1], 2)
             with pytest.raises(LinkError, match=r"peer 1 at 127\.0\.0\.1:\d+: no answer within 0\.1 s"):
                 await dial_within(member, "127.0.0.1", HELLO, "", 0.1)
 

@@ -62,8 +62,8 @@ def plan_for(donor: Transfer, loose: bool = False) -> m.SyncPlan:
     return m.SyncPlan(1, 7, donor.own.root, [], True, loose)
 
 
-def member(number: int) -> m.Member:
-    return m.Member(number, 0, ["10.0.0.1"], 1, CONNECTIONS)
+def member(number: int) -> m.PeerInfo:
+    return m.PeerInfo(number, 0, ["10.0.0.1"], 1, CONNECTIONS)
 
 
 def fetch(
@@ -83,7 +83,7 @@ def fetch(
                 except (ConnectionLost, ProtocolError, OSError):
                     return
 
-        async def connect(wanted: m.Member, tells: bool) -> trio.socket.SocketType:
+        async def connect(wanted: m.PeerInfo, tells: bool) -> trio.socket.SocketType:
             donor = donors[wanted.peer - 1]
             if donor is None:
                 raise LinkError("connection refused")
@@ -524,7 +524,7 @@ def test_several_receivers_at_once() -> None:
     receivers = [transfer_of(state(bytes(50 * BLOCK))) for _ in range(3)]
 
     async def body() -> None:
-        async def connect(wanted: m.Member, tells: bool) -> trio.socket.SocketType:
+        async def connect(wanted: m.PeerInfo, tells: bool) -> trio.socket.SocketType:
             ours, theirs = trio.socket.socketpair()
             serving.start_soon(serve, donors[wanted.peer - 1], theirs, tells)
             return ours

@@ -1,12 +1,12 @@
-"""What is known of the links between peers: figures, each with its age and where it comes from.
+"""What is known of the links between peers: metrics, each with its age and where it comes from.
 
-A link has two directions, and each has figures of its own: how many bytes per second it carries, and how long a round
+A link has two directions, and each has metrics of its own: how many bytes per second it carries, and how long a round
 trip takes (of which half counts as its latency). They come from
 
     probes   a measurement for optimize_topology
     ops      what an op carried in passing, see `carried`
 
-A figure is kept until there is a newer one, however old it is; `is_due` says when it should be measured anew. So is one
+A metric is kept until there is a newer one, however old it is; `is_due` says when it should be measured anew. So is one
 between two hosts, whichever peers of theirs it was measured between: it stands for the pairs of their peers that were
 not measured themselves, those of a peer included that comes later from a host that was known. Peers share a host if
 they advertise the same addresses; peers on one host of which nothing else is known have the best link there is.
@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 Hosts = tuple[str, ...]
 
 FRESH_S = 600.0
-"""A younger figure is not measured anew."""
+"""A younger metric is not measured anew."""
 FAILURE_FRESH_S = 60.0
 """A pair that could not be measured is left alone for so long."""
 HOST_PAIRS_MAX = 2**16
@@ -40,7 +40,7 @@ ROUND_TRIP_S_MAX = 1e3
 
 
 @dataclass(frozen=True)
-class Figure:
+class KnownMetric:
     bytes_per_s: float
     round_trip_s: float
     at: float
@@ -58,11 +58,11 @@ class Figure:
         return self.round_trip_s / 2
 
 
-class Figures:
+class LinkMetrics:
     def __init__(self) -> None:
         self._hosts: dict[int, Hosts] = {}
-        self._of_pairs: dict[Pair, Figure] = {}
-        self._between_hosts: dict[tuple[Hosts, Hosts], Figure] = {}
+        self._of_pairs: dict[Pair, KnownMetric] = {}
+        self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
         """The latest of any pair; the oldest entry first."""
         self._known_hosts: set[Hosts] = set()
         """All that are in there."""
@@ -83,7 +83,7 @@ class Figures:
             self.failed(pair, now)
             return
         self._failed_at.pop(pair, None)
-        self._keep(pair, Figure(bytes_per_s, round_trip_s, now))
+        self._keep(pair, KnownMetric(bytes_per_s, round_trip_s, now))
 
     def failed(self, pair: Pair, now: float) -> None:
         """It could not be measured."""
@@ -94,25 +94,25 @@ class Figures:
         known from elsewhere, or there is nothing to add to."""
         known = self.get(pair)
         if known is not None and 0 < bytes_per_s <= BYTES_PER_S_MAX and not self.is_unreachable(pair):
-            self._keep(pair, Figure(bytes_per_s, known.round_trip_s, now, "op"))
+            self._keep(pair, KnownMetric(bytes_per_s, known.round_trip_s, now, "op"))
 
-    def _keep(self, pair: Pair, figure: Figure) -> None:
-        self._of_pairs[pair] = figure
+    def _keep(self, pair: Pair, metric: KnownMetric) -> None:
+        self._of_pairs[pair] = metric
         hosts = self._hosts_of(pair)
         self._between_hosts.pop(hosts, None)
-        self._between_hosts[hosts] = figure
+        self._between_hosts[hosts] = metric
         self._known_hosts.update(hosts)
         if len(self._between_hosts) > HOST_PAIRS_MAX:
             for oldest in list(islice(self._between_hosts, HOST_PAIRS_MAX // 4)):
                 del self._between_hosts[oldest]
             self._known_hosts = {each for both in self._between_hosts for each in both}
 
-    def get(self, pair: Pair) -> Figure | None:
+    def get(self, pair: Pair) -> KnownMetric | None:
         """The best that is known of it, None if nothing is."""
         hosts = self._hosts_of(pair)
         found = self._of_pairs.get(pair) or self._between_hosts.get(hosts)
         if found is None and hosts[0] == hosts[1]:
-            found = Figure(LOCAL_BYTES_PER_S, 0.0, float("-inf"), "host")
+            found = KnownMetric(LOCAL_BYTES_PER_S, 0.0, float("-inf"), "host")
         return found
 
     def is_unreachable(self, pair: Pair) -> bool:
@@ -123,8 +123,8 @@ class Figures:
         failed_at = self._failed_at.get(pair)
         if failed_at is not None:
             return now >= failed_at + FAILURE_FRESH_S
-        figure = self.get(pair)
-        return figure is None or now >= figure.at + FRESH_S
+        metric = self.get(pair)
+        return metric is None or now >= metric.at + FRESH_S
 
     def are_on_one_host(self, peers: Iterable[int]) -> bool:
         return len({self.hosts(peer) for peer in peers}) == 1
@@ -146,14 +146,14 @@ class Figures:
         numbers: dict[Hosts, int] = {}
         hosts = tuple(numbers.setdefault(self.hosts(peer), len(numbers)) for peer in ring)
         between_hosts = {(number, number): (LOCAL_BYTES_PER_S, 0.0) for number in numbers.values()}
-        for (sender, receiver), figure in self._between_hosts.items():
+        for (sender, receiver), metric in self._between_hosts.items():
             if sender in numbers and receiver in numbers:
-                between_hosts[numbers[sender], numbers[receiver]] = figure.bytes_per_s, figure.latency_s
+                between_hosts[numbers[sender], numbers[receiver]] = metric.bytes_per_s, metric.latency_s
         return RingProblem(
             ring=tuple(ring),
             links={
-                pair: (figure.bytes_per_s, figure.latency_s)
-                for pair, figure in self._of_pairs.items()
+                pair: (metric.bytes_per_s, metric.latency_s)
+                for pair, metric in self._of_pairs.items()
                 if members.issuperset(pair)
             },
             unreachable=frozenset(pair for pair in self._failed_at if members.issuperset(pair)),
