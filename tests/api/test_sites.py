@@ -8,7 +8,7 @@ import pytest
 
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.protocol import messages as m
-from tests.protocol.master.test_machine import Rig
+from tests.protocol.master.rig import Rig
 from tests.support.cluster import Background, ones, refusal, together, until, waits_at_master
 
 

@@ -11,7 +11,7 @@ from pccl.protocol.history import EVENTS_MAX, LOSSES_MAX, STEP_S, STEPS_MAX, TEX
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.snapshot import snapshot
 from pccl.protocol.status import MemberStatus, RunStatus, StalledOp, Totals, Waiting
-from tests.protocol.master.test_machine import Rig
+from tests.protocol.master.rig import Rig
 
 
 def look(rig: Rig) -> RunStatus:

@@ -1,0 +1,165 @@
+"""Newcomers at the master's machine: who is welcome, who is refused, and who has to try its links first."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.master.admission import HOSTS_MAX, NAME_CHARACTERS_MAX
+from pccl.protocol.master.effects import Close, MasterLog, Send
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import RunState
+from pccl.protocol.messages import Kind
+from pccl.types import Result
+from tests.protocol.master.rig import HELLO, Rig
+
+
+def test_welcome_says_whether_one_is_the_first() -> None:
+    rig = Rig()
+    rig.hello()
+    (welcome,) = [message for message in rig.told(1) if isinstance(message, m.Welcome)]
+    assert welcome == m.Welcome(1, "run", 1, 0)
+    rig.hello()
+    assert rig.told(2) == [m.Welcome(2, "run", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("advertised", "known"),
+    [
+        ([], ["10.0.0.1"]),
+        (["example.org"], ["example.org", "10.0.0.1"]),
+        (["10.0.0.1", "::1"], ["10.0.0.1", "::1"]),
+    ],
+)
+def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
+    advertised: list[str], known: list[str]
+) -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, m.Hello(m.PROTOCOL_VERSION, "1.0", 4, advertised, 5000, 3, "me"))
+    rig.heartbeat(1)
+    (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert prepare.members == [m.PeerInfo(1, 4, known, 5000, 3, "me")]
+
+
+def test_refusal_closes_after_the_farewell() -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, m.Leave())
+    log, farewell, close = rig.effects
+    assert isinstance(log, MasterLog)
+    assert log.level == "warning"
+    reason = "the first message must be Hello, not Leave"
+    assert farewell == Send(1, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason))
+    assert close == Close(1)
+    rig.lose(1)
+    assert rig.effects == []
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        msgspec.structs.replace(HELLO, hosts=["h"] * (HOSTS_MAX + 1)),
+        msgspec.structs.replace(HELLO, hosts=["h" * (NAME_CHARACTERS_MAX + 1)]),
+        msgspec.structs.replace(HELLO, name="n" * (NAME_CHARACTERS_MAX + 1)),
+        msgspec.structs.replace(HELLO, name="forged\n2026-01-01 INFO pccl.master: all is well"),
+        msgspec.structs.replace(HELLO, version="\x1b[2J"),
+    ],
+)
+def test_names_are_short_and_fit_for_a_log(hello: m.Hello) -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, hello)
+    assert Close(1) in rig.effects
+    assert "must be printable" in rig.logged[0]
+    assert rig.logged[0].isprintable()
+
+
+def test_so_many_may_wait_and_no_more() -> None:
+    master = Master(RunState("run", MasterOptions(pending_max=2)))
+    for connection in range(1, 5):
+        master.connected(connection, "10.0.0.1", 0.0)
+        effects = master.received(connection, HELLO, 0.0)
+        assert (Close(connection) in effects) == (connection > 2)
+    assert master.pending == [1, 2]
+
+
+def _sent_away_for_its_links(rig: Rig) -> m.Hello:
+    """A newcomer that was; how it comes back."""
+    connection = rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    for peer in (1, 2):
+        rig.hear(peer, m.LinksReady(rig.master.state.view))
+    rig.hear(connection, m.LinksReady(rig.master.state.view, [(1, "no answer")]))
+    rig.answer()
+    assert rig.peers == [1, 2]
+    return m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2, f"n{connection}")
+
+
+def _come_back(rig: Rig, hello: m.Hello) -> int:
+    rig.master.connected(10, "10.0.0.3", rig.now)
+    rig.hear(10, hello)
+    (welcome,) = rig.told(10)
+    assert isinstance(welcome, m.Welcome)
+    assert "was evicted for its links 1 times" in welcome.obstacle
+    rig.heartbeat(welcome.peer)
+    return welcome.peer
+
+
+def _are_peers_pending(rig: Rig) -> int:
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(2, Kind.ARE_PEERS_PENDING))
+    (result,) = rig.told(2)
+    assert isinstance(result, m.JointResult)
+    return result.value
+
+
+def test_who_was_evicted_for_its_links_tries_them_before_it_is_pending() -> None:
+    rig = Rig(0, 0)
+    peer = _come_back(rig, _sent_away_for_its_links(rig))
+    assert _are_peers_pending(rig) == 0
+    rig.tick(4.9)
+    assert rig.effects == []
+    rig.tick(5.0)
+    (trial,) = rig.told(10)
+    assert isinstance(trial, m.Trial)
+    assert [member.peer for member in trial.members] == [1, 2]
+    assert _are_peers_pending(rig) == 0
+    rig.hear(10, m.Tried())
+    assert rig.master.admissible == [peer]
+    assert _are_peers_pending(rig) == 1
+
+
+def test_links_that_still_fail_are_tried_again_after_a_longer_delay() -> None:
+    rig = Rig(0, 0)
+    _come_back(rig, _sent_away_for_its_links(rig))
+    for due_at in (5.0, 15.0, 35.0):
+        assert rig.master.deadline() == due_at
+        rig.tick(due_at)
+        assert isinstance(rig.told(10)[0], m.Trial)
+        rig.hear(10, m.Tried([(1, "no answer"), (2, "no answer")]))
+    assert _are_peers_pending(rig) == 0
+
+
+def test_with_nobody_left_who_was_evicted_for_its_links_is_let_in() -> None:
+    rig = Rig(0, 0)
+    peer = _come_back(rig, _sent_away_for_its_links(rig))
+    for other in (1, 2):
+        rig.hear(other, m.Leave(""))
+    rig.hear(10, m.LinksReady(rig.master.state.view))
+    assert rig.master.accepted == [peer]
+
+
+def test_nobody_is_admitted_before_it_shows_a_sign_of_life() -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, HELLO)
+    assert rig.told(1) == [m.Welcome(1, "run", 1, 0, peer_timeout_s=5.0)]
+    assert (rig.master.pending, rig.master.admissible) == ([1], [])
+    rig.tick(9.9)
+    assert rig.peers == [1]
+    rig.tick(10.0)
+    assert rig.told(1) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 10.0 s")]

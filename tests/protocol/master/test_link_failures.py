@@ -1,0 +1,107 @@
+"""Pairs that cannot connect, at the master's machine: whose word counts, and who has to go."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.master.link_failures import RELINKS_MAX
+from pccl.protocol.messages import Kind
+from pccl.types import Result
+from tests.protocol.master.rig import Rig
+
+
+def test_lost_link_between_peers_that_are_in_no_ring() -> None:
+    rig = Rig(0)
+    for _ in range(2):
+        rig.hello(7)
+    rig.hear(2, m.LinkLost(0, 3, "what link?"))
+    assert rig.effects == []
+
+
+@pytest.mark.parametrize("reporter", [1, 3])
+def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
+    rig = Rig(0, 0)
+    rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    other = {1: 3, 3: 1}[reporter]
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.LinksReady(3, [(other, "refused")] if peer == reporter else []))
+    (farewell,) = [message for message in rig.told(3) if isinstance(message, m.Goodbye)]
+    assert farewell.code == Result.RANK_CONNECTION_FAILED
+    assert farewell.reason.startswith("evicted: peers 1 and 3 cannot connect to each other: refused; peer 3 may ")
+    rig.answer()
+    assert rig.master.accepted == [1, 2]
+    assert m.JointResult(1, Result.SUCCESS) in rig.told(1)
+
+
+@pytest.mark.parametrize(("reporter", "other"), [(3, 1), (1, 3)])
+def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) -> None:
+    """The newcomer dials, and has given up. Peer 1 may wait to be dialed for much longer; peer 3, if it is peer 1 that
+    has given up, may still do so."""
+    rig = Rig(0, 0)
+    rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(2, m.LinksReady(3))
+    rig.hear(reporter, m.LinksReady(3, [(other, "no answer")]))
+    assert rig.peers == ([1, 2] if reporter == 3 else [1, 2, 3])
+
+
+@pytest.mark.parametrize("other", [3, 4, 99])
+def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
+    rig = Rig(0, 0, 1)
+    rig.hello()
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(4, m.LinksReady(3, [(other, "so they say")]))
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.LinksReady(3))
+    assert rig.master.accepted == [1, 2, 3, 4]
+    assert rig.master.state.installed_view == 3
+
+
+def test_relinks_are_counted_by_pair() -> None:
+    rig = Rig(0, 0, 0)
+    for _ in range(RELINKS_MAX):
+        for a, b in ((1, 2), (2, 3)):
+            rig.hear(a, m.LinkLost(rig.master.state.view, b, "reset"))
+            rig.answer()
+    assert rig.master.accepted == [1, 2, 3]
+    rig.hear(3, m.LinkLost(rig.master.state.view, 1, "reset"))
+    rig.answer()
+    assert rig.master.accepted == [1, 2, 3]
+    rig.hear(3, m.LinkLost(rig.master.state.view, 2, "reset"))
+    rig.answer()
+    assert rig.master.accepted == [1, 2]
+
+
+def test_links_that_ops_go_through_may_break_any_number_of_times() -> None:
+    rig = Rig(0, 0)
+    for view in range(2, 2 + 3 * RELINKS_MAX):
+        rig.hear(1, m.LinkLost(view, 2, "reset", has_committed=True))
+        rig.answer()
+    assert rig.master.accepted == [1, 2]
+
+
+def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
+    """Two say that they cannot be linked, and one of them loses its control connection before more is known."""
+    rig = Rig(0, 0, 0, 0)
+    rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
+    for peer in rig.master.accepted:
+        flushes = [message for message in rig.told(peer) if isinstance(message, m.Flush)]
+        for flush in flushes:
+            effects = rig.effects
+            rig.hear(peer, m.FlushReply(flush.flush, []))
+            rig.effects = effects + rig.effects
+    rig.hear(2, m.LinkFailed(rig.master.state.view, 1, "no answer"))
+    assert rig.master.evidence_due_at is not None
+    rig.effects = rig.master.detached(2, "reset", rig.now)
+    until = rig.now + rig.master.state.options.peer_timeout_s
+    while (due := rig.master.deadline()) is not None and due < until:
+        assert due > rig.now
+        rig.tick(due)
+    assert 2 in rig.master.accepted
+    rig.tick(until)
+    assert 2 not in rig.master.accepted

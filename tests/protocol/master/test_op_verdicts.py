@@ -1,0 +1,176 @@
+"""The master's verdicts on ops: one each, in order, and none against what a peer has committed by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.master import op_verdicts
+from pccl.protocol.messages import OpRef
+from pccl.types import Result
+from tests.protocol.master.rig import TAG, Rig, flush_of
+
+
+def test_commit_comes_before_what_follows_from_it() -> None:
+    """A peer says done and dies: the verdict must reach the others before the flush."""
+    rig = Rig(0, 0)
+    rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.effects == []
+    rig.hear(2, m.OpsDone(2, [OpRef(TAG, 0)]), m.Leave())
+    assert [type(message) for message in rig.told(1)] == [m.OpsCommit, m.Flush]
+
+
+def test_done_that_decides_during_the_flush_of_another_loss() -> None:
+    rig = Rig(0, 0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(1)
+    rig.hear(3, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.told(3) == [], "the ring is being flushed"
+    rig.hear(2, m.FlushReply(flush_of(rig), []))
+    rig.hear(3, m.FlushReply(flush_of(rig), []))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert prepare.commits == [OpRef(TAG, 0)]
+
+
+def test_one_verdict_an_op() -> None:
+    rig = Rig(0, 0)
+    failed = m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late")
+    rig.hear(1, failed)
+    assert rig.told(1) == rig.told(2) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(2, failed, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.effects == []
+
+
+def test_failure_after_the_commit_is_too_late() -> None:
+    rig = Rig(0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    assert rig.told(2) == [m.OpsCommit(2, [OpRef(TAG, 0)])]
+    rig.hear(1, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late"))
+    assert rig.effects == []
+
+
+def test_ops_of_one_message_are_committed_by_one() -> None:
+    rig = Rig(0, 0)
+    ops = [OpRef(tag, 0) for tag in range(5)]
+    rig.hear(1, m.OpsDone(2, ops))
+    rig.hear(2, m.OpsDone(2, ops[::-1]))
+    assert rig.told(1) == [m.OpsCommit(2, ops[::-1])]
+
+
+def test_verdicts_of_a_flush_are_told_again_with_every_preparation() -> None:
+    """Who has not heard of the first has heard of none."""
+    rig = Rig(0, 0, 0, 0)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(4)
+    rig.answer()
+    rig = Rig(0, 0, 0, 0)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(4)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.FlushReply(flush_of(rig), []))
+    rig.lose(3)
+    (again,) = rig.told(1)
+    assert isinstance(again, m.Prepare)
+    assert again.commits == [OpRef(TAG, 0)]
+    rig.answer()
+    rig.lose(2)
+    rig.answer()
+    prepares = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert [message.commits for message in prepares] == [[]], "but not after they were installed"
+
+
+def give_up(rig: Rig, peer: int, may_be_done: bool = True) -> None:
+    rig.hear(peer, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late", may_be_done))
+
+
+def test_all_are_asked_before_what_may_be_done_is_aborted() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    assert rig.told(1) == []
+    assert rig.told(2) == rig.told(3) == [m.AbortVoteRequest(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(2, m.AbortVote(2, TAG, 0, False))
+    assert rig.effects == []
+    rig.hear(3, m.AbortVote(2, TAG, 0, False))
+    assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+
+
+def test_what_one_has_committed_is_committed_by_all() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    rig.hear(2, m.AbortVote(2, TAG, 0, False))
+    rig.hear(3, m.AbortVote(2, TAG, 0, True))
+    assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpsCommit(2, [OpRef(TAG, 0)])]
+    give_up(rig, 2)
+    assert rig.effects == []
+
+
+def test_who_gives_up_too_need_not_be_asked() -> None:
+    rig = Rig(0, 0)
+    give_up(rig, 1)
+    give_up(rig, 2)
+    assert rig.told(1) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+
+
+def test_what_cannot_be_done_any_more_is_aborted_at_once() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    give_up(rig, 2, may_be_done=False)
+    assert rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
+    rig.hear(3, m.AbortVote(2, TAG, 0, False))
+    assert rig.effects == []
+
+
+def test_who_does_not_answer_is_evicted() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    rig.hear(2, m.AbortVote(2, TAG, 0, False))
+    rig.now += rig.master.state.options.answer_timeout_s
+    rig.effects = rig.master.tick(rig.now)
+    (goodbye,) = rig.told(3)
+    assert isinstance(goodbye, m.Goodbye)
+    rig.hear(1, m.FlushReply(flush_of(rig), [OpRef(TAG, 0)]))
+    rig.hear(2, m.FlushReply(flush_of(rig), []))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert (prepare.commits, prepare.aborts) == ([], [m.Aborted(TAG, 0, Result.TIMEOUT, "late")])
+
+
+def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
+    """And only that: it has committed a lot."""
+    rig = Rig(0, 0, 0)
+    rig.lose(3)
+    rig.hear(1, m.FlushReply(flush_of(rig), [], [OpRef(TAG, 4), OpRef(TAG + 1, 0)]))
+    rig.hear(2, m.FlushReply(flush_of(rig), [OpRef(TAG, 4), OpRef(TAG + 2, 0)]))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert prepare.commits == [OpRef(TAG, 4)]
+
+
+def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
+    rig = Rig(0, 0)
+    rig.hear(1, m.TagsUsed(2, 40_000))
+    assert [type(message) for message in rig.told(2)] == [m.Flush]
+    asked = rig.effects
+    rig.hear(2, m.TagsUsed(2, 40_000))
+    assert rig.effects == []
+    rig.effects = asked
+    rig.answer()
+    assert rig.told(1)[-1] == m.Install(3, True)
+
+
+def test_who_makes_up_ops_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_verdicts, "OPEN_OPS_MAX", 10)
+    rig = Rig(0, 0, 0)
+    epoch = rig.master.state.groups[0].epoch
+    rig.hear(2, m.OpsDone(epoch, [OpRef(tag, 0) for tag in range(5)]))
+    rig.hear(2, m.OpsStalled(epoch, [OpRef(tag, 0) for tag in range(10, 15)]))
+    assert rig.master.accepted == [1, 2, 3]
+    rig.hear(1, m.OpsDone(epoch, [OpRef(100, 0)]))
+    rig.answer()
+    assert rig.master.accepted == [1, 3]

@@ -1,0 +1,203 @@
+"""The peer's machine and its links: offers, lost connections, growth, failures, and what the master hears of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
+from tests.protocol.peer.rig import ME, Rig, of, prepare, said
+
+
+def test_offer_from_the_future_is_asked_for_again() -> None:
+    rig = Rig()
+    assert rig.machine.link_offered(3, 1) is None
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.machine.link_offered(3, 1) == rig.links[3]
+    assert rig.machine.link_offered(3, 2) is None
+
+
+@pytest.mark.parametrize("peer", [ME, 99])
+def test_offer_of_one_who_is_not_in_the_view_is_refused(rig: Rig, peer: int) -> None:
+    answer = rig.machine.link_offered(peer, 1)
+    assert answer == f"peer {peer} is not in view 1"
+
+
+def test_link_that_stands_takes_more_connections_up_to_a_bound(rig: Rig) -> None:
+    assert rig.machine.link_offered(3, 1) == rig.links[3]
+    while rig.machine.link_connected(rig.links[3]):
+        pass
+    assert rig.machine.link_offered(3, 1) == f"the link with peer 3 has {LINK_CONNECTIONS_MAX} connections already"
+
+
+def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
+    rig.machine.connection_lost(rig.links[1], "reset")
+    effects = rig.effects()
+    (told,) = of(ps.PeerLog, effects)
+    assert (told.level, told.link) == ("warning", rig.links[1])
+    (added,) = of(ps.AddConnections, effects)
+    assert (added.link, added.member.peer, added.made_in) == (rig.links[1], 1, 1)
+    assert (list(added.indices), added.is_replacement) == ([1], True)
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.connection_lost(rig.links[3], "reset")
+    assert of(ps.AddConnections, rig.effects()) == [], "peer 3 dials"
+    rig.machine.connection_lost(77, "reset")
+    assert rig.effects() == []
+
+
+def test_connection_lost_while_its_link_is_made_is_replaced_once_that_stands() -> None:
+    rig = Rig(connections=2)
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.connection_lost(rig.links[1], "reset")
+    assert of(ps.AddConnections, rig.effects()) == []
+    assert rig.machine.link_connected(rig.links[1])
+    assert [effect.link for effect in of(ps.AddConnections, rig.effects())] == [rig.links[1]]
+    assert said(rig.connect(3)) == [m.LinksReady(1)]
+
+
+def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> None:
+    rig.machine.link_limited(rig.links[3])
+    assert rig.effects() == []
+    rig.machine.links.may_grow = True
+    counts = []
+    for _ in range(6):
+        rig.machine.link_limited(rig.links[3])
+        for added in of(ps.AddConnections, rig.effects()):
+            assert not added.is_replacement
+            counts.append(len(added.indices))
+            for _ in added.indices:
+                assert rig.machine.link_connected(rig.links[3])
+    assert counts == [1, 2, 4, 8]
+    assert 1 + sum(counts) == GROWN_CONNECTIONS_MAX
+
+
+def test_links_have_connections_to_each_lane() -> None:
+    """To begin with, where one is lost, and where a lane is held back."""
+    rig = Rig(may_grow=True, engine_threads=3)
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.missing == {rig.links[1]: 3, rig.links[3]: 3}
+    rig.connect(1)
+    rig.connect(3)
+    rig.hear(m.Install(1))
+    added = []
+    for lane in (2, 2, 0, 1):
+        rig.machine.connection_lost(rig.links[1], "reset", lane)
+        added += [(lane, *effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    assert added == [(2, 5), (2, 8), (0, 3), (1, 4)]
+    rig.machine.link_limited(rig.links[3], 1)
+    (grown,) = of(ps.AddConnections, rig.effects())
+    assert list(grown.indices) == [4], "as many more as the lane has"
+    for _ in range(3):
+        assert rig.machine.link_connected(rig.links[3])
+    rig.machine.link_limited(rig.links[3], 1)
+    (grown,) = of(ps.AddConnections, rig.effects())
+    assert list(grown.indices) == [7, 10]
+
+
+def test_links_with_more_connections_than_lanes_continue_their_numbers() -> None:
+    rig = Rig(connections=4, engine_threads=3)
+    rig.join([1, 2, 3])
+    added = []
+    for lane in (0, 1, 2, 1):
+        rig.machine.connection_lost(rig.links[1], "reset", lane)
+        added += [list(effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    assert added == [[6], [4], [5], [7]]
+
+
+def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:
+    rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2, relink=[(2, 3)]))
+    assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made anew in view 2"
+
+
+def test_dialer_that_begins_anew_is_believed(rig: Rig) -> None:
+    """It has lost a link that still seems to stand here."""
+    rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2))
+    offered = rig.machine.link_offered(3, 2)
+    effects = rig.effects()
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(2)]
+    (made,) = of(ps.MakeLink, effects)
+    assert (made.link, made.made_in, made.dial) == (offered, 2, False)
+
+
+def test_offer_after_the_end_is_refused(rig: Rig) -> None:
+    rig.machine.master_lost("gone")
+    assert rig.machine.link_offered(3, 1) == "the session is over"
+
+
+def test_failed_link_is_reported_with_the_others_up() -> None:
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    rig.machine.link_failed(rig.links[1], "connection refused")
+    effects = rig.effects()
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(rig.links[1])]
+    assert said(effects) == [m.LinkFailed(1, 1, "connection refused")], "at once, for whoever looks for what is wrong"
+    assert said(rig.connect(3)) == [m.LinksReady(1, [(1, "connection refused")])]
+
+
+def test_failure_of_a_link_that_stands_or_is_gone_means_nothing(rig: Rig) -> None:
+    rig.machine.link_failed(rig.links[1], "too late")
+    rig.machine.link_failed(77, "which?")
+    assert rig.effects() == []
+    assert not rig.machine.link_connected(77)
+
+
+def test_attempt_of_an_earlier_preparation_is_made_once_more() -> None:
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    rig.hear(prepare([1, 2, 3], 2))
+    rig.machine.link_failed(rig.links[1], "made anew")
+    effects = rig.effects()
+    (made,) = of(ps.MakeLink, effects)
+    assert (made.member.peer, made.made_in, made.dial) == (1, 2, True)
+    assert said(effects) == []
+    rig.machine.link_failed(made.link, "connection refused")
+    rig.effects()
+    assert said(rig.connect(3)) == [m.LinksReady(2, [(1, "connection refused")])]
+
+
+def test_link_that_stood_and_is_lost_before_the_answer_is_reported_as_missing() -> None:
+    """The master may have given the pair up, and then nothing else would ever end the wait for it."""
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3, 4, 5], 1))
+    for peer in (1, 3, 5):
+        assert said(rig.connect(peer)) == []
+    rig.machine.link_lost(rig.links[5], "reset")
+    assert said(rig.effects()) == [m.LinkLost(1, 5, "reset")]
+    assert said(rig.connect(4)) == [m.LinksReady(1, [], [(5, "reset")])]
+
+
+def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
+    rig.machine.link_lost(rig.links[3], "reset")
+    effects = rig.effects()
+    assert of(ps.CloseLink, effects) == [ps.CloseLink(rig.links[3])]
+    assert said(effects) == [m.LinkLost(1, 3, "reset")]
+    rig.machine.link_lost(rig.links[3], "again")
+    assert rig.effects() == []
+
+
+@pytest.mark.usefixtures("no_mesh")
+def test_loss_of_a_link_that_is_not_needed_is_not_reported() -> None:
+    rig = Rig()
+    rig.join([1, 2, 3, 4])
+    rig.hear(m.Flush(1, 1), prepare([1, 3, 2, 4], 2))
+    rig.connect(4)
+    rig.hear(m.Install(2))
+    rig.machine.link_lost(rig.links[1], "reset")
+    assert said(rig.effects()) == []
+
+
+def test_link_lost_before_it_was_complete_is_not_waited_for() -> None:
+    rig = Rig(connections=2)
+    rig.hear(prepare([1, 2], 1))
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.link_lost(rig.links[1], "reset")
+    assert m.LinksReady(1, [(1, "reset")]) in said(rig.effects())
+
+
+def test_op_whose_link_has_just_been_lost_has_none(rig: Rig) -> None:
+    rig.machine.link_lost(rig.links[3], "reset")
+    rig.effects()
+    (submitted,) = of(ps.SubmitOp, rig.launch(1))
+    assert (submitted.link_prev, submitted.link_next) == (rig.links[1], 0)

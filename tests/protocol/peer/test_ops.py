@@ -1,0 +1,212 @@
+"""The peer's machine and its ops: names, verdicts, flushes, refusals, long waits, point-to-point."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.messages import OpRef
+from pccl.protocol.peer.ops import STALL_AFTER_S
+from pccl.protocol.point_to_point import pair_tag
+from pccl.types import Result
+from tests.protocol.peer.rig import TAG, Rig, of, prepare, said
+
+
+def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
+    (first,) = of(ps.SubmitOp, rig.launch(1))
+    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False, False)
+    rig.done(1)
+    effects = rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
+    assert effects == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
+    (second,) = of(ps.SubmitOp, rig.launch(2))
+    assert second.sequence == 1
+
+
+def test_committed_op_is_not_in_flight_any_more(rig: Rig) -> None:
+    rig.launch(1)
+    rig.done(1)
+    rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
+    assert rig.machine.open_ops == 0
+    assert of(ps.ToMaster, rig.joint(5))
+
+
+def test_ops_that_are_done_together_share_a_message(rig: Rig) -> None:
+    for op in range(3):
+        rig.launch(op, tag=op)
+    assert said(rig.done(2, 0, 1)) == [m.OpsDone(1, [OpRef(2, 0), OpRef(0, 0), OpRef(1, 0)])]
+
+
+def test_result_waits_until_the_engine_gives_the_buffers_back(rig: Rig) -> None:
+    rig.launch(1)
+    effects = rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    assert effects == [ps.EndOp(1, False)]
+    assert of(ps.OpResult, rig.ended(1)) == [ps.OpResult(1, Result.TIMEOUT, "late", 3, 1, 2)]
+    assert rig.machine.open_ops == 0
+
+
+def test_flush_reply_tells_what_is_done_and_undecided(rig: Rig) -> None:
+    for op in range(4):
+        rig.launch(op, tag=op)
+    rig.done(0, 1)
+    rig.hear(m.OpsCommit(1, [OpRef(0, 0)]))
+    rig.machine.op_done(2)
+    rig.machine.received(m.Flush(9, 1))
+    rig.machine.op_done(3)
+    assert rig.effects() == [ps.FreezeOps(1)], "what was not told yet is told in the reply"
+    rig.machine.frozen(1)
+    assert said(rig.effects()) == [m.FlushReply(9, [OpRef(1, 0), OpRef(2, 0), OpRef(3, 0)])]
+    rig.machine.frozen(1)
+    assert rig.effects() == []
+
+
+def test_flush_ends_ops_and_install_returns_them(rig: Rig) -> None:
+    rig.launch(1)
+    rig.launch(2, tag=8)
+    rig.done(1)
+    rig.hear(m.Flush(9, 1))
+    rig.machine.frozen(1)
+    effects = rig.hear(prepare([1, 2], 2, commits=[OpRef(TAG, 0)], lost=[(3, "reset")]))
+    assert of(ps.EndOp, effects) == [ps.EndOp(1, True), ps.EndOp(2, False)]
+    assert of(ps.OpResult, rig.ended(1) + rig.ended(2)) == []
+    results = of(ps.OpResult, rig.hear(m.Install(2)))
+    assert [(result.op, result.code) for result in results] == [(1, Result.SUCCESS), (2, Result.RANK_CONNECTION_LOST)]
+    assert results[1].reason == "aborted on all peers: peer 3 was lost (reset)"
+
+
+def test_buffers_that_come_back_after_install(rig: Rig) -> None:
+    rig.launch(1)
+    rig.hear(m.Flush(9, 1))
+    rig.machine.frozen(1)
+    rig.hear(prepare([1, 2], 2))
+    assert of(ps.OpResult, rig.hear(m.Install(2))) == []
+    assert len(of(ps.OpResult, rig.ended(1))) == 1
+
+
+def test_verdict_on_an_op_that_is_not_launched_here_yet(rig: Rig) -> None:
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    assert rig.launch(1) == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
+    assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
+
+
+def test_verdict_on_an_op_that_counts_as_made(rig: Rig) -> None:
+    """The joint call that fails with it has told the caller."""
+    rig.joint(5)
+    abort = m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True)
+    rig.hear(abort, abort, m.JointResult(5, Result.INVALID_USAGE, "never"))
+    assert of(ps.SubmitOp, rig.launch(1))[0].sequence == 1
+
+
+def test_who_waits_to_launch_an_op_that_counts_as_made_is_told(rig: Rig) -> None:
+    rig.joint(5)
+    rig.launch(1)
+    rig.hear(m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True))
+    effects = rig.hear(m.JointResult(5, Result.INVALID_USAGE, "never"))
+    assert of(ps.OpResult, effects) == [ps.OpResult(1, Result.INVALID_USAGE, "never", 3)]
+    assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
+
+
+def test_verdict_that_comes_twice_is_no_verdict_on_the_next_use(rig: Rig) -> None:
+    abort = m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late")
+    rig.launch(1)
+    rig.hear(abort, abort)
+    rig.ended(1)
+    assert of(ps.SubmitOp, rig.launch(2))
+
+
+def test_early_verdict_ends_with_its_ring(rig: Rig) -> None:
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"), m.Flush(9, 1))
+    rig.machine.frozen(1)
+    rig.hear(prepare([1, 2], 2), m.Install(2))
+    assert of(ps.SubmitOp, rig.launch(1))[0].epoch == 2
+
+
+def test_refusal_of_an_op_that_has_its_verdict(rig: Rig) -> None:
+    """Both may come of one batch: a launch that had to wait, and its abort."""
+    rig.joint(5)
+    rig.launch(1)
+    effects = rig.hear(m.JointResult(5, Result.SUCCESS), m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    assert [type(effect) for effect in effects] == [ps.CallResult, ps.SubmitOp, ps.EndOp]
+    rig.machine.op_refused(1, Result.INVALID_ARGUMENT, "bad")
+    assert rig.effects() == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
+
+
+def test_refused_op_fails_as_the_master_says(rig: Rig) -> None:
+    rig.launch(1)
+    rig.machine.op_refused(1, Result.INVALID_ARGUMENT, "bad")
+    assert said(rig.effects()) == [m.OpFailed(1, TAG, 0, Result.INVALID_ARGUMENT, "bad")]
+    results = rig.hear(m.OpAbort(1, TAG, 0, Result.INVALID_ARGUMENT, "bad"))
+    assert results == [ps.OpResult(1, Result.INVALID_ARGUMENT, "bad", 3)]
+
+
+def test_done_is_told_before_a_cancel(rig: Rig) -> None:
+    """The master may then still commit the op."""
+    rig.launch(1)
+    rig.machine.op_done(1)
+    rig.machine.cancel(1, Result.TIMEOUT, "late")
+    assert [type(message) for message in said(rig.effects())] == [m.OpsDone, m.OpFailed]
+
+
+def test_cancel_of_what_has_ended_is_ignored(rig: Rig) -> None:
+    rig.launch(1)
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    rig.machine.cancel(1, Result.TIMEOUT, "late")
+    rig.machine.cancel(99, Result.TIMEOUT, "late")
+    assert rig.effects() == []
+
+
+def test_stalled_op_is_reported_once(rig: Rig) -> None:
+    assert rig.machine.deadline() is None
+    rig.launch(1, now=10.0)
+    rig.launch(2, tag=8, now=11.0)
+    assert rig.machine.deadline() == 10.0 + STALL_AFTER_S
+    rig.done(1)
+    rig.machine.tick(10.0 + STALL_AFTER_S)
+    effects = rig.effects()
+    assert said(effects) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
+    assert "the other peers' results" in of(ps.PeerLog, effects)[0].text
+    assert rig.machine.deadline() == 11.0 + STALL_AFTER_S
+    rig.machine.tick(20.0)
+    effects = rig.effects()
+    assert said(effects) == [m.OpsStalled(1, [OpRef(8, 0)])]
+    assert "data of its neighbours" in of(ps.PeerLog, effects)[0].text
+    assert rig.machine.deadline() is None
+    rig.machine.tick(30.0)
+    assert rig.effects() == []
+
+
+def test_nothing_stalls_while_the_ring_is_changed(rig: Rig) -> None:
+    rig.launch(1)
+    rig.hear(m.Flush(9, 1))
+    assert rig.machine.deadline() is None, "or the clock would be asked again and again"
+    rig.machine.tick(100.0)
+    assert rig.effects() == []
+
+
+def test_an_op_of_two_has_a_name_and_a_use_of_its_own(rig: Rig) -> None:
+    (sent,) = of(ps.SubmitOp, rig.launch(1, pair=(3, True)))
+    (received,) = of(ps.SubmitOp, rig.launch(2, pair=(3, False)))
+    (of_all,) = of(ps.SubmitOp, rig.launch(3))
+    assert (sent.tag, received.tag, of_all.tag) == (pair_tag(1, 2, TAG), pair_tag(2, 1, TAG), TAG)
+    assert [op.sequence for op in (sent, received, of_all)] == [0, 0, 0]
+    assert (sent.rank, sent.world_size, sent.links) == (0, 2, (0, rig.links[3]))
+    assert (received.rank, received.world_size, received.links) == (1, 2, (rig.links[3], 0))
+    assert sent.ring == (1, 2, 3)
+    assert of(ps.SubmitOp, rig.launch(4, pair=(3, True)))[0].sequence == 1
+
+
+def test_who_is_named_and_has_left_is_lost(rig: Rig) -> None:
+    assert rig.launch(1, pair=(7, True)) == [
+        ps.OpResult(1, Result.RANK_CONNECTION_LOST, "peer 7 has left; call again with a rank of the present group", 3)
+    ]
+
+
+@pytest.mark.usefixtures("no_mesh")
+def test_without_a_link_two_cannot_meet() -> None:
+    rig = Rig()
+    rig.join([1, 2, 3, 4])
+    assert of(ps.SubmitOp, rig.launch(1, pair=(3, True)))
+    (result,) = rig.launch(2, pair=(4, False))
+    assert isinstance(result, ps.OpResult)
+    assert result.code is Result.INVALID_USAGE
+    assert "there is no link with peer 4" in result.reason

@@ -1,0 +1,139 @@
+"""What a peer reports to the next master, whom it follows, and whom it believes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.codec import ProtocolError
+from pccl.protocol.messages import OpRef
+from pccl.types import Result
+from tests.protocol.peer.rig import ME, TAG, Rig, agreed, meshed, prepare, said
+
+
+def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
+    """Another peer might not hear of it before the master dies."""
+    rig = meshed(outlives_masters=True)
+    rig.launch(1, TAG)
+    rig.hear(m.Flush(1, 1))
+    rig.machine.frozen(1)
+    aborted = m.Aborted(TAG, 0, Result.INVALID_USAGE, "never launched")
+    rig.hear(prepare([1, 2, 3], 2, aborts=[aborted]))
+    rig.machine.master_lost("gone")
+    *_, follow = said(rig.hear(m.VoteRequest(2)))
+    assert isinstance(follow, m.Vote)
+    assert follow.report.is_settled
+    assert follow.report.aborts == [aborted]
+
+
+def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
+    """It may be in force elsewhere, until a newer one is here. The same master would have said so."""
+
+    def report(term: int, *in_force: int) -> m.RecoveryReport:
+        rig.machine.master_lost("gone")
+        *_, follow = said(rig.hear(m.VoteRequest(term)))
+        assert isinstance(follow, m.Vote)
+        rig.hear(m.Resumed(term, 5.0, list(in_force)))
+        return follow.report
+
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.hear(prepare([1, 2], 2), prepare([2], 3))
+    assert report(2, 1, 3).answered == []
+    rig.hear(prepare([2, 3], 10))
+    third = report(3, 1, 3)
+    assert third.prepared is not None
+    assert (third.prepared.view, third.prepared.answered) == (10, False)
+    assert [(each.view, each.answered) for each in third.answered] == [(3, True)]
+    assert said(rig.connect(3)) == [], "another view follows"
+    rig.hear(prepare([2], 20))
+    assert [each.view for each in report(4, 1, 20).answered] == [3]
+    rig.hear(prepare([2], 30))
+    assert [each.view for each in report(5, 1, 20, 30).answered] == [20], "3 was ruled out"
+    rig.hear(prepare([2], 40), m.Install(40))
+    assert report(6, 40).answered == []
+
+
+def test_who_says_where_it_stands_follows_nobody_yet() -> None:
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    with pytest.raises(ProtocolError, match="PreVoteRequest from a master that leads"):
+        rig.hear(m.PreVoteRequest())
+    rig.machine.master_lost("gone")
+    rig.effects()
+    term = rig.machine.term
+    installed = m.InstalledView(1, prepare([1, 2, 3], 1).rings, False)
+    assert said(rig.hear(m.PreVoteRequest())) == [m.PreVote(installed, None, False)]
+    assert rig.machine.term == term
+    rig.hear(m.VoteRequest(term + 1))
+    assert rig.machine.term == term + 1
+
+
+def test_only_who_knows_the_run_can_put_it_out() -> None:
+    rig = Rig(secret=b"of the run")
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.machine.master_lost("gone")
+    rig.effects()
+    for secret in (b"", b"another"):
+        (seek,) = rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "your run is over", secret))
+        assert seek == ps.SeekMaster("refused by somebody who does not know the run: your run is over")
+    (follow,) = said(rig.hear(m.VoteRequest(rig.machine.term + 1)))
+    assert isinstance(follow, m.Vote)
+    assert follow.report.secret == b"of the run"
+    rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted", b"of the run"))
+    assert rig.machine.is_over
+
+
+def test_what_was_promised_is_told_to_the_next_master() -> None:
+    rig = meshed(outlives_masters=True)
+    for op, tag in ((1, TAG), (2, TAG + 1), (3, TAG + 2)):
+        rig.launch(op, tag)
+    rig.hear(
+        m.AbortVoteRequest(1, TAG, 0, Result.TIMEOUT, "late"), m.AbortVoteRequest(1, 99, 0, Result.TIMEOUT, "never")
+    )
+    rig.machine.cancel(2, Result.INTERNAL_ERROR, "mine")
+    rig.machine.op_frozen(2)
+    rig.done(3)
+    rig.machine.master_lost("gone")
+    agreed(rig, 3)
+    (follow,) = said(rig.hear(m.VoteRequest(2)))
+    assert isinstance(follow, m.Vote)
+    assert follow.report.commits == [OpRef(TAG + 2, 0)]
+    assert said(rig.hear(m.Resumed(2, 5.0))) == [
+        m.OpFailed(1, TAG, 0, Result.TIMEOUT, "late", True),
+        m.OpFailed(1, TAG + 1, 0, Result.INTERNAL_ERROR, "mine", False),
+        m.OpFailed(1, 99, 0, Result.TIMEOUT, "never", True),
+    ]
+
+
+def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> None:
+    def reported() -> list[tuple[m.LinkMetric, int]]:
+        term = rig.machine.term + 1
+        rig.machine.master_lost("gone")
+        rig.machine.resume(1, now=100.0)
+        *_, follow = said(rig.hear(m.VoteRequest(term)))
+        assert isinstance(follow, m.Vote)
+        rig.hear(m.Resumed(term, 5.0))
+        return follow.report.link_metrics
+
+    rig.machine.outlives_masters = True
+    to_1, from_1, to_3 = (
+        m.LinkMetric(1, False, 1e6, 250),
+        m.LinkMetric(1, True, 2e6, 250),
+        m.LinkMetric(3, False, 3e6, 9),
+    )
+    rig.hear(m.Probe(4, [(1, False), (1, True), (3, False)]))
+    rig.machine.probed(4, [to_1, from_1], 40.0)
+    rig.machine.probed(5, [to_3], 60.0)
+    assert reported() == [(to_1, 60), (from_1, 60), (to_3, 40)]
+    rig.hear(m.Probe(6, [(1, False), (1, True)]))
+    rig.machine.probed(6, [to_1], 90.0)
+    assert reported() == [(to_3, 40), (to_1, 10)]
+    rig.join([ME, 3], view=2)
+    assert reported() == [(to_3, 40)]
+    rig.machine.probed(7, [m.LinkMetric(peer, True, 1e6, 9) for peer in range(10**4)], 90.0)
+    assert [metric.peer for metric, _ in reported()] == list(range(10**4 - m.METRICS_KEPT_MAX, 10**4))
