@@ -150,7 +150,7 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
         raise fail("is a quantized tensor; pass its dequantize(), or its int_repr()")
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
         raise fail(
-            "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.site"
+            "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.Site"
         )
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")

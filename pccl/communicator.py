@@ -73,7 +73,7 @@ class Communicator(Collectives[CollectiveInfo]):
 
     `site` and `site_size`: so many peers that give the same name are admitted together, and with one the others are
     lost (they fail with MASTER_CONNECTION_FAILED), as is right for ranks that share the shards of one model; see
-    `pccl.training.site`. Every start of a site needs a name of its own. One that calls `close` leaves alone.
+    `pccl.training.Site`. Every start of a site needs a name of its own. One that calls `close` leaves alone.
 
     The master may die, and the run goes on: ops that are under way go on, calls wait, and the peer looks for a master
     at the addresses that it knows, be it one that was started anew or a standby. One that has found none for

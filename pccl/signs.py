@@ -11,7 +11,7 @@ of the counter (i // 128, t, s, d); 1 is minus. So it depends on no state, no li
 
 *What is added* is exact where all values are whole multiples of one power of two, the quantum, and stay within 2**24
 of them: float32 represents these sums, nothing is rounded, and what was added can be taken away again to the last bit.
-`pccl.training.grid` keeps parameters so.
+`pccl.training.spsa.grid` keeps parameters so.
 
 It runs at about half the speed of `values += 1`, and a further direction in the same call costs a fifth of that.
 """

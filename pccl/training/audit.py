@@ -3,9 +3,9 @@
     python -m pccl.training.audit logs/*.jsonl
 
 Theory of operation. Each peer logs which samples it draws before it trains on them, and of each committed step whose
-contributions are in it (`pccl.training.sample_log`). Steps form a hash chain. The audit takes the state that the most
-steps have led to, and goes back from there link by link: these steps made the model, others were rolled back, as when a
-run was resumed from an earlier checkpoint. Of each of them it asks:
+contributions are in it (`pccl.training.data.sample_log`). Steps form a hash chain. The audit takes the state that the
+most steps have led to, and goes back from there link by link: these steps made the model, others were rolled back, as
+when a run was resumed from an earlier checkpoint. Of each of them it asks:
 
 1. Is the link what its step, its positions and the link before make it? Do all logs tell the same of it?
 2. Has each peer in it drawn the very positions that the others say it has used, and no more for this step?
@@ -36,9 +36,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.training.deal import Range, merged
-from pccl.training.elastic_sampler import indices_at
-from pccl.training.sample_ledger import GENESIS, history_after
+from pccl.training.data.deal import Range, merged
+from pccl.training.data.elastic_sampler import indices_at
+from pccl.training.data.sample_ledger import GENESIS, history_after
 
 PROBLEMS_MAX = 100
 

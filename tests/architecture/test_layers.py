@@ -58,6 +58,17 @@ USERS_OF_THE_API = {
 RUNTIME_LAYERS = ["extension", "threads", "network", "data_plane", "state", "master", "session"]
 # Folders that do not know each other, though one is listed before the other.
 RUNTIME_STRANGERS = {"session": ["master"], "master": ["data_plane", "state"]}
+# The same of `pccl/training`.
+TRAINING_LAYERS = ["tensors", "group", "state", "consistency", "data", "diloco", "ddp", "spsa", "audit", "comm_hooks"]
+TRAINING_STRANGERS = {
+    "group": ["tensors"],
+    "data": ["tensors", "state", "consistency"],
+    "diloco": ["data"],
+    "ddp": ["data", "diloco"],
+    "spsa": ["data", "diloco", "ddp"],
+    "audit": ["tensors", "group", "state", "consistency", "diloco", "ddp", "spsa"],
+    "comm_hooks": ["tensors", "group", "state", "consistency", "data", "diloco", "spsa", "audit"],
+}
 
 FILE_LINES_MAX = 700
 CLASS_LINES_MAX = 500
@@ -116,18 +127,24 @@ def _of_pccl() -> dict[str, Path]:
     return named
 
 
-def test_folders_of_the_runtime_import_downwards() -> None:
+@pytest.mark.parametrize(
+    ("part", "layers", "strangers"),
+    [("runtime", RUNTIME_LAYERS, RUNTIME_STRANGERS), ("training", TRAINING_LAYERS, TRAINING_STRANGERS)],
+    ids=["runtime", "training"],
+)
+def test_folders_import_downwards(part: str, layers: list[str], strangers: dict[str, list[str]]) -> None:
     wrong = []
+    package = f"pccl.{part}"
     for name, path in _of_pccl().items():
-        if not _within(name, ["pccl.runtime"]) or name == "pccl.runtime":
+        if not _within(name, [package]) or name == package:
             continue
         layer = name.split(".")[2]
-        below = RUNTIME_LAYERS[: RUNTIME_LAYERS.index(layer) + 1]
-        allowed = [f"pccl.runtime.{each}" for each in below if each not in RUNTIME_STRANGERS.get(layer, [])]
+        below = layers[: layers.index(layer) + 1]
+        allowed = [f"{package}.{each}" for each in below if each not in strangers.get(layer, [])]
         wrong += [
             f"{path.relative_to(ROOT)}:{line} imports {taken or ''} from {module}"
             for line, module, taken in _imports(path)
-            if _within(module, ["pccl.runtime"]) and not _within(f"{module}.{taken}" if taken else module, allowed)
+            if _within(module, [package]) and not _within(f"{module}.{taken}" if taken else module, allowed)
         ]
     assert not wrong
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from pccl import signs
-from pccl.training import torch_signs
-from pccl.training.elements import HostElements, TorchElements
-from pccl.training.grid import Grid
+from pccl.training.spsa import torch_signs
+from pccl.training.spsa.elements import HostElements, TorchElements
+from pccl.training.spsa.grid import Grid
 from tests.native.sign_cases import SignCase, sign_cases
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pccl.training import checkpoint, latest_checkpoint, tensor_file
+from pccl.training import latest_checkpoint
+from pccl.training.state import checkpoint, tensor_file
 
 PARTS = {str(Path(str(module.__file__))) for module in (checkpoint, tensor_file)}
 tensor_file.CHUNK_BYTES = 1000

@@ -1,11 +1,11 @@
 """What comparing digests takes of a step: `python -m tests.training.comparison_cost [--peers 2] [--only NAME ...]`.
 
 Peers are processes on this machine with one thread for torch each; they train with `check_every=None`, so that they
-choose themselves how often they compare. What `pccl.training.consistency` does in each step is clocked on each peer:
-hashing, launching, and waiting for the comparison's op, which a busy machine lengthens as it lengthens the steps. The
-table has the peer with the highest share of the time: over the whole run, in which the intervals double from one step
-up, and from the comparison on at which they no longer do. CPU time is that of the process while it hashes (BLAKE3 has
-threads of its own for large tensors), and of the calling thread while it launches and waits.
+choose themselves how often they compare. What `pccl.training.consistency.digests` does in each step is clocked on each
+peer: hashing, launching, and waiting for the comparison's op, which a busy machine lengthens as it lengthens the steps.
+The table has the peer with the highest share of the time: over the whole run, in which the intervals double from one
+step up, and from the comparison on at which they no longer do. CPU time is that of the process while it hashes (BLAKE3
+has threads of its own for large tensors), and of the calling thread while it launches and waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from pccl import Communicator, MasterNode
 from pccl.training import DDP, DiLoCo
-from pccl.training.consistency import Check
+from pccl.training.consistency.digests import Check
 
 INNER_STEPS = 50
 LIMIT_S = 1200

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pccl.training import ElasticSampler, state_codec
-from pccl.training.elastic_sampler import indices_at
+from pccl.training import ElasticSampler
+from pccl.training.data.elastic_sampler import indices_at
+from pccl.training.state import codec
 
 
 class Loader:
@@ -77,7 +78,7 @@ class Group:
     def admit(self, count: int) -> None:
         """With nothing on its way. Newcomers take up the state as it travels."""
         assert self.flights == 0
-        data = state_codec.encode(self.members[0].sampler.state_dict()) if self.members else None
+        data = codec.encode(self.members[0].sampler.state_dict()) if self.members else None
         for _ in range(count):
             self.born += 1
             batch = self.choice.randint(1, 7)
@@ -85,7 +86,7 @@ class Group:
             log = self.logs / f"{self.born}.jsonl" if self.logs is not None else None
             sampler = ElasticSampler(self.size, 3, batch_size=batch, samples_per_step=quota, log=log, **self.options)
             if data is not None:
-                sampler.load_state_dict(state_codec.decode(data))
+                sampler.load_state_dict(codec.decode(data))
             self.members.append(Member(self.born, sampler, self.choice.choice([None, 0, 3])))
         self._form()
 
@@ -130,7 +131,7 @@ class Group:
             member.sampler.commit([each.number for each in contributors])
         self.flights -= 1
         self.steps += 1
-        states = {state_codec.encode(member.sampler.state_dict()) for member in self.members}
+        states = {codec.encode(member.sampler.state_dict()) for member in self.members}
         assert len(states) == 1
         self._check()
 

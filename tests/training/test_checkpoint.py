@@ -32,13 +32,11 @@ from pccl.training import (
     ElasticSampler,
     Site,
     SPSAOptions,
-    checkpoint,
     latest_checkpoint,
-    tensor_file,
-    tensor_tree,
 )
-from pccl.training.checkpoint import Checkpoints
-from pccl.training.tensor_file import Contents, Entry
+from pccl.training.state import checkpoint, tensor_file, tensor_tree
+from pccl.training.state.checkpoint import Checkpoints
+from pccl.training.state.tensor_file import Contents, Entry
 from tests.support.cluster import Background, together
 from tests.training.peers import Peer, assert_parity, crew_of, each_runs, new_model
 from tests.training.test_site import Inner
@@ -161,7 +159,7 @@ def test_any_state_beside_the_model_comes_back(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "file.npz"):
         new(inner=inner).save(path)
         new(inner=inner).load(path)
-        assert checkpoint.state_codec.encode(inner.loaded) == checkpoint.state_codec.encode(state)
+        assert checkpoint.codec.encode(inner.loaded) == checkpoint.codec.encode(state)
 
 
 def test_the_safetensors_library_reads_it(tmp_path: Path) -> None:

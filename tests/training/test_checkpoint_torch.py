@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode
-from pccl.training import DDP, AsyncDiLoCo, CheckpointError, DiLoCo, local_shard, tensor_file
+from pccl.training import DDP, AsyncDiLoCo, CheckpointError, DiLoCo, local_shard
+from pccl.training.state import tensor_file
 from tests.support.cluster import together
 
 torch = pytest.importorskip("torch")

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode
-from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, DivergenceError, SPSAOptions, consistency
-from pccl.training.buffers import Buffers, exchanged_buffers
-from pccl.training.consistency import Check, Snapshot
-from pccl.training.relaunch import Relaunched
+from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, DivergenceError, SPSAOptions
+from pccl.training.consistency import digests
+from pccl.training.consistency.buffers import Buffers, exchanged_buffers
+from pccl.training.consistency.digests import Check, Snapshot
+from pccl.training.group.relaunch import Relaunched
 from tests.support.cluster import Background, Cluster, run_of, together, until
 from tests.training.contract_peers import ContractPeer
 
@@ -39,14 +40,14 @@ def snapshots_made(
     """After which of 300 steps, of a second each, two peers compare, where one of them takes `hash_s` to hash and then
     waits for the other, each of `waits_s` in turn."""
     clock, waits = Clock(), cycle(waits_s)
-    monkeypatch.setattr(consistency, "time", clock)
+    monkeypatch.setattr(digests, "time", clock)
 
     class Awaited(Relaunched):
         def wait(self) -> Any:
             clock.now_s += next(waits) if self._communicator is cluster[1] else 0.0
             return super().wait()
 
-    monkeypatch.setattr(consistency, "Relaunched", Awaited)
+    monkeypatch.setattr(digests, "Relaunched", Awaited)
     made: list[int] = []
     checks = [Check(peer, 7, every, parting_tag=8) for peer in cluster.peers]
 

@@ -12,7 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import DDP
-from pccl.training.ddp import Step
+from pccl.training.ddp.ddp import Step
 from tests.support.cluster import Background, refusal, together
 from tests.support.interrupts import interrupted_at
 

@@ -11,8 +11,8 @@ import pytest
 
 from pccl import MasterNode, QuantizationOptions, Result
 from pccl.training import comm_hooks
-from pccl.training.gradient_weights import factor_of, settle, way_of
-from pccl.training.membership import Averaged
+from pccl.training.ddp.gradient_weights import factor_of, settle, way_of
+from pccl.training.group.membership import Averaged
 from tests.support.cluster import Background, outcomes, refusal, results, together, until
 from tests.training.test_ddp_torch import DDPPeer, close, crew_of, new_module, new_optimizer, parameters
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl import PCCLError, Result
-from pccl.training import ElasticSampler, state_codec
-from pccl.training.deal import Deal, Pool
+from pccl.training import ElasticSampler
+from pccl.training.data.deal import Deal, Pool
+from pccl.training.state import codec
 from tests.training.sampler_group import Group, Loader
 
 
@@ -292,7 +293,7 @@ def test_integers_of_numpy_are_integers() -> None:
     for each in (sampler, plain):
         each.regroup(None)
     assert next(iter(sampler)) == next(iter(plain))
-    assert state_codec.encode(sampler.state_dict()) == state_codec.encode(plain.state_dict())
+    assert codec.encode(sampler.state_dict()) == codec.encode(plain.state_dict())
 
 
 @pytest.mark.parametrize("name", ["dataset_size", "seed", "batch_size", "samples_per_step"])

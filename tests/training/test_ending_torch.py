@@ -11,8 +11,9 @@ from functools import partial
 import pytest
 
 from pccl import MasterNode, PCCLError
-from pccl.training import DDP, AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, DivergenceError, contract
-from pccl.training.consistency import Check, Snapshot
+from pccl.training import DDP, AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, DivergenceError
+from pccl.training.consistency import contract
+from pccl.training.consistency.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, together, until
 from tests.support.streams import TIMEOUT_S
 from tests.training.contract_peers import KINDS, ContractPeer, new_module

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from pccl import PCCLError, ReduceOp, Result, SharedState
-from pccl.training.membership import Average, Membership
+from pccl.training.group.membership import Average, Membership
 from tests.support.cluster import Background, Cluster, refusal
 
 TAG = 7

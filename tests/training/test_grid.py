@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.training.elements import Tensor
-from pccl.training.gradient_byte import MAGNITUDES, decode, encode
-from pccl.training.grid import UNITS_MAX, Grid
+from pccl.training.spsa.elements import Tensor
+from pccl.training.spsa.gradient_byte import MAGNITUDES, decode, encode
+from pccl.training.spsa.grid import UNITS_MAX, Grid
 
 EPSILON = 1e-3
 
@@ -151,7 +151,7 @@ def test_an_interrupted_pass_is_not_mistaken_for_a_whole_one(monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("pccl.training.elements.add_signs", interrupted)
+        patched.setattr("pccl.training.spsa.elements.add_signs", interrupted)
         with pytest.raises(KeyboardInterrupt):
             grid.displace(0, {0: 1})
     assert not grid.is_home

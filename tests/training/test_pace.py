@@ -11,7 +11,7 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.pace import UNKNOWN_S, Pace
+from pccl.training.diloco.pace import UNKNOWN_S, Pace
 from tests.support.cluster import Background, together
 from tests.training.peers import Kind, Peer, assert_parity, crew_of, new_model, refused_while_others_train, train
 

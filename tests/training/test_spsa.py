@@ -15,7 +15,8 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.devices import torch_cuda
 from pccl.signs import add_signs
-from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions, in_place
+from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions
+from pccl.training.spsa import in_place
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
 from tests.training.peers import assert_parity, new_model, refused_while_others_train
@@ -348,7 +349,7 @@ def test_an_interrupted_move_is_repaired_by_the_others_alone(
         add_signs(*arguments, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr("pccl.training.elements.add_signs", interrupted)
+        patched.setattr("pccl.training.spsa.elements.add_signs", interrupted)
         with pytest.raises(KeyboardInterrupt):
             peers[0].step()
     for use in (peers[0].step, peers[0].spsa.digest, partial(peers[0].spsa.save, tmp_path / "torn")):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.training.state_codec import decode, encode, first_difference
+from pccl.training.state.codec import decode, encode, first_difference
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ import pytest
 
 from pccl import DataType, MasterNode, QuantizationAlgorithm, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
-from pccl.training.weighted import NotedAverage
+from pccl.training.diloco.weighted_average import NotedAverage
 from tests.support.cluster import Background, outcomes, results, together, until
 from tests.training.peers import SHAPES, Kind, Peer, Reference, assert_close, assert_parity, crew_of, train
 

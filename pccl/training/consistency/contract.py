@@ -1,0 +1,393 @@
+"""What all peers of a run have in common, of whatever training class, and how it is kept so.
+
+The contract, after each step:
+
+1. *Everything that decides the next step is the same bytes on all peers*, or `DivergenceError` names the peers and what
+   differs: parameters, those buffers that are not local, optimizer state where it is shared, the hyperparameters in
+   `param_groups`, and each object that was handed over (`shared=`). It is compared by digest while the run goes on and
+   before and after somebody is let in (`pccl.training.consistency.digests`). `digest()` is over all of it. The last
+   step is compared, too: by `finish`, or where the communicator's `with` block is left in order.
+2. *Newcomers get all of it*: tensors by the synchronization of the shared state, objects after that, encoded
+   (`pccl.training.state.codec`), from the peer that was accepted first of those under way; with the objects also what
+   an optimizer has come to hold since the training object was made (`pccl.training.tensors.held_tensors`).
+3. *Objects are aligned at the beginning of a step.* A peer that is under way comes out of the step that admits
+   somebody and may then, say, step a scheduler; a newcomer comes out of `join` and does not. So objects are handed over
+   once more when all have come to the next step, before anything is averaged: there all stand at the same place.
+4. *Buffers* have a rule (`pccl.training.consistency.buffers`): averaged, taken from the first peer, or local. Local
+   ones are in no digest.
+5. *Objects that follow the steps*, such as a sampler, are told of each (`pccl.training.group.followers`).
+6. *A peer that is new and differs all the same leaves*, and the others go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
+from pccl.training.consistency.buffers import Buffers
+from pccl.training.consistency.digests import Check, DivergenceError, Snapshot, digest_of
+from pccl.training.group.followers import Followers
+from pccl.training.group.membership import Averaged
+from pccl.training.group.seats import until_committed
+from pccl.training.state import codec
+from pccl.training.state.checkpoint import Stateful
+from pccl.training.state.tensor_file import CheckpointError
+from pccl.training.tensors.shards import local_shard
+
+TAGS = 1 << 62
+"""Its tags are from here on, 8 for each tag of the training object that it belongs to."""
+CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
+NOBODY = -(2**62)
+OBJECTS_BYTES_MAX = 1 << 32
+LATE = "late optimizer state"
+PARTING_S = 1.0
+"""How long a peer at the end of its run waits for the others, to compare what they end with. If they train on instead,
+they wait for it as long in their next average."""
+
+logger = logging.getLogger(__name__)
+
+
+class ParamGroups:
+    """The hyperparameters of a torch optimizer: its `param_groups` without the parameters."""
+
+    def __init__(self, optimizer: Any, parameters: Mapping[str, Any] | None = None) -> None:
+        """With the `parameters` by name, groups that were added later are added by `load_state_dict`, too."""
+        self._optimizer = optimizer
+        self._parameters = parameters
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        found = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+        if self._parameters is not None:
+            for values, names in zip(found, self._names(), strict=True):
+                values["params"] = names
+        return found
+
+    def _names(self) -> list[list[str]]:
+        names = {id(parameter): name for name, parameter in (self._parameters or {}).items()}
+        return [[names.get(id(each), "unknown") for each in group["params"]] for group in self._groups]
+
+    def _add_groups(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the hyperparameters."""
+        assert self._parameters is not None
+        for number, (values, own) in enumerate(zip(state, self._names(), strict=False)):
+            if values["params"] != own:
+                raise ValueError(f"param_groups[{number}] of the others has {values['params']}, this one's {own}")
+        for values in state[len(self._groups) :]:
+            self._optimizer.add_param_group({**values, "params": [self._parameters[name] for name in values["params"]]})
+        return [{key: value for key, value in values.items() if key != "params"} for values in state]
+
+    def load_state_dict(self, state: list[dict[str, Any]], /) -> None:
+        """ValueError where there are as many groups as in the optimizer not, or they are of other parameters."""
+        if self._parameters is not None:
+            state = self._add_groups(state)
+        if len(state) != len(self._groups):
+            raise ValueError(f"the others' optimizer has {len(state)} param_groups, this one {len(self._groups)}")
+        for group, values in zip(self._groups, state, strict=True):
+            for key, value in values.items():
+                held: Any = group.get(key)
+                if hasattr(held, "copy_") and hasattr(value, "shape"):
+                    held.copy_(value)  # of fused and capturable optimizers
+                else:
+                    group[key] = value
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        return groups
+
+
+class Contract:
+    """One peer's part of it. Its methods are joint unless told otherwise. Not thread-safe."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        tensors: Callable[[], Iterable[tuple[str, Any]]],
+        frozen: Mapping[str, Any] | None = None,
+        buffers: Buffers,
+        shared: Mapping[str, Stateful] | None,
+        groups: ParamGroups | None = None,
+        compares_groups: bool = True,
+        late: Stateful | None = None,
+        check_every: int | None = None,
+        tag: int = 0,
+        adopt: Callable[[], None] | None = None,
+        version: Callable[[], int] | None = None,
+    ) -> None:
+        """`tensors` gives what is compared by name, whenever it is called; objects are beside it, and so are `frozen`
+        torch tensors that nobody gets and that all are to build alike. `late` is handed over after all objects, and is
+        compared among `tensors`. `adopt` is called when the shared state has been synchronized. `version` is given
+        where `tensors` are the program's own, which it may write after the last step: another number then. ValueError
+        or TypeError for what cannot be shared."""
+        self._check = Check(communicator, _tag(tag, CHECK), check_every, parting_tag=_tag(tag, PART))
+        self._tag = tag
+        self._communicator = communicator
+        self._tensors = tensors
+        self._adopt = adopt
+        self._version = version
+        self._version_at_end = 0
+        self._frozen = frozen or {}
+        self._frozen_digests: dict[str, tuple[Any, bytes]] = {}
+        self.buffers = buffers
+        self._groups = groups
+        self._late = late
+        self._uncompared = {LATE} if compares_groups else {LATE, "param_groups"}
+        self._marker = np.zeros(1, np.uint8)
+        self._shared: list[str] = []
+        self._objects: dict[str, Stateful] = {}
+        self.share(shared or {})
+        self._is_new = False
+        self._must_align = False
+
+    def share(self, objects: Mapping[str, Stateful]) -> None:
+        """Further objects, which change what `infos` gives: before anybody is joined. ValueError or TypeError as the
+        constructor. Not a joint call."""
+        for name, each in objects.items():
+            if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
+                raise TypeError(
+                    f"shared[{name!r}] must have state_dict and load_state_dict, which {type(each).__name__} has not"
+                )
+        held = {name: self._objects[name] for name in self._shared}
+        held |= {f"shared {name}": each for name, each in objects.items()}
+        self._objects = dict(sorted(held.items()))
+        self._shared = [*self._objects]
+        self.followers = Followers(self._objects.values(), _tag(self._tag, FOLLOW))
+        if self._groups is not None:  # the last to be loaded: others may set learning rates as they are
+            self._objects["param_groups"] = self._groups
+        if self._late is not None:  # its places are those of the groups' parameters
+            self._objects[LATE] = self._late
+        self._encoded()  # raises
+
+    def infos(self) -> list[TensorInfo]:
+        """What belongs into the shared state: the common buffers, and a name that says what peers must have alike."""
+        rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
+        names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
+        options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
+        return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
+
+    def options(self) -> dict[str, object]:
+        """What peers must have alike, by the names of the arguments. Not a joint call."""
+        shared = [name.removeprefix("shared ") for name in self._shared]
+        return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check.every, "shared": shared}
+
+    def renew(self, communicator: Communicator) -> None:
+        """Begins anew with another communicator. Not a joint call."""
+        self._communicator = communicator
+        self._check.restart(communicator)
+        self.buffers.drop()
+        self._must_align = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What checkpoints need beside models and optimizers: the objects that were handed over. Not a joint call."""
+        return {name: self._objects[name].state_dict() for name in self._shared}
+
+    @contextmanager
+    def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
+        """Takes up what `state_dict` gave; objects that it lacks stay as they are. Within it the rest of a checkpoint
+        is loaded, the module's buffers too; where that fails, objects get back what they had. CheckpointError: one does
+        not take what was saved of it. Not a joint call."""
+        taken = [name for name in self._shared if name in state]
+        former = {name: codec.encode(self._objects[name].state_dict()) for name in taken}
+        try:
+            for name in taken:
+                try:
+                    self._objects[name].load_state_dict(state[name])
+                except (ValueError, KeyError, TypeError, RuntimeError) as error:
+                    raise CheckpointError(f"{name} does not take what was saved of it: {error}") from error
+            yield
+        except BaseException:
+            for name in taken:
+                self._objects[name].load_state_dict(codec.decode(former[name]))
+            raise
+        self.buffers.adopt()
+
+    @property
+    def failure(self) -> DivergenceError | None:
+        """What ended the run for this object. Not a joint call."""
+        return self._check.failure
+
+    # Around a step.
+
+    def begin(self, revision: int) -> None:
+        """First of all in a step, before anything is averaged. DivergenceError."""
+        if self._must_align:
+            self._hand_over(revision, is_source=not self._is_new, has_them=True)
+            self._must_align = self._is_new = False
+        self._check.launch()
+
+    def launch_buffers(self, revision: int) -> None:
+        """Once the forward passes of the step have been made."""
+        self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
+
+    def land(self) -> Averaged:
+        """Last of all before the step changes anything: the buffers are there then. DivergenceError."""
+        self._check.land()
+        return self.buffers.land()
+
+    def exchange_own_buffers(self, revision: int) -> Averaged:
+        """Where forward passes are made within `Buffers.own`: makes common what they have left, at once."""
+        self.buffers.show_own()
+        self.launch_buffers(revision)
+        return self.buffers.land()
+
+    def land_check(self) -> None:
+        """As `land`, without the buffers."""
+        self._check.land()
+
+    def end(self, revision: int) -> None:
+        """Last of all in a step. Not a joint call."""
+        self._check.move_on()
+        self._version_at_end = self._own_version()
+        if self._check.expects(revision):
+            self._check.note(lambda: self.snapshot(revision))
+
+    def _own_version(self) -> int:
+        return self._version() + self.buffers.version() if self._version is not None else 0
+
+    def check(self, revision: int) -> None:
+        """Compares at once, between two steps. DivergenceError."""
+        self._frozen_digests.clear()
+        self._check.check(lambda: self.snapshot(revision))
+
+    def part(self, revision: int) -> None:
+        """Compares the state that the last step has left, as this peer's run ends: with those who come to the same end
+        within `PARTING_S`. What was written since, as for an evaluation, is the program's affair. DivergenceError. Not
+        a joint call."""
+        if not self._check.has_snapshot and self._own_version() != self._version_at_end:
+            logger.info("written after the last step, revision %d is not compared with the others'", revision)
+            return
+        try:
+            self._check.part(lambda: self.snapshot(revision), PARTING_S)
+        except PCCLError as error:
+            logger.warning(
+                "the state after the last step, revision %d, was not compared with the others': %s. Call finish() on "
+                "all peers after the last step",
+                revision,
+                error,
+            )
+
+    def snapshot(self, revision: int) -> Snapshot:
+        """Of the state as it is. Not a joint call."""
+        objects = self._encoded([name for name in self._objects if name not in self._uncompared])
+        return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
+
+    def digest(self, revision: int) -> str:
+        """In hexadecimal. Not a joint call."""
+        return self.snapshot(revision).digest().hex()
+
+    # Around an admission: see `pccl.training.group.membership.JointState`.
+
+    def before_admission(self, revision: int) -> None:
+        """All who are under way have the same, or nobody is let in. DivergenceError."""
+        self.check(revision)
+
+    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
+        """`is_source` where this peer's state is what all have; `is_new` where others had been under way, and this
+        peer had not."""
+        if world_size < 2:
+            self.followers.regroup(self._communicator)
+            self._check.come_soon(revision)
+            return
+        if self._adopt is not None:
+            self._adopt()
+        self._hand_over(revision, is_source, has_them=is_source)
+        self.followers.regroup(self._communicator)
+        if not is_source:
+            self.buffers.show()
+        self._is_new, self._must_align = is_new, True
+        self._check.check(lambda: self.snapshot(revision), is_new=is_new)
+        self._check.come_soon(revision)
+
+    def _digests_of_frozen(self) -> dict[str, bytes]:
+        """Hashed anew where they were written since, and, as writes through `.data` cannot be told, by `check`."""
+        found = {}
+        for name, tensor in self._frozen.items():
+            shard = local_shard(tensor)
+            # What was made in inference mode has no version.
+            key = None if shard.is_inference() else (shard.data_ptr(), shard._version)
+            known = self._frozen_digests.get(name)
+            if known is None or key is None or known[0] != key:
+                known = self._frozen_digests[name] = key, digest_of(shard)
+            found[name] = known[1]
+        return found
+
+    def _encoded(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
+        found = {}
+        for name in names if names is not None else self._objects:
+            try:
+                found[name] = codec.encode(self._objects[name].state_dict())
+            except ValueError as error:
+                raise ValueError(f"the state_dict of {name} cannot be shared: {error}") from error
+        return found
+
+    def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
+        """Everybody's objects become those of the source that was accepted first; of the others, sources keep their
+        own, which are to be the same. PCCLError, where this peer does not have them: NO_SHARED_STATE_AVAILABLE where
+        all sources are lost, INVALID_ARGUMENT where they are too large."""
+        if not self._objects:
+            return
+        own = codec.encode(self._encoded())
+        membership = self._communicator.membership
+        number = membership.peers[membership.rank]
+        while True:
+            facts = np.array([-number if is_source else NOBODY, len(own) if is_source else 0])
+            self._reduced(facts, revision)
+            source, size = facts.tolist()
+            if source == NOBODY and has_them:
+                return
+            if source == NOBODY:
+                raise PCCLError(
+                    Result.NO_SHARED_STATE_AVAILABLE,
+                    "join",
+                    "everybody who had the run's schedulers and the like was lost before handing them over",
+                )
+            if size > OBJECTS_BYTES_MAX:
+                text = f"objects and late optimizer state of {size} bytes are too large to be handed over"
+                if has_them:
+                    logger.warning("newcomers leave: %s", text)
+                    return
+                text += f" (at most {OBJECTS_BYTES_MAX}): begin with the optimizer's state as it is to be later"
+                raise PCCLError(Result.INVALID_ARGUMENT, "join", text)
+            # The maximum of the source's bytes and of everybody's zeros is these bytes.
+            data = np.zeros(8 + size, np.uint8)
+            if source == -number:
+                data[:8] = np.array([len(own)], "<u8").view(np.uint8)
+                data[8 : 8 + len(own)] = np.frombuffer(own, np.uint8)
+            self._reduced(data, revision)
+            content = data.tobytes()
+            if count := int.from_bytes(content[:8], "little"):
+                break
+            # The source has been lost in between: the next one.
+        if not is_source:
+            self._load(codec.decode(content[8 : 8 + count]))
+
+    def _reduced(self, vector: NDArray[Any], step: int) -> None:
+        tag = _tag(self._tag, HAND_OVER)
+        until_committed(
+            self._communicator,
+            lambda: self._communicator.all_reduce_async(vector, op=ReduceOp.MAX, tag=tag, step=step).result(),
+        )
+
+    def _load(self, encoded: Mapping[str, bytes]) -> None:
+        for name, own in self._encoded().items():
+            if encoded[name] != own:
+                self._objects[name].load_state_dict(codec.decode(encoded[name]))
+
+
+def frozen_parameters(model: Any) -> dict[str, Any]:
+    """Those of a torch module that do not require gradients, by what they are called in an account."""
+    if not hasattr(model, "named_parameters"):
+        return {}
+    return {f"frozen parameter {name}": p for name, p in model.named_parameters() if not p.requires_grad}
+
+
+def _tag(tag: int, number: int) -> int:
+    return TAGS + 8 * tag % TAGS + number

@@ -1,0 +1,142 @@
+"""A communication hook that makes torch's own DistributedDataParallel average over pccl's peers.
+
+    state = SharedState.from_torch(model)
+    model = torch.nn.parallel.DistributedDataParallel(model)  # over a process group of this process alone
+    model.register_comm_hook(None, torch_comm_hook(communicator, model, revision=lambda: state.revision))
+
+For programs that must keep that class; `DDP` does more. After `backward` the gradients are the averages over the peer
+group, made again among those who are left where a loss has aborted them. The rest is the program's: between two steps
+it polls `are_peers_pending`, calls `update_topology`, synchronizes a shared state of the module and of the optimizer,
+and counts the state's revision; the world does not grow within a step. Buffers, such as running statistics, are each
+peer's own.
+
+Theory of operation. torch deals gradients into buckets by itself, and anew after the first backward pass, by the order
+in which they came. A newcomer's first pass would have other buckets than the passes of the others. So its buckets
+only tell which gradients are there: they are copied into buckets of pccl's (`gradient_buckets.dealt`), which depend
+on the module alone, and each is averaged as soon as it is full. When the last one is on its way all are waited for, in
+the order that is the same on all peers, and torch's are completed. There is nothing left of the backward pass then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pccl import Communicator, QuantizationOptions
+from pccl.training.ddp.gradient_buckets import FlatBuffer, dealt
+from pccl.training.group.membership import Average
+
+BUCKET_BYTES = 4 << 20
+
+
+def torch_comm_hook(
+    communicator: Communicator,
+    model: Any,
+    *,
+    revision: Callable[[], int],
+    quantization: QuantizationOptions | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    tag: int = 0,
+) -> Callable[[Any, Any], Any]:
+    """The hook for `model.register_comm_hook(state, hook)`, whose `state` is not used. `model` is the
+    DistributedDataParallel. `revision` tells how many steps the run has made: the same on all peers that average
+    together, or the backward passes fail on all of them. All give the same arguments. Uses the tags from `tag` on, one
+    for each bucket. The hook is for the thread that makes the backward passes, and for one communicator.
+
+    Errors come out of `backward`: PCCLError for anything but losses, such as that the master is lost; RuntimeError
+    after a backward pass that failed halfway.
+
+    ValueError: the model has a process group of several processes, which would each need a communicator and average
+    twice; or `find_unused_parameters` or `static_graph`, with which torch does not hand out the averages of parameters
+    that only other peers have used, so that peers would part. TypeError for another kind of model.
+    """
+    torch = sys.modules["torch"]
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, not {type(model).__name__}")
+    if model.process_group.size() != 1:
+        raise ValueError(
+            f"the model's process group has {model.process_group.size()} processes: give each a process group of its "
+            "own, process_group=torch.distributed.new_group([rank]), or use FSDP and pccl.training.Site"
+        )
+    for name in ("find_unused_parameters", "static_graph"):
+        if getattr(model, name):
+            raise ValueError(f"{name}=True: use pccl.training.DDP, where unused parameters count as zero")
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    deal = dealt(parameters, bucket_bytes)
+    hook = _Hook(torch, communicator, [_Bucket(torch, each) for each in deal], revision, quantization, tag)
+    return lambda state, bucket: hook.take(bucket)  # torch refuses annotations but its own
+
+
+class _Bucket:
+    def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
+        self.parameters = parameters
+        self.sent = FlatBuffer(torch, parameters)
+        self.received = FlatBuffer(torch, parameters)
+        self.has = [False] * len(parameters)
+        self.average: Average | None = None
+
+    def land(self) -> list[Any]:
+        """The averages, in the shapes of the parameters."""
+        assert self.average is not None
+        found = self.received if self.average.wait().world_size > 1 else self.sent
+        self.average = None
+        self.has = [False] * len(self.has)
+        return found.views
+
+
+class _Hook:
+    def __init__(
+        self,
+        torch: Any,
+        communicator: Communicator,
+        buckets: list[_Bucket],
+        revision: Callable[[], int],
+        quantization: QuantizationOptions | None,
+        tag: int,
+    ) -> None:
+        self._torch = torch
+        self._communicator = communicator
+        self._buckets = buckets
+        self._revision = revision
+        self._quantization = quantization
+        self._tag = tag
+        self._places = {
+            id(p): (number, i) for number, bucket in enumerate(buckets) for i, p in enumerate(bucket.parameters)
+        }
+        self._open: list[tuple[Any, Any]] = []
+        """torch's buckets of this backward pass, and the futures of what is to be in them."""
+
+    def take(self, given: Any) -> Any:
+        """A torch.futures.Future of the averages of one of torch's buckets."""
+        for parameter, gradient in zip(given.parameters(), given.gradients(), strict=True):
+            number, i = self._places[id(parameter)]
+            bucket = self._buckets[number]
+            if bucket.has[i]:
+                raise RuntimeError("a former backward pass failed halfway: make the DistributedDataParallel anew")
+            bucket.sent.views[i].copy_(gradient)
+            bucket.has[i] = True
+            if all(bucket.has):
+                bucket.average = Average(
+                    self._communicator,
+                    bucket.sent.flat,
+                    self._tag + number,
+                    self._revision(),
+                    self._quantization,
+                    out=bucket.received.flat,
+                )
+        devices = [given.buffer().device] if given.buffer().is_cuda else None
+        future = self._torch.futures.Future(devices=devices)
+        self._open.append((given, future))
+        if all(bucket.average is not None for bucket in self._buckets):
+            self._land()
+        return future
+
+    def _land(self) -> None:
+        averages = [bucket.land() for bucket in self._buckets]
+        done, self._open = self._open, []
+        for given, future in done:
+            for parameter, gradient in zip(given.parameters(), given.gradients(), strict=True):
+                number, i = self._places[id(parameter)]
+                gradient.copy_(averages[number][i])
+            future.set_result(given.buffer())

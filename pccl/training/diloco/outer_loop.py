@@ -1,0 +1,391 @@
+"""What DiLoCo and its asynchronous form have in common: the outer state, joining, checkpoints.
+
+*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts the
+outer updates. It is the shared state of the peer group: a function of the common history alone, the same bytes on
+every peer after every outer step (`digest`), so a newcomer that has it has all there is to know. The inner optimizer's
+state belongs to its peer: a newcomer starts with an empty one.
+
+*Joining* and everything else about peers is told in `pccl.training.group.membership`.
+
+*A checkpoint* is one peer's: the outer state, the inner optimizer's, and the model's buffers. To resume a run, every
+peer loads its own and joins. Where they differ, as after a crash in the middle of saving, the newest revision counts
+and is fetched by the others. A peer without a checkpoint may join all the same. An average that was in flight is not
+saved: a run resumed makes its inner steps again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl.integers import as_int
+from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
+from pccl.training.consistency.contract import Contract, ParamGroups, frozen_parameters
+from pccl.training.diloco.outer_optimizer import OuterNesterov
+from pccl.training.diloco.pace import Pace
+from pccl.training.diloco.weighted_average import NotedAverage, explained
+from pccl.training.group.membership import Admission, Average, Averaged, Membership, fingerprint
+from pccl.training.group.membership import alike as alike_quantization
+from pccl.training.group.report import StepReport, report_of
+from pccl.training.group.site import Site
+from pccl.training.state import codec
+from pccl.training.state.checkpoint import Loaded, Snapshot, Stateful
+from pccl.training.state.checkpointed import Checkpointed
+from pccl.training.state.tensor_file import CheckpointError
+from pccl.training.state.tensor_tree import Shard
+from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
+from pccl.training.tensors.replica import Vector, replica_of
+
+NOTES = 2
+"""Tags, counted from the loop's own: 0 is the average, these the roll call and what goes with an average."""
+INNER_STEPS = 50
+"""As many as the examples make; the paper has 500."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep(StepReport):
+    """What an outer step did. `revision` counts the outer updates so far, and `world_size` the peers whose
+    pseudo-gradients are in the last one (1: alone, 0: there was none)."""
+
+
+def _inner_name(inner: Stateful | None) -> str | None:
+    """Of what has hyperparameters that peers share."""
+    return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
+
+
+class OuterLoop(Checkpointed):
+    """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
+
+    LOADS = ("DiLoCo", "AsyncDiLoCo")
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: Any,
+        inner: Stateful | None = None,
+        *,
+        outer: OuterNesterov | None = None,
+        quantization: QuantizationOptions | None = None,
+        tag: int = 0,
+        site: Site | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
+        compare_inner: bool | None = None,
+        alike: object = None,
+        inner_steps: int = INNER_STEPS,
+        steps: Literal["fixed", "by speed"] = "fixed",
+    ) -> None:
+        """`model` is a torch module, or a mapping of names to NumPy arrays; all peers build the same.
+
+        `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
+        pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` to `tag + 2`.
+        `site` is given where this peer trains one shard of a model; `communicator` must be the site's then.
+        `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers: newcomers load
+        it, and it is compared. `buffers` is what becomes of a module's buffers in each outer step: "average"
+        (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or "local".
+        `check_every` is after how many outer steps peers compare digests of all they have in common; None: as often as
+        it takes less than a thousandth of the time. Of an inner torch optimizer newcomers get the hyperparameters in
+        `param_groups`; with `compare_inner` False peers may have different ones, as where a scheduler is stepped by
+        peers that make different numbers of inner steps (None: True, but with `steps="by speed"` False).
+        `alike` is whatever else must be the same on all peers, as its `repr`: who has it otherwise is refused.
+        `inner_steps` is what the property of that name says, on every peer; with `steps="by speed"` on the fastest one,
+        and on the others as many as they make in the same time (`pccl.training.diloco.pace`); both are then the same on
+        all. TypeError or ValueError for what cannot be trained.
+        """
+        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
+        if inner_steps < 1:
+            raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
+        if steps not in ("fixed", "by speed"):
+            raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
+        if steps == "by speed":
+            alike = (alike, steps, inner_steps)
+        self._is_by_speed = steps == "by speed"
+        self._pace = Pace(inner_steps, site)
+        self._has_begun = False
+        self._communicator = communicator
+        self._model = model
+        self._replica = replica = replica_of(model)
+        self._inner = inner
+        self._outer = outer or OuterNesterov()
+        self._quantization = quantization
+        self._tag = tag
+        self._parameters = np.empty(replica.count, replica.dtype)
+        replica.read(self._parameters)
+        self._momentum = np.zeros_like(self._parameters)
+        self._gradient = np.empty_like(self._parameters)
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
+        compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
+        self._alike = {
+            "steps": steps,
+            "inner": _inner_name(inner) if compares_inner else "not compared",
+            "alike": alike,
+            "quantization": alike_quantization(quantization),
+            "outer": self._outer,
+        }
+        self._contract = Contract(
+            communicator,
+            tensors=self._compared,
+            frozen=frozen_parameters(model),
+            buffers=exchanged_buffers(model, buffers),
+            shared=shared,
+            groups=ParamGroups(inner) if hasattr(inner, "param_groups") else None,
+            compares_groups=compares_inner,
+            check_every=check_every,
+            tag=tag,
+        )
+        outer_state = {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
+        self._outer_infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
+        self._state = SharedState([*self._outer_infos, *self._contract.infos()])
+        self._site = site
+        self._membership = self._new_membership()
+
+    def share(self, objects: Mapping[str, Stateful]) -> None:
+        """Adds to the `shared` of the constructor what is made after it, before `join`. PCCLError INVALID_USAGE after
+        it; ValueError or TypeError for what cannot be shared."""
+        if self.has_joined:
+            raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: what is shared is told before")
+        self._contract.share(objects)
+        revision = self.revision
+        self._state = SharedState([*self._outer_infos, *self._contract.infos()])
+        self._state.revision = revision
+        self._membership = self._new_membership()
+
+    def _new_membership(self) -> Membership:
+        options = {"class": type(self).__name__, **self._contract.options(), **self._alike}
+        return Membership(self._communicator, self._state, options, site=self._site, joint=self._contract)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        """By name: the outer state and the common buffers."""
+        for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
+            first = 0
+            for name, size in self._replica.sizes:
+                yield f"{what} {name}", vector[first : first + size]
+                first += size
+        yield from self._contract.buffers.tensors()
+
+    @property
+    def revision(self) -> int:
+        """Outer updates so far, of the whole run."""
+        return self._state.revision
+
+    @property
+    def inner(self) -> Stateful | None:
+        """As given to the constructor."""
+        return self._inner
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this peer has joined a run, with its last communicator."""
+        return self._membership.is_under_way
+
+    @property
+    def outer_steps(self) -> int:
+        """Outer steps of the whole run, with those whose update is still on its way. The same on all peers."""
+        return self.revision
+
+    @property
+    def inner_steps(self) -> int:
+        """How many inner steps to make before the next outer step; at least 1. With `steps="by speed"` each outer step
+        may change it."""
+        return self._pace.inner_steps
+
+    def digest(self) -> str:
+        """BLAKE3, in hexadecimal, of all that peers have in common: the outer state, the buffers that are not local,
+        hyperparameters, and what was handed over. Equal on all peers after every outer step."""
+        self._read_model()
+        return self._contract.digest(self.revision)
+
+    def show_outer(self) -> None:
+        """Puts the outer parameters, and the buffers that peers have in common, into the model: what one evaluates and
+        publishes."""
+        self._replica.write(self._parameters)
+        self._contract.buffers.show()
+
+    def trains(self, parameter: Any) -> bool:
+        """Whether `parameter` is one of those that are averaged."""
+        return self._replica.holds(parameter)
+
+    def connect(self) -> None:
+        """Connects the communicator, unless it is: `join` is then to follow at once. PCCLError."""
+        try:
+            self._communicator.world_size  # noqa: B018
+        except PCCLError as error:
+            if error.result is not Result.NOT_INITIALIZED:
+                raise
+            self._communicator.connect()
+
+    def join(self, peers_min: int = 1) -> Admission:
+        """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
+        peers are there, or at once where others train already; then all have the same outer state, and the model starts
+        from it.
+
+        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
+        with other options (INVALID_ARGUMENT).
+        """
+        self._read_model()
+        admission = self._membership.join(peers_min)
+        self._has_begun = True
+        self._begin()
+        self._pace.begin_anew()
+        return admission
+
+    @property
+    def came_late(self) -> bool:
+        """Whether others trained already when this peer joined."""
+        return self._membership.came_late
+
+    def _read_model(self) -> None:
+        """Weights may have been loaded into the model since; but what was loaded here, or trained, counts."""
+        if not self._has_begun:
+            self._replica.read(self._parameters)
+            self._contract.buffers.adopt()
+
+    def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
+        """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
+        connected. What this peer had not brought into an outer update is lost."""
+        self._communicator = communicator
+        self._contract.renew(communicator)
+        self._membership = self._new_membership()
+        return self.join(peers_min)
+
+    def _launch_average(self, gradient: Vector, weight: float | None) -> Average | NotedAverage:
+        """With notes, where they are needed; all peers agree on whether they are."""
+        communicator, tag = self._communicator, self._tag
+        if weight is None and not self._is_by_speed:
+            return Average(communicator, gradient, tag, self.revision, self._quantization)
+        return NotedAverage(
+            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, self._pace.seconds
+        )
+
+    def _wait_for(self, average: Average | NotedAverage) -> Averaged:
+        try:
+            averaged = average.wait()
+        except PCCLError as error:
+            raise explained(error) from error.__cause__
+        if self._is_by_speed and isinstance(average, NotedAverage):
+            self._pace.adapt(average.seconds, average.own_seconds)
+        return averaged
+
+    def _begin(self) -> None:
+        """Inner steps start from the outer state."""
+        self.show_outer()
+
+    @property
+    def outer_parameters(self) -> Vector:
+        """A read-only view of the outer parameters, flat, in the model's order."""
+        self._read_model()
+        view = self._parameters.view()
+        view.flags.writeable = False
+        return view
+
+    def outer_state(self) -> dict[str, Any]:
+        """The revision, the outer parameters and momentum as they are, not copied, and of each object in `shared` its
+        state."""
+        self._read_model()
+        return {
+            "revision": self.revision,
+            "parameters": self._parameters,
+            "momentum": self._momentum,
+            "shared": self._contract.state_dict(),
+        }
+
+    def take_outer_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `outer_state` gave, before `join`, and puts the outer parameters into the model; does nothing
+        where it is the one that this peer has. One of a former version has nothing of the objects in `shared`, which
+        stay as they are.
+
+        ValueError: it is of another model, it has other objects, or this peer has joined a run; CheckpointError: one of
+        them does not take what was saved of it. Nothing has been changed then."""
+        here = self.outer_state()
+        shared = state.get("shared", here["shared"])
+        for name in sorted(shared.keys() ^ here["shared"].keys()):
+            text = "it has {}, which is not shared here" if name in shared else "it lacks {}, which is shared here"
+            raise ValueError(
+                f"the outer state does not fit: {text.format(repr(name.removeprefix('shared ')))}; give the same "
+                "shared= (or call share before loading) as where it was saved"
+            )
+        vectors = [(name, np.asarray(state[name])) for name in ("parameters", "momentum")]
+        for name, vector in vectors:
+            if vector.shape != here[name].shape:
+                raise ValueError(
+                    f"the outer state is of another model: {vector.size} parameters, not {here[name].size}"
+                )
+        is_like_ours = codec.encode(shared) == codec.encode(here["shared"])
+        is_like_ours = is_like_ours and state["revision"] == self.revision
+        if is_like_ours and all(np.array_equal(vector, here[name]) for name, vector in vectors):
+            return
+        if self.has_joined:
+            raise ValueError(
+                f"the outer state is of revision {state['revision']} and not the one that all peers have, of revision "
+                f"{self.revision}: load it before the first step, or join"
+            )
+        with self._contract.taking_up(shared):
+            for name, vector in vectors:
+                here[name][...] = vector
+        self._state.revision = int(state["revision"])
+        self._has_begun = True
+        self.show_outer()
+
+    def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
+        """One outer update of the elements at `place`; `gradient` is lost."""
+        self._outer.step(self._parameters[place], self._momentum[place], gradient)
+        self._state.revision += 1
+
+    def _report(self, done: Sequence[Averaged], admission: Admission | None, waited_s: float) -> OuterStep:
+        world_size = done[-1].world_size
+        return report_of(
+            OuterStep, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
+        )
+
+    def _snapshot(self) -> Snapshot:
+        self._read_model()
+        state: dict[str, Any] = {
+            "parameters": self._parameters,
+            "momentum": self._momentum,
+            "buffers": buffers_of(self._model),
+            "common buffers": dict(self._contract.buffers.tensors()),
+            "shared": self._contract.state_dict(),
+            "inner": self._inner.state_dict() if self._inner is not None else None,
+        }
+        if hasattr(self._inner, "param_groups"):
+            state["optimizer class"] = class_of(self._inner)
+        return Snapshot(self.revision, state, self._replica.layout)
+
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        buffers = buffers_of(self._model)
+        if self._parameters.shape != state["parameters"].shape:
+            raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
+        require_like(buffers, state.get("buffers", buffers))
+        with self._contract.taking_up(state.get("shared", {})):
+            if self._inner is not None and state["inner"] is not None:
+                try:
+                    self._inner.load_state_dict(state["inner"])
+                except (ValueError, KeyError) as error:
+                    raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
+            assign(buffers, state.get("buffers", buffers))
+            self._parameters[...] = state["parameters"]
+            self._momentum[...] = state["momentum"]
+            self._state.revision = revision
+        for name, vector in self._contract.buffers.tensors():
+            vector[...] = state.get("common buffers", {}).get(name, vector)
+        self._has_begun = True
+        self.show_outer()
+
+    def _former(self, loaded: Loaded) -> Snapshot:
+        arrays = loaded.former
+        try:
+            layout, inner = arrays["layout"].tobytes().decode(), arrays["inner"].tobytes()
+            state = {"parameters": arrays["parameters"], "momentum": arrays["momentum"]}
+        except KeyError as error:
+            raise CheckpointError(f"{loaded.path} lacks {error}") from None
+        return Snapshot(
+            loaded.snapshot.revision, {**state, "inner": self._replica.unpack(inner) if inner else None}, layout
+        )
+
+    def _shard(self, tensor: Any, shard: Shard) -> Any:
+        return distributed_like(self._model, tensor, shard)

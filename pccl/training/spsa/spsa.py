@@ -1,0 +1,476 @@
+"""Training by forward passes alone, with one byte from each peer and step.
+
+Theory of operation. SPSA (Spall 1992) estimates how a loss L falls along one random direction z from two evaluations,
+g = (L(w + eps z) - L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023,
+arXiv:2305.17333) does it in place: z is a function of a seed, made anew whenever it is needed, so that training takes
+the memory of inference. And as a seed stands for a direction, the number g is all that others need to make the same
+move: Zelikman et al. 2023 (Just One Byte (per gradient), arXiv:2306.10015) send it in a byte. So here:
+
+    each step   every peer evaluates its own loss along directions of its own, and rounds g to a byte
+                the peers exchange their bytes; whose byte it is, and which step, are the seed of the direction
+                every peer moves its weights along everybody's directions by their mean
+
+Weights are never sent, and are the same bits on all peers, torch or NumPy, whatever their CPUs;
+`pccl.training.spsa.grid` says why and `pccl.signs` what a direction is: a sign for each parameter. (Signs have the
+least variance of all distributions with which the estimate is unbiased; Gaussians, as in MeZO, have three times the
+fourth moment, and need a logarithm that no two libraries compute alike.)
+
+    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+        spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
+        spsa.join(peers_min=4)
+        while spsa.revision < 1000:
+            print(spsa.step(lambda direction: evaluate(model, batch_of(spsa.revision, direction))))
+
+*One machine or many.* A step's directions are numbered from 0, first those of the first peer, and the loss is told the
+number: to choose a batch by it, in place of the peer. Then one peer with eight directions a step moves exactly as
+eight peers with one, bit for bit, as far as they compute losses alike.
+
+*Coming and going.* A loss aborts the exchange on all survivors alike; they exchange again, with the bytes they have,
+and move along the directions of whoever is left. Newcomers are let in every `admit_every` steps, because asking costs
+a round trip to the master.
+
+*Buffers* that forward passes change, such as running statistics, are each peer's own during the evaluations. Between
+steps the module has the common ones, which are moved on every `admit_every` steps
+(`pccl.training.consistency.buffers`).
+
+*The log.* Weights are a function of those one began with and of the steps since: who took part, and their bytes. A
+newcomer that has the weights of some earlier revision, as a rule those that everybody builds at first, gets the steps
+it lacks, a few bytes each, and makes them; the digests of the state tell whether it arrived. Who is too far behind, or
+got elsewhere, fetches the weights. With `log` the steps are also kept in a file, which `replay` plays.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
+from pccl.floating_point import default_environment
+from pccl.integers import as_int
+from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
+from pccl.training.consistency.contract import Contract, frozen_parameters
+from pccl.training.group.membership import NO_UPDATE, Admission, Membership, fingerprint
+from pccl.training.group.report import StepReport
+from pccl.training.group.seats import Seats, reduce_among_all
+from pccl.training.spsa import gradient_byte, step_log
+from pccl.training.spsa.grid import Grid
+from pccl.training.spsa.in_place import tensors_of
+from pccl.training.spsa.step_log import LogError, LogFile, Mark, Step
+from pccl.training.state.checkpoint import Loaded, Snapshot, Stateful
+from pccl.training.state.checkpointed import Checkpointed
+from pccl.training.state.tensor_file import CheckpointError
+from pccl.training.state.torch_state import assign, buffers_of, require_like
+
+SEATS, CATCH_UP = 0, 2
+"""Tags, counted from this object's own."""
+STEPS_MAX = 2**32
+TAIL_BYTES_MAX = 1 << 26
+"""Of steps for newcomers; where it would be more they get the weights."""
+NEVER = 2**62
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SPSAOptions:
+    """What all peers must have alike."""
+
+    learning_rate: float
+    """Of the estimate's mean over all directions of a step. Far smaller than for gradients: the estimate has the
+    gradient's mean, but the square of its length is about the number of parameters times that of the gradient."""
+    decay_steps: float = math.inf
+    """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
+    epsilon: float = 2.0**-10
+    """The size of a perturbation, of each parameter."""
+    directions: int = 1
+    """Evaluated by each peer in a step, one after the other; a byte each."""
+    unit: float = 2.0**-12
+    """Of the byte (`pccl.training.spsa.gradient_byte`): projected gradients are precise from 8 units and cut at
+    245760."""
+    seed: int = 0
+    """Of all directions, 64 bits."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "decay_steps", "epsilon", "unit"):
+            value = getattr(self, name)
+            if not value > 0 or (math.isinf(value) and name != "decay_steps"):
+                raise ValueError(f"{name} {value}: must be above 0")
+        for name in ("directions", "seed"):
+            object.__setattr__(self, name, as_int(name, getattr(self, name)))
+        if not 1 <= self.directions <= 1 << 16:
+            raise ValueError(f"directions {self.directions}: must be at least 1")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed {self.seed}: must have 64 bits")
+
+    def rate(self, step: int) -> float:
+        """Two divisions and a sum of doubles: the same everywhere."""
+        return self.learning_rate / (1 + step / self.decay_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class SPSAStep(StepReport):
+    """What a step did. `revision` counts the steps so far, `world_size` the peers whose directions the weights have
+    moved along (1: alone), and the bytes are those of the exchange, which takes as many as there are directions from
+    each peer to each other one, and every `admit_every` steps those of the buffers."""
+
+    loss: float
+    """The mean of this peer's own evaluations, perturbed as they were."""
+
+
+class SPSA(Checkpointed):
+    """See the module for what it does. Not thread-safe. Between calls the model is the user's, but only to look at."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: Any,
+        options: SPSAOptions,
+        *,
+        admit_every: int = 10,
+        replay_max: int = 10_000,
+        log: str | os.PathLike[str] | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
+        tag: int = 0,
+    ) -> None:
+        """`model` is a torch module on the CPU or a CUDA device, or a mapping of names to NumPy arrays, of float32; its
+        parameters are rounded a little (`pccl.training.spsa.grid`). All peers build the same, and give the same
+        `options`, `admit_every` and `replay_max`, which is how many steps back newcomers are brought up by the log.
+        `log` is a file of this peer's own. Uses the tags `tag` to `tag + 2`, and those of
+        `pccl.training.consistency.contract`.
+
+        `shared` are objects whose `state_dict()` is part of the run: newcomers load it, and it is compared. `buffers`
+        is what becomes of a module's buffers every `admit_every` steps: "average" (floating-point ones by the mean,
+        others by the maximum), "first" (from the peer of rank 0) or "local". `check_every` is after how many steps
+        peers compare digests of all they have in common; None: as often as it takes less than a thousandth of the time.
+
+        TypeError or ValueError for what cannot be trained, and for other arguments; OSError or LogError of the file.
+        """
+        if not isinstance(options, SPSAOptions):
+            raise TypeError(f"options must be SPSAOptions, not {options!r}")
+        tag, replay_max = as_int("tag", tag), as_int("replay_max", replay_max, 0)
+        admit_every = as_int("admit_every", admit_every)
+        if admit_every < 1:
+            raise ValueError(f"admit_every {admit_every}: must be at least 1")
+        self._communicator = communicator
+        self._model = model
+        self._options = options
+        self._admit_every = admit_every
+        self._tag = tag
+        self._tensors, layout = tensors_of(model)
+        self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
+        self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
+        self._former_run = self._run
+        self._alike = {"admit_every": admit_every, "replay_max": replay_max, "options": options}
+        self._contract = Contract(
+            communicator,
+            tensors=self._compared,
+            frozen=frozen_parameters(model),
+            adopt=self._grid.adopt,
+            buffers=exchanged_buffers(model, buffers),
+            shared=shared,
+            check_every=check_every,
+            tag=tag,
+        )
+        infos = [tensor.info(name) for name, tensor in self._tensors.items()]
+        infos.append(TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}"))
+        self._state = SharedState([*infos, *self._contract.infos()])
+        self._layout = layout
+        self._recent: deque[Step] = deque(maxlen=replay_max)
+        """The steps that led here, without a gap."""
+        self._log = LogFile(log) if log is not None else None
+        self._membership = self._new_membership()
+        self._seats = Seats(communicator, tag + SEATS)
+
+    def _new_membership(self) -> Membership:
+        return Membership(
+            self._communicator,
+            self._state,
+            {"class": type(self).__name__, **self._alike, **self._contract.options()},
+            before_sync=self._hand_on_the_log,
+            joint=self._contract,
+        )
+
+    @property
+    def revision(self) -> int:
+        """Steps so far, of the whole run."""
+        return self._state.revision
+
+    def digest(self) -> str:
+        """BLAKE3, in hexadecimal, of all that peers have in common: weights, frozen ones too, the buffers that are not
+        local, and what was handed over. Equal on all peers after every step."""
+        return self._contract.digest(self.revision)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        self._grid.require_home()
+        yield "grid", self._grid.exponents
+        for name, tensor in self._tensors.items():
+            yield f"parameter {name}", tensor.numpy()
+        yield from self._contract.buffers.module_tensors()
+
+    def _weights_digest(self) -> bytes:
+        """Of revision and weights alone, which a log leads to."""
+        self._grid.require_home()
+        hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
+        hasher.update(self._grid.exponents.data.cast("B"))
+        for tensor in self._tensors.values():
+            hasher.update(tensor.numpy().data.cast("B"))
+        return hasher.digest()
+
+    # Peers.
+
+    def join(self, peers_min: int = 1) -> Admission:
+        """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
+        peers are there, or at once where others train already; then all have the same weights.
+
+        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
+        with other options (INVALID_ARGUMENT).
+        """
+        admission = self._membership.join(peers_min)
+        self._begin(admission)
+        return admission
+
+    def _admit(self) -> Admission:
+        admission = self._membership.admit()
+        self._begin(admission)
+        return admission
+
+    def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
+        """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
+        connected."""
+        self._communicator = communicator
+        self._contract.renew(communicator)
+        self._membership = self._new_membership()
+        self._seats = Seats(communicator, self._tag + SEATS)
+        return self.join(peers_min)
+
+    def _begin(self, admission: Admission) -> None:
+        """After others were let in, or this peer was."""
+        if admission.world_size < 2:
+            self._grid.require_home()  # else it was compared with the others'
+        if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
+            self._recent.clear()  # not by these steps did it get here
+        self._grid.adopt()
+        self._seats.take(self.revision)
+        self._mark()
+
+    def _hand_on_the_log(self) -> None:
+        """Brings newcomers up from where they are, if anybody who is under way remembers so far back."""
+        try:
+            tail = self._tail_for_newcomers()
+        except PCCLError as error:
+            if error.result not in (Result.INVALID_USAGE, Result.INVALID_ARGUMENT):
+                raise
+            logger.warning("a newcomer does something else: %s", error)  # and the state's names will tell it so
+            return
+        if self._membership.is_under_way or not tail or not self._grid.is_home:
+            return
+        try:
+            made = self._play(step_log.entries_of(tail))
+            logger.info("caught up by %d steps, %d bytes", made, len(tail))
+        except (LogError, OverflowError) as error:
+            logger.warning("the log leads nowhere from this peer's weights: %s", error)
+
+    def _tail_for_newcomers(self) -> bytes:
+        """The steps, encoded, since the newcomer that is furthest behind; b"" where it is too far."""
+        is_under_way = self._membership.is_under_way
+        own_first = self._recent[0].revision if self._recent else self.revision
+        own = self.revision if self._grid.is_home else NEVER  # from elsewhere no log leads on
+        facts = np.array([NEVER, self.revision, own_first] if is_under_way else [own, NEVER, NEVER])
+        self._reduce(facts, ReduceOp.MIN)
+        behind, reached, first = facts.tolist()
+        if reached == NEVER or not first <= behind < reached:
+            return b""
+        tail = b""
+        if is_under_way and own_first <= behind:
+            tail = b"".join(step.encode() for step in self._recent if step.revision >= behind)
+            tail = tail if len(tail) <= TAIL_BYTES_MAX else b""
+        size = np.array([len(tail)])
+        self._reduce(size, ReduceOp.MAX)
+        # All who have it have the same, and the maximum of equal bytes and zeros is these bytes.
+        buffer = np.zeros(int(size[0]), np.uint8)
+        buffer[: len(tail)] = np.frombuffer(tail, np.uint8)
+        self._reduce(buffer, ReduceOp.MAX)
+        return buffer.tobytes()
+
+    def _reduce(self, vector: NDArray[Any], op: ReduceOp) -> None:
+        reduce_among_all(self._communicator, vector, op, self._tag + CATCH_UP)
+
+    # Steps.
+
+    def step(self, loss: Callable[[int], float]) -> SPSAStep:
+        """Evaluates `loss(direction)` at perturbed weights, twice for each of this peer's directions, exchanges the
+        outcome and moves the weights; lets newcomers in when it is time. A joint call.
+
+        `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
+        What it raises comes through, with the weights as they were, and the step may be called again.
+        FloatingPointError for a loss that is not finite; OverflowError, on all peers, where training has diverged;
+        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); DivergenceError, on all peers, where
+        they differ in what they must have in common; OSError of the log. After a
+        KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE): `reconnect`. If
+        it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`, or `reconnect`
+        and get the others'.
+        """
+        self._membership.require_step("SPSA.step")
+        if self.revision >= STEPS_MAX:
+            raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
+        try:
+            with self._contract.buffers.own():
+                codes, loss_mean = self._evaluate(loss)
+            with self._membership.step("SPSA.step"):
+                started_s = time.monotonic()
+                self._contract.begin(self.revision)
+                self._contract.followers.claim(self._communicator)
+                exchanged = self._seats.exchange(codes, self.revision)
+                self._contract.land_check()
+                self._contract.followers.commit(exchanged.traffic.peers)
+                waited_s = time.monotonic() - started_s
+                self._move(Step(self.revision, exchanged.seats, exchanged.items))
+                started_s = time.monotonic()
+                admission = None
+                of_buffers = NO_UPDATE
+                if self.revision % self._admit_every == 0:
+                    of_buffers = self._contract.exchange_own_buffers(self.revision)
+                    admission = self._admit() if self._membership.are_peers_pending() else None
+                self._contract.end(self.revision)
+                waited_s += time.monotonic() - started_s
+        finally:
+            self._grid.come_home()
+        return SPSAStep(
+            revision=self.revision,
+            world_size=len(exchanged.seats),
+            admitted=admission is not None,
+            aborted=exchanged.traffic.aborted + of_buffers.aborted,
+            tx_bytes=exchanged.traffic.tx_bytes + of_buffers.tx_bytes,
+            rx_bytes=exchanged.traffic.rx_bytes + of_buffers.rx_bytes,
+            state_tx_bytes=admission.tx_bytes if admission is not None else 0,
+            state_rx_bytes=admission.rx_bytes if admission is not None else 0,
+            waited_s=waited_s,
+            loss=loss_mean,
+        )
+
+    def finish(self) -> None:
+        """Compares what all peers have in common: call it on all of them after the last step. DivergenceError,
+        PCCLError as `step`."""
+        with self._membership.step("SPSA.finish"):
+            self._contract.check(self.revision)
+
+    def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
+        """This peer's bytes, and the mean loss. The weights stay where they were evaluated last."""
+        options = self._options
+        codes = bytearray()
+        losses = []
+        first = self._seats.own * options.directions
+        for direction in range(first, first + options.directions):
+            pair = []
+            for factor in (1, -1):
+                self._grid.displace(self.revision, {direction: factor})
+                pair.append(float(loss(direction)))
+            with default_environment():
+                projected = (pair[0] - pair[1]) / (2 * options.epsilon)
+                if not math.isfinite(projected):
+                    raise FloatingPointError(
+                        f"the loss is {pair[0]} and {pair[1]} at weights perturbed by {options.epsilon:g}"
+                    )
+                codes.append(gradient_byte.encode(projected, options.unit))
+            losses += pair
+        return bytes(codes), sum(losses) / len(losses)
+
+    @default_environment()
+    def _move(self, step: Step) -> None:
+        """Makes a step from the revision where it begins. The weights may be displaced, and come home."""
+        options = self._options
+        count = sum(map(len, step.codes))
+        coefficients: dict[int, float] = {}
+        for seat, codes in zip(step.seats, step.codes, strict=True):
+            for i, code in enumerate(codes):
+                projected = gradient_byte.decode(code, options.unit)
+                coefficients[seat * options.directions + i] = -options.rate(step.revision) * projected / count
+        self._grid.update(step.revision, coefficients)
+        self._state.revision += 1
+        self._recent.append(step)
+        if self._log is not None:
+            self._log.add(step)
+
+    # The log.
+
+    def replay(self, path: str | os.PathLike[str]) -> int:
+        """Makes the steps of a log, of this peer's or another's, that lead on from this revision; returns how many.
+        Call it before `join`.
+
+        OSError; LogError: it is damaged, of another run, or it leads to or begins with other weights.
+        """
+        return self._play(step_log.read(path))
+
+    def _play(self, entries: Iterable[step_log.Entry]) -> int:
+        made = 0
+        for entry in entries:
+            if entry.revision != self.revision and (isinstance(entry, Mark) or entry.revision < self.revision):
+                continue
+            if isinstance(entry, Step):
+                if entry.revision > self.revision:
+                    break
+                self._move(entry)
+                made += 1
+            elif entry.run != self._run:
+                raise LogError(f"the log is of another run, {entry.run!r}; this one is {self._run!r}")
+            elif entry.digest != self._weights_digest():
+                raise LogError(f"the log has other weights at revision {self.revision}, after {made} of its steps")
+        return made
+
+    def _mark(self) -> None:
+        if self._log is not None:
+            self._log.add(Mark(self.revision, self._weights_digest(), self._run))
+
+    def close_log(self) -> None:
+        """Ends the log file with a mark; without one it does nothing."""
+        if self._log is not None:
+            self._mark()
+            self._log.close()
+            self._log = None
+
+    # Checkpoints.
+
+    def _snapshot(self) -> Snapshot:
+        self._grid.require_home()
+        tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+        state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
+        state["shared"] = self._contract.state_dict()
+        return Snapshot(self.revision, state, self._layout, repr(self._options))
+
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        buffers = buffers_of(self._model)
+        require_like(buffers, state.get("buffers", buffers))
+        with self._contract.taking_up(state.get("shared", {})):
+            assign(buffers, state.get("buffers", buffers))
+            for name, tensor in self._tensors.items():
+                tensor.assign(state["parameters"][name])
+            self._grid.exponents[...] = state["exponents"]
+        self._state.revision = revision
+        self._recent.clear()
+        self._grid.adopt()
+
+    def _former(self, loaded: Loaded) -> Snapshot:
+        arrays = loaded.former
+        try:
+            run = arrays["run"].tobytes().decode()
+            state = {
+                "parameters": {name: arrays[f"tensor/{name}"] for name in self._tensors},
+                "exponents": arrays["exponents"],
+            }
+        except KeyError as error:
+            raise CheckpointError(f"{loaded.path} lacks {error}") from None
+        if run != self._former_run:
+            raise CheckpointError(f"{loaded.path} is of another run, {run!r}; this one is {self._former_run!r}")
+        return Snapshot(loaded.snapshot.revision, state, self._layout, repr(self._options))

@@ -1,0 +1,360 @@
+"""A peer's training state on disk: one format for all training classes.
+
+Theory of operation. A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; of a model
+in shards each rank of the site writes one, `step-000000123.rank-00002-of-00004.safetensors`. Tensors are in it under
+their names, everything else as `pccl.training.state.codec` encodes it, and the metadata say in JSON which class, model
+and revision it is of, and which save: a name that all ranks of a site give alike. `pccl.training.state.tensor_file` has
+the format, and why a file that is there is whole.
+
+*In the background*: `save` copies the tensors into memory of its own, which it uses again each time, and returns; a
+thread flushes them to the disk. A second save waits for the first, because it needs that memory. What fails in the
+thread is logged at once and raised by the next `save` or `wait`. The thread is no daemon: a program that ends, with an
+exception too, ends when the file is whole.
+
+*Which are kept*: `keep` counts this rank's files. Older ones go when the new one is flushed, and of a site when it is
+on all ranks (`Site.agree`), or else a site that died between two ranks' saves would have no step that all of them have.
+Revisions above the saved one stay, and so does everything that is no checkpoint of this library's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pccl
+from pccl.integers import as_int
+from pccl.training.group.site import Site
+from pccl.training.state import codec, tensor_file
+from pccl.training.state.tensor_file import CheckpointError, Contents, Entry
+from pccl.training.state.tensor_tree import HostMemory, Parts, Shard, entry_of, join, split, tensor_of
+
+FORMAT = 2
+FORMER_FORMAT = 1
+"""An npz without a manifest."""
+MANIFEST = "pccl"
+REST = "rest"
+"""Of the state, beside its tensors."""
+NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
+ONE_FILE = (".safetensors", ".npz")
+"""A path that ends so is the file itself."""
+
+SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
+SHARED = "another process saves into %s too, and loads what this one saves: give each peer a folder of its own"
+NEWER = "%s holds checkpoints newer than revision %d, of which %d will be loaded: use a folder for each run"
+
+logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """What can be saved beside the model: a torch optimizer, or an object of the user's.
+
+    `state_dict()` gives what `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it.
+    """
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a training object saves, and gets back."""
+
+    revision: int
+    state: dict[str, Any]
+    """Nested; tensors are shared with the object until they are copied or written."""
+    layout: str
+    """A line for each tensor of the model: name, shape, dtype. Who loads it must have the same."""
+    options: str = ""
+    """What else must be the same, a line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A checkpoint on disk, of this rank. Its name is what the ranks of a site compare."""
+
+    path: Path
+    revision: int
+    save: str
+    """The same on all ranks of a site, and of no other save of theirs; "" in files of former versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint that was read and is whole."""
+
+    path: Path
+    kind: str
+    """The name of the class; "" in files of former versions."""
+    snapshot: Snapshot
+    former: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """The arrays of a file of a former version, which has no state."""
+
+
+def file_name(revision: int, site: Site | None) -> str:
+    rank = f".rank-{site.rank:05d}-of-{site.size:05d}" if site is not None else ""
+    return f"step-{revision:09d}{rank}.safetensors"
+
+
+def is_one_file(path: Path) -> bool:
+    """Whether `path` is a checkpoint itself, and not a folder of them."""
+    return path.suffix in ONE_FILE or path.is_file()
+
+
+def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
+    """Files of this rank's with the name of a checkpoint, and their revisions, newest first. FileNotFoundError."""
+    place = (site.rank, site.size) if site is not None else None
+    found = []
+    for path in folder.iterdir():
+        match = NAME.fullmatch(path.name)
+        if match is not None and ((match[2] and (int(match[2]), int(match[3]))) or None) == place:
+            found.append((int(match[1]), path))
+    return sorted(found, reverse=True)
+
+
+def _save_of(path: Path) -> str | None:
+    """The name of the save, "" where the file is damaged; None: it is no checkpoint, or not there any more."""
+    try:
+        manifest = _manifest(tensor_file.read_metadata(path), path)
+    except FileNotFoundError:
+        return None
+    except CheckpointError:
+        return ""
+    return str(manifest.get("save", "")) if manifest is not None else None
+
+
+def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
+    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError."""
+    named = [(path, revision, _save_of(path)) for revision, path in reversed(_named(folder, site))]
+    return [Piece(path, revision, save) for path, revision, save in named if save is not None]
+
+
+def piece_at(path: Path) -> Piece:
+    """The checkpoint that is the file `path`. OSError, CheckpointError."""
+    manifest = _manifest(tensor_file.read_metadata(path), path)
+    if manifest is None:
+        return Piece(path, _load_former(path, tensor_file.read(path)).snapshot.revision, "")
+    return Piece(path, int(manifest.get("revision", 0)), str(manifest.get("save", "")))
+
+
+def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint in `folder` that is no piece of a site's, or None."""
+    try:
+        named = _named(Path(folder), None)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return next((path for _, path in named if _save_of(path) is not None), None)
+
+
+def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
+    """None: it is somebody else's file."""
+    if MANIFEST not in metadata:
+        return None
+    try:
+        manifest = json.loads(metadata[MANIFEST])
+        version = int(manifest["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: its manifest is none of pccl.training's ({error!r})") from None
+    if version > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}, of pccl {manifest.get('version')}; this is pccl {pccl.__version__}, which "
+            f"reads up to {FORMAT}: upgrade it"
+        )
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None) -> Loaded:
+    """Reads a checkpoint and verifies it. `shard` makes a distributed tensor of this rank's part. OSError,
+    CheckpointError."""
+    contents = tensor_file.read(path)
+    manifest = _manifest(contents.metadata, path)
+    if manifest is None:
+        return _load_former(path, contents)
+    rank, size = (site.rank, site.size) if site is not None else (0, 1)
+    if (manifest["rank"], manifest["size"]) != (rank, size):
+        raise CheckpointError(
+            f"{path} is the piece of rank {manifest['rank']} of {manifest['size']}; this is rank {rank} of {size}"
+        )
+    entries = dict(contents.entries)
+    try:
+        rest = codec.decode(entries.pop(REST).data.tobytes())
+        of_torch = set(manifest["torch"])
+        tensors = {name: tensor_of(entry, name in of_torch) for name, entry in entries.items()}
+        shards = {name: Shard(each[0], tuple(each[1]), tuple(each[2])) for name, each in manifest["shards"].items()}
+        state = join(Parts(rest, tensors, shards), shard)
+        snapshot = Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
+        return Loaded(path, manifest["class"], snapshot)
+    except (KeyError, ValueError, TypeError, StopIteration) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
+
+
+def _load_former(path: Path, contents: Contents) -> Loaded:
+    arrays = {name: entry.array() for name, entry in contents.entries.items()}
+    numbers = [arrays[name] for name in ("format", "revision") if name in arrays]
+    if "format" not in arrays or contents.metadata or any(each.ndim or each.dtype.kind not in "iu" for each in numbers):
+        raise CheckpointError(f"{path} is no checkpoint: pccl.training has not written it")
+    if (version := int(arrays.pop("format"))) != FORMER_FORMAT:
+        raise CheckpointError(f"{path} was not written by pccl.training: it has format {version}")
+    revision = int(arrays.get("revision", np.array(0)))
+    return Loaded(path, "", Snapshot(revision, {}, ""), arrays)
+
+
+@dataclass(slots=True)
+class _Save:
+    """A save under way, or one whose end nobody has asked for."""
+
+    keep: int | None
+    path: Path
+    revision: int = -1
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+    is_told: bool = False
+    """Whether `error` has been raised."""
+
+
+class Checkpoints:
+    """Writes the checkpoints of one training object. Not thread-safe."""
+
+    def __init__(self, kind: str, site: Site | None = None) -> None:
+        self._kind = kind
+        self._site = site
+        self._memory = HostMemory()
+        self._pending: _Save | None = None
+        self._own_name = uuid.uuid4().hex
+        self._saves = 0
+
+    def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
+        """Saves what `take` gives. OSError, also of the last save, where that was in the background; ValueError for
+        other arguments, and a state that cannot be encoded."""
+        if keep is not None:
+            keep = as_int("keep", keep)
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep {keep}: must be at least 1, or None to keep all")
+        is_file = is_one_file(path)
+        if keep is not None and is_file:
+            raise ValueError(f"keep {keep} needs a folder, where each step has a file; {path} is one file")
+        name = self._next_name()
+        prune = self._settle(warns=True)
+        save = self._pending = _Save(keep, path)
+        try:
+            snapshot = take()
+            contents = self._contents(snapshot, name, self._memory.copies if background else _entries)
+        except BaseException as error:
+            save.error, save.is_told = error, True
+            raise
+        save.revision = snapshot.revision
+        save.path = path if is_file else path / file_name(snapshot.revision, self._site)
+        work = partial(self._write, save, contents, prune, is_file)
+        if background:
+            save.thread = threading.Thread(target=work, name=f"saves {save.path.name}", daemon=False)
+            save.thread.start()
+        else:
+            work()
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when what was saved is on the disk. OSError of a save in the background. With a site and `keep` a
+        joint call of its ranks, as `save`, which fails on all if it does on one."""
+        prune = self._settle()
+        if prune is not None:
+            prune()
+
+    def _next_name(self) -> str:
+        """Of a save. Asked for before anything can fail on some ranks alone, so that all have come as far."""
+        if self._site is not None:
+            return self._site.unique_name()
+        self._saves += 1
+        return f"{self._own_name}.{self._saves}"
+
+    def _settle(self, warns: bool = False) -> Callable[[], None] | None:
+        """Waits for the save under way and raises its error; returns what deletes the older ones, if that is to do."""
+        save = self._pending
+        if save is None:
+            return None
+        if save.thread is not None and save.thread.is_alive():
+            started_s = time.monotonic()
+            save.thread.join()
+            if warns:
+                logger.warning(SLOW, time.monotonic() - started_s)
+        self._pending = None
+        is_joint = self._site is not None and save.keep is not None
+        is_saved = save.error is None
+        is_saved_by_all = self._site.agree(is_saved) if self._site is not None and is_joint else is_saved
+        if save.error is not None and not save.is_told:
+            raise save.error
+        if is_joint and not is_saved_by_all:
+            raise CheckpointError("a rank of this site could not save the last checkpoint; no older one was deleted")
+        if save.keep is None or not is_joint:
+            return None
+        return partial(_prune, save.path.parent, save.revision, save.keep, self._site)
+
+    def _write(self, save: _Save, contents: Contents, prune: Callable[[], None] | None, is_file: bool) -> None:
+        try:
+            if prune is not None:
+                prune()
+            if not is_file:
+                folder = save.path.parent
+                tensor_file.make_folder(folder)
+                if self._site is None and not tensor_file.claim(folder):
+                    logger.warning(SHARED, folder)
+                newer = [revision for revision, _ in _named(folder, self._site) if revision > save.revision]
+                if newer:
+                    logger.warning(NEWER, folder, save.revision, newer[0])
+            tensor_file.write(save.path, contents)
+            if save.keep is not None and self._site is None:
+                _prune(save.path.parent, save.revision, save.keep, None)
+            logger.info("saved %s", save.path)
+        except BaseException as error:  # raised where the caller is
+            save.error = error
+            if save.thread is not None:
+                logger.error("saving %s failed, which the next save will raise: %r", save.path, error)
+
+    def _contents(
+        self, snapshot: Snapshot, save: str, to_entries: Callable[[Mapping[str, Any]], dict[str, Entry]]
+    ) -> Contents:
+        parts = split(snapshot.state)
+        rest = Entry("U8", (len(data := codec.encode(parts.rest)),), np.frombuffer(data, np.uint8))
+        manifest = {
+            "format": FORMAT,
+            "version": pccl.__version__,
+            "class": self._kind,
+            "revision": snapshot.revision,
+            "save": save,
+            "rank": self._site.rank if self._site is not None else 0,
+            "size": self._site.size if self._site is not None else 1,
+            "layout": snapshot.layout,
+            "options": snapshot.options,
+            "torch": [name for name, tensor in parts.tensors.items() if not isinstance(tensor, np.ndarray)],
+            "shards": {name: [each.place, each.shape, each.stride] for name, each in parts.shards.items()},
+        }
+        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(parts.tensors)})
+
+
+def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
+    return {name: entry_of(tensor) for name, tensor in tensors.items()}
+
+
+def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
+    """Deletes all but the newest `keep` of those up to `revision`."""
+    kept = 0
+    for own, path in _named(folder, site):
+        if own > revision or _save_of(path) is None:
+            continue
+        if kept < keep:
+            kept += 1
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,234 @@
+"""A peer's own model, seen as one flat vector.
+
+The core of the training algorithms works on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica
+moves values between such a vector and the tensors where the user's inner steps find them, in one pass and without
+further copies. There is one for a torch module and one for NumPy arrays.
+
+Parameters of float32 and narrower are kept in float32 outside, so that small outer updates of bfloat16 weights are not
+rounded away; as soon as one is float64, everything is.
+
+A replica can be split into parts, runs of its elements, which are moved alone. They are cut between rows, that is
+along a tensor's first dimension, which can be done to tensors of any strides without a copy.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl.floating_point import default_environment
+from pccl.training.tensors.shards import describe, local_shard
+from pccl.training.tensors.torch_arithmetic import default_torch_arithmetic
+
+Vector: TypeAlias = NDArray[np.floating[Any]]
+"""A flat, contiguous array of float32 or float64."""
+
+
+class Part(Protocol):
+    """A run of the local parameters. Vectors have `count` elements of the replica's dtype."""
+
+    count: int
+
+    def read(self, out: Vector) -> None:
+        """`out = local`."""
+
+    def difference(self, start: Vector, out: Vector) -> None:
+        """`out = start - local`; `out` may be `start`."""
+
+    def write(self, values: Vector) -> None:
+        """`local = values`."""
+
+
+class Replica(Part, Protocol):
+    """All local parameters."""
+
+    dtype: np.dtype[Any]
+    layout: str
+    """Names, shapes and dtypes: equal on all peers that train the same model."""
+    sizes: Sequence[tuple[str, int]]
+    """The name of each parameter, and how many of the vector's elements it has."""
+
+    def split(self, count: int) -> Sequence[Part]:
+        """So many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there are fewer
+        rows. The same parts wherever shapes are."""
+
+    def holds(self, parameter: Any) -> bool:
+        """Whether it is one of those tensors or arrays."""
+
+    def unpack(self, data: bytes) -> Any:
+        """An inner optimizer's state in a checkpoint of a former version."""
+
+
+def replica_of(model: Any) -> Replica:
+    """TypeError or ValueError, with the reason, for what cannot be trained."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return TorchReplica(torch, model)
+    if isinstance(model, Mapping):
+        return ArrayReplica(model)
+    raise TypeError(
+        f"the model must be a torch.nn.Module or a mapping of names to NumPy arrays, not {type(model).__name__}"
+    )
+
+
+def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, slice]]]:
+    """For each of `count` parts, which rows of which tensors are in it."""
+    sizes = [math.prod(shape) for shape in shapes]
+    parts: list[list[tuple[int, slice]]] = [[] for _ in range(count)]
+    first = 0
+    for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
+        if size:
+            rows = shape[0] if shape else 1
+            ends = [
+                min(max(0, (sum(sizes) * number // count - first) * rows // size), rows) for number in range(count + 1)
+            ]
+            for part, begin, end in zip(parts, ends, ends[1:], strict=False):
+                if begin < end:
+                    part.append((index, slice(begin, end)))
+        first += size
+    return parts
+
+
+class ArrayPart:
+    """Arrays of any shape and strides."""
+
+    def __init__(self, arrays: Sequence[Vector]) -> None:
+        self._arrays = arrays
+        self.count = sum(array.size for array in arrays)
+
+    def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
+        """Each array beside its part of `vector`, in the same shape."""
+        ends = np.cumsum([array.size for array in self._arrays])
+        return [
+            (array, vector[end - array.size : end].reshape(array.shape))
+            for array, end in zip(self._arrays, ends, strict=True)
+        ]
+
+    @default_environment()
+    def read(self, out: Vector) -> None:
+        for array, part in self._parts(out):
+            part[...] = array
+
+    @default_environment()
+    def difference(self, start: Vector, out: Vector) -> None:
+        for (array, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
+            np.subtract(begin, array, out=part)
+
+    @default_environment()
+    def write(self, values: Vector) -> None:
+        for array, part in self._parts(values):
+            array[...] = part
+
+
+class ArrayReplica(ArrayPart):
+    """NumPy arrays by name: any shape and strides, float16 to float64."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"parameter {name!r} must be a NumPy array, not {type(array).__name__}")
+            if array.dtype.kind != "f" or array.dtype.itemsize > 8 or not array.dtype.isnative:
+                raise ValueError(f"parameter {name!r} is {array.dtype}; only float16, float32 and float64 are trained")
+            if not array.flags.writeable:
+                raise ValueError(f"parameter {name!r} is read-only")
+        if not arrays:
+            raise ValueError("there are no parameters to train")
+        super().__init__(list(arrays.values()))
+        self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
+        self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+        self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
+
+    def split(self, count: int) -> list[ArrayPart]:
+        parts = _rows([array.shape for array in self._arrays], count)
+        return [ArrayPart([np.atleast_1d(self._arrays[index])[rows] for index, rows in part]) for part in parts]
+
+    def holds(self, parameter: Any) -> bool:
+        return any(parameter is array for array in self._arrays)
+
+    def unpack(self, data: bytes) -> Any:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return dict(archive)
+
+
+class TorchPart:
+    """Rows of a module's parameters, on whatever device; of distributed ones, of this rank's shards."""
+
+    def __init__(self, torch: Any, module: Any, pieces: Sequence[tuple[Any, slice]]) -> None:
+        """`pieces` are parameters and which of their rows."""
+        self._torch = torch
+        self._module = module
+        self._pieces = pieces
+        self._sizes = [shard.numel() for shard in self._shards()]
+        self.count = sum(self._sizes)
+
+    def _shards(self) -> list[Any]:
+        return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
+
+    def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
+        """Each piece's values here beside its part of `vector`, in the same shape, sharing their memory."""
+        parts = self._torch.from_numpy(vector).split(self._sizes)
+        return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
+
+    def read(self, out: Vector) -> None:
+        with default_torch_arithmetic(self._torch):
+            for shard, part in self._parts(out):
+                part.copy_(shard)
+
+    def difference(self, start: Vector, out: Vector) -> None:
+        with default_torch_arithmetic(self._torch):
+            for (shard, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
+                self._torch.sub(begin, shard.to("cpu"), out=part)
+
+    def write(self, values: Vector) -> None:
+        for module in self._module.modules():
+            # FSDP2 goes on with whole parameters that it has gathered for a forward pass alone.
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()
+        with self._torch.no_grad(), default_torch_arithmetic(self._torch):
+            for shard, part in self._parts(values):
+                shard.copy_(part)
+
+
+class TorchReplica(TorchPart):
+    """The parameters of a module that require gradients.
+
+    The others, and buffers, stay as they are on each peer: build them alike.
+    """
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
+        for name, parameter in named:
+            if not parameter.is_floating_point():
+                raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
+            if parameter.is_meta:
+                raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module before")
+        super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
+        self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
+        self.layout = "\n".join(
+            f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
+        )
+        self.sizes: Sequence[tuple[str, int]] = [
+            (name, size) for (name, _), size in zip(named, self._sizes, strict=True)
+        ]
+
+    def split(self, count: int) -> list[TorchPart]:
+        parts = _rows([shard.shape for shard in self._shards()], count)
+        return [
+            TorchPart(self._torch, self._module, [(self._pieces[index][0], rows) for index, rows in part])
+            for part in parts
+        ]
+
+    def holds(self, parameter: Any) -> bool:
+        return any(parameter is held for held, _ in self._pieces)
+
+    def unpack(self, data: bytes) -> Any:
+        return self._torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
