@@ -13,9 +13,9 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
+from tests.training.data.sampler_peers import SamplerPeer
 from tests.training.peers import Kind, Peer
-from tests.training.sampler_peers import SamplerPeer
-from tests.training.spsa_peers import SPSAPeer
+from tests.training.spsa.spsa_peers import SPSAPeer
 
 KINDS: dict[str, tuple[Kind, dict[str, int]]] = {
     "sync": (DiLoCo, {}),

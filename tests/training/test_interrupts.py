@@ -12,7 +12,7 @@ from pccl.training import AsyncDiLoCo, DiLoCo
 from tests.support.cluster import Background, refusal, together
 from tests.support.interrupts import interrupted_at
 from tests.training.peers import Peer, assert_parity
-from tests.training.spsa_peers import SPSAPeer
+from tests.training.spsa.spsa_peers import SPSAPeer
 
 ASLEEP = 10**9
 """A step that no call comes to before it sleeps."""

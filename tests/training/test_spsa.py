@@ -20,7 +20,7 @@ from pccl.training.spsa import in_place
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
 from tests.training.peers import assert_parity, new_model, refused_while_others_train
-from tests.training.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
+from tests.training.spsa.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
 
 
 def weights(peer: SPSAPeer) -> bytes:

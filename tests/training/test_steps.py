@@ -13,7 +13,7 @@ from pccl import MasterNode, PCCLError, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
 from tests.support.cluster import outcomes, results, together
 from tests.training.peers import Peer, crew_of
-from tests.training.spsa_peers import SPSAPeer, spsa_crew
+from tests.training.spsa.spsa_peers import SPSAPeer, spsa_crew
 
 BEFORE = 3
 """Steps that all have made."""

@@ -17,7 +17,7 @@ from pccl.training.consistency.buffers import Buffers, exchanged_buffers
 from pccl.training.consistency.digests import Check, Snapshot
 from pccl.training.group.relaunch import Relaunched
 from tests.support.cluster import Background, Cluster, run_of, together, until
-from tests.training.contract_peers import ContractPeer
+from tests.training.consistency.contract_peers import ContractPeer
 
 torch = pytest.importorskip("torch")
 

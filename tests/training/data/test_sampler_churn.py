@@ -12,8 +12,8 @@ import pytest
 from pccl import MasterNode
 from pccl.training import audit
 from tests.support.streams import TIMEOUT_S
+from tests.training.data.sampler_peers import audited
 from tests.training.process import SAMPLERS
-from tests.training.sampler_peers import audited
 from tests.training.test_churn import started
 
 

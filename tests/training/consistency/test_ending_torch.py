@@ -16,8 +16,8 @@ from pccl.training.consistency import contract
 from pccl.training.consistency.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, together, until
 from tests.support.streams import TIMEOUT_S
-from tests.training.contract_peers import KINDS, ContractPeer, new_module
-from tests.training.test_contract_torch import close, crew_of, diverge
+from tests.training.consistency.contract_peers import KINDS, ContractPeer, new_module
+from tests.training.consistency.test_contract_torch import close, crew_of, diverge
 
 torch = pytest.importorskip("torch")
 
@@ -179,7 +179,7 @@ def test_one_of_connect_compares_as_it_is_closed(master: MasterNode) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_ends_without_closing_compares_too(master: MasterNode) -> None:
-    code = "import sys, torch; from tests.training.test_ending_torch import stepped; "
+    code = "import sys, torch; from tests.training.consistency.test_ending_torch import stepped; "
     code += "ddp = stepped(sys.argv[1], sys.argv[2] == '1')"
     command = [sys.executable, "-c", code, master.address]
     peers = [subprocess.Popen([*command, parts], stderr=subprocess.PIPE, text=True) for parts in ("0", "1")]

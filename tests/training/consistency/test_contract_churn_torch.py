@@ -17,13 +17,13 @@ from pccl import MasterNode
 from tests.processes.nursery import Forked, is_available, nursery
 from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
-from tests.training.contract_peers import KINDS, ContractPeer
+from tests.training.consistency.contract_peers import KINDS, ContractPeer
 from tests.training.peers import assert_parity
 from tests.training.test_churn import PeerProcess
 
 torch = pytest.importorskip("torch")
 
-MODULE = "tests.training.contract_process"
+MODULE = "tests.training.consistency.contract_process"
 
 
 @contextmanager

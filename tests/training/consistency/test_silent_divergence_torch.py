@@ -10,7 +10,7 @@ import pytest
 from pccl import Communicator, MasterNode
 from pccl.training import DDP, DiLoCo
 from tests.support.cluster import Background, together, until
-from tests.training.contract_peers import new_module
+from tests.training.consistency.contract_peers import new_module
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import pytest
 from pccl import Communicator, MasterNode
 from pccl.training import DDP, ElasticSampler
 from tests.support.cluster import Background, together
-from tests.training.sampler_peers import SIZE, audited
+from tests.training.data.sampler_peers import SIZE, audited
 
 torch = pytest.importorskip("torch")
 

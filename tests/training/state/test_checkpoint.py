@@ -38,8 +38,8 @@ from pccl.training.state import checkpoint, tensor_file, tensor_tree
 from pccl.training.state.checkpoint import Checkpoints
 from pccl.training.state.tensor_file import Contents, Entry
 from tests.support.cluster import Background, together
+from tests.training.group.test_site import Inner
 from tests.training.peers import Peer, assert_parity, crew_of, each_runs, new_model
-from tests.training.test_site import Inner
 
 NOWHERE = "127.0.0.1:1"
 
@@ -572,7 +572,7 @@ def test_a_program_that_ends_has_saved(tmp_path: Path) -> None:
 
 def test_who_is_killed_while_it_saves_leaves_whole_checkpoints(tmp_path: Path) -> None:
     """A process is killed before each call that it makes of C, of which writes, flushes and renames are some."""
-    command = [sys.executable, "-m", "tests.training.checkpoint_kills", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.training.state.checkpoint_kills", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     kills, older, newer = json.loads(done.stdout)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pccl.training import ElasticSampler, audit
-from tests.training.sampler_group import Group
+from tests.training.data.sampler_group import Group
 
 SIZE = 61
 

@@ -1,6 +1,6 @@
 """Saves checkpoints in child processes, each of which is killed before another call of C; says how many there were,
 and how often the former or the new checkpoint was the newest then:
-`python -m tests.training.checkpoint_kills FOLDER`."""
+`python -m tests.training.state.checkpoint_kills FOLDER`."""
 
 from __future__ import annotations
 

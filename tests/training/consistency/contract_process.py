@@ -1,6 +1,6 @@
-"""A peer of `tests.training.contract_peers` as a process.
+"""A peer of `tests.training.consistency.contract_peers` as a process.
 
-    python -m tests.training.contract_process KIND MASTER NUMBER STOP [END_S]
+    python -m tests.training.consistency.contract_process KIND MASTER NUMBER STOP [END_S]
 
 Prints a line `revision epoch world digest` after each step, where the scheduler counts epochs. All end together once
 the file STOP is there. With END_S it kills itself so many seconds after it has been let in, as it joins.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tests.training.contract_peers import ContractPeer
+from tests.training.consistency.contract_peers import ContractPeer
 from tests.training.process import is_agreed
 
 

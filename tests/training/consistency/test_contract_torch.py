@@ -10,7 +10,7 @@ import pytest
 from pccl import MasterNode
 from pccl.training import DivergenceError
 from tests.support.cluster import Background, refusal, together
-from tests.training.contract_peers import KINDS, ContractPeer
+from tests.training.consistency.contract_peers import KINDS, ContractPeer
 from tests.training.peers import assert_parity
 
 torch = pytest.importorskip("torch")

@@ -12,9 +12,9 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, ElasticSampler
 from tests.support.cluster import Background, run_of, together
+from tests.training.data.sampler_peers import SIZE, SamplerPeer, audited
 from tests.training.peers import Kind, assert_parity
-from tests.training.sampler_peers import SIZE, SamplerPeer, audited
-from tests.training.spsa_peers import SPSAPeer
+from tests.training.spsa.spsa_peers import SPSAPeer
 
 KINDS = [DiLoCo, AsyncDiLoCo]
 

@@ -16,7 +16,7 @@ from pccl import PCCLError, Result
 from pccl.training import ElasticSampler
 from pccl.training.data.deal import Deal, Pool
 from pccl.training.state import codec
-from tests.training.sampler_group import Group, Loader
+from tests.training.data.sampler_group import Group, Loader
 
 
 @given(
