@@ -15,7 +15,7 @@ They stand on, from the top to the ground:
     group        who is there: joining, admitting newcomers, exchanges that survive losses; `Site`
     tensors      a model as one flat vector, the tensors in use, a rank's shards
 
-All of it uses the public API of pccl alone, `pccl.signs`, `pccl.floating_point` and `pccl.integers`. torch is never
+All of it uses the public API of pccl alone, `pccl.signs`, `pccl._floating_point` and `pccl._integers`. torch is never
 imported here: a program that hands over a torch module has imported it. Objects are for one thread; all peers of a
 group make the same calls in the same order.
 """

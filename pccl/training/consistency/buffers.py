@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp, TensorInfo
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from pccl.training.group.membership import NO_UPDATE, Averaged
 from pccl.training.group.relaunch import Relaunched
 from pccl.training.tensors.shards import local_shard

@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.seats import until_committed
 from pccl.training.state import codec

@@ -58,7 +58,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.data.deal import Range
 from pccl.training.data.permutation import permutation
 from pccl.training.data.sample_ledger import Ledger, Member

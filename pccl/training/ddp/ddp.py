@@ -58,7 +58,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result, SharedState, TensorInfo
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, ParamGroups
 from pccl.training.ddp.comm_hooks import CommHook, GradBucket, HookedAverage, name_of

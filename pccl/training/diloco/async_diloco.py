@@ -49,8 +49,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions
-from pccl.floating_point import default_environment
-from pccl.integers import as_int
+from pccl._floating_point import default_environment
+from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE
 from pccl.training.diloco.outer_loop import INNER_STEPS, OuterLoop, OuterStep
 from pccl.training.diloco.outer_optimizer import OuterNesterov

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.diloco.outer_loop import OuterLoop, OuterStep
 from pccl.training.group.membership import NO_UPDATE
 from pccl.training.group.weights import checked_weight

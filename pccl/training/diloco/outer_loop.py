@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, ParamGroups, frozen_parameters
 from pccl.training.diloco.outer_optimizer import OuterNesterov

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from pccl.training.tensors.replica import Vector
 
 

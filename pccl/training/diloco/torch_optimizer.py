@@ -41,7 +41,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from pccl import Communicator
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.diloco.async_diloco import AsyncDiLoCo
 from pccl.training.diloco.diloco import DiLoCo
 from pccl.training.diloco.outer_loop import OuterStep

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import AsyncCollectiveHandle, Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from pccl.training.group.membership import ABORTED, Average, Averaged
 from pccl.training.tensors.replica import Vector
 

@@ -53,7 +53,7 @@ from pccl import (
     SharedState,
     SharedStateSyncStrategy,
 )
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.group import roll_call
 from pccl.training.group.roll_call import Row
 from pccl.training.group.site import Site

@@ -55,8 +55,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
-from pccl.floating_point import default_environment
-from pccl.integers import as_int
+from pccl._floating_point import default_environment
+from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, frozen_parameters
 from pccl.training.group.membership import NO_UPDATE, Admission, Membership, fingerprint

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pccl
-from pccl.integers import as_int
+from pccl._integers import as_int
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
 from pccl.training.state.tensor_file import CheckpointError, Contents, Entry

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.floating_point import default_environment
+from pccl._floating_point import default_environment
 from pccl.training.tensors.shards import describe, local_shard
 from pccl.training.tensors.torch_arithmetic import default_torch_arithmetic
 
