@@ -47,7 +47,7 @@ extern "C" {
 #endif
 
 /* Compared by the binding with the number it was built for: a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 22 };
+enum { PCCL_NATIVE_ABI = 23 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -196,14 +196,15 @@ enum pccl_event_kind {
                                  * connection that was added */
     PCCL_EVENT_OP_COMPLETED = 8, /* id: op; all ranks are done */
     PCCL_EVENT_OP_FROZEN = 9, /* id: op */
-    PCCL_EVENT_LINK_COUNTED = 10, /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
+    PCCL_EVENT_LINK_METRICS = 10, /* id: link; tx_bytes, rx_bytes: its payload so far, of all its connections;
                                    * full_ms, full_bytes: how long it was the limit, and what got across meanwhile,
                                    * with frames' headers. It was the limit where for half a second, at every tick,
                                    * all its connections had more than TCP might send yet, and those of no other link
                                    * of this engine; 0 where the system does not tell */
-    PCCL_EVENT_OP_STARTED = 11, /* id: op, sequence: handed over by the fast path; what follows is as if it had been
+    PCCL_EVENT_OP_HANDED_OVER = 11, /* id: op, sequence: handed over by the fast path; what follows is as if it had been
                                 * submitted */
-    PCCL_EVENT_OP_RAN = 12, /* id: op, sequence; tx_bytes, rx_bytes: of the fast path; it has ended, all ranks done. It
+    PCCL_EVENT_OP_FAST_COMPLETED =
+        12, /* id: op, sequence; tx_bytes, rx_bytes: of the fast path; it has ended, all ranks done. It
                             * waits for the next event that something depends on, or for many like it */
     PCCL_EVENT_OP_DETACHED = 13, /* id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped */
     PCCL_EVENT_ENGINE_FAILED = 14 /* detail, system_error: this machine is to blame and no peer: it has no memory, or
@@ -292,8 +293,8 @@ void pccl_engine_set_link_timeout(pccl_engine *engine, uint32_t timeout_ms);
 /* Closes all connections of a link, without a LINK_LOST event. Unknown links are ignored. */
 int pccl_engine_link_close(pccl_engine *engine, uint64_t link);
 
-/* Asks for one LINK_COUNTED. Of an unknown link there is none. */
-int pccl_engine_count_link(pccl_engine *engine, uint64_t link);
+/* Asks for one LINK_METRICS. Of an unknown link there is none. */
+int pccl_engine_request_link_metrics(pccl_engine *engine, uint64_t link);
 
 int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request);
 
@@ -346,7 +347,7 @@ typedef struct {
 
 enum pccl_fast_path_outcome {
     PCCL_FAST_PATH_COMPLETED = 0, /* all ranks are done, and the buffers are the caller's again */
-    PCCL_FAST_PATH_HANDED_OVER = 1, /* it is under way, and from now on the owner's: see OP_STARTED */
+    PCCL_FAST_PATH_HANDED_OVER = 1, /* it is under way, and from now on the owner's: see OP_HANDED_OVER */
     PCCL_FAST_PATH_CLOSED = 2 /* it has not been submitted: the fast path is closed, or was since this opening */
 };
 
@@ -434,7 +435,7 @@ size_t pccl_records_encrypt(pccl_records *records, const void *plain, size_t byt
 const uint8_t *pccl_records_out(const pccl_records *records, size_t *bytes);
 void pccl_records_sent(pccl_records *records, size_t bytes);
 
-/* Where to receive to, never without room once all that can be opened was, to be followed by `received`. */
+/* Where to receive to, never without room once all that can be decrypted was, to be followed by `received`. */
 uint8_t *pccl_records_in(pccl_records *records, size_t *room);
 void pccl_records_received(pccl_records *records, size_t bytes);
 
@@ -443,17 +444,17 @@ void pccl_records_received(pccl_records *records, size_t bytes);
 int pccl_records_decrypt(pccl_records *records, const uint8_t **plain, size_t *bytes);
 
 /* One side of a key exchange over Curve25519 (X25519, RFC 7748). Not thread-safe per exchange. */
-typedef struct pccl_exchange pccl_exchange;
+typedef struct pccl_key_exchange pccl_key_exchange;
 
-enum { PCCL_EXCHANGE_BYTES = 32 }; /* of a private key, a public key and a secret alike */
+enum { PCCL_KEY_EXCHANGE_BYTES = 32 }; /* of a private key, a public key and a secret alike */
 
 /* 0 with the public key, or PCCL_E_MEMORY or PCCL_E_ENCRYPTION. Without a private key a fresh one is drawn. */
-int pccl_exchange_create(const uint8_t *private_key, uint8_t *public_key, pccl_exchange **made);
+int pccl_key_exchange_create(const uint8_t *private_key, uint8_t *public_key, pccl_key_exchange **made);
 
 /* The secret that both sides share, which is remembered. PCCL_E_ENCRYPTION, and zeros, if the other side's public key
  * makes none (all of its bits would be zero). */
-int pccl_exchange_secret(pccl_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret);
-void pccl_exchange_free(pccl_exchange *exchange); /* wipes the private key and all secrets; may be NULL */
+int pccl_key_exchange_secret(pccl_key_exchange *exchange, const uint8_t *their_public_key, uint8_t *secret);
+void pccl_key_exchange_free(pccl_key_exchange *exchange); /* wipes the private key and all secrets; may be NULL */
 
 /* Payload bytes per frame that suit an op of this size with either algorithm; `is_local`: all ranks are on one host.
  * Every rank computes the same. */

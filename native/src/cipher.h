@@ -1,13 +1,13 @@
 /* cipher.h: encryption and authentication of what travels one way on one connection, AES-256-GCM.
  *
- * Both ends make a cipher from the same key, one to seal and one to open, and use it message by message in the same
- * order, as a TCP stream keeps it. A key must serve one direction of one connection only: the nonce is the number of
- * the message under its key (4 zero bytes, then 8 bytes big-endian). After PCCL_CIPHER_REKEY_BYTES both ends replace
+ * Both ends make a cipher from the same key, one to encrypt and one to decrypt, and use it message by message in the
+ * same order, as a TCP stream keeps it. A key must serve one direction of one connection only: the nonce is the number
+ * of the message under its key (4 zero bytes, then 8 bytes big-endian). After PCCL_CIPHER_REKEY_BYTES both ends replace
  * the key by the encryption of 32 zero bytes under the nonce of all ones, and count from 0 again: that bounds what an
  * attacker learns from much data under one key, and an earlier key cannot be found from a later one.
  *
  * `associated` bytes (a header) are authenticated, not encrypted. A message that was changed, left out, repeated or
- * put elsewhere does not open; after that the cipher opens nothing any more.
+ * put elsewhere is refused; after that the cipher decrypts nothing any more.
  *
  * The work is done by OpenSSL (libcrypto.h). Not thread-safe per cipher. */
 #ifndef PCCL_CIPHER_H
@@ -17,12 +17,12 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-enum { PCCL_CIPHER_KEY_BYTES = 32, PCCL_CIPHER_TAG_BYTES = 16, PCCL_CIPHER_PIECES_MAX = 16 };
+enum { PCCL_CIPHER_KEY_BYTES = 32, PCCL_CIPHER_TAG_BYTES = 16, PCCL_CIPHER_IOV_MAX = 16 };
 
 /* A tenth of what RFC 8446 (5.5) allows for a key. */
 #define PCCL_CIPHER_REKEY_BYTES ((uint64_t)1 << 35)
 
-enum pccl_cipher_direction { PCCL_CIPHER_SEAL = 0, PCCL_CIPHER_OPEN = 1 };
+enum pccl_cipher_direction { PCCL_CIPHER_ENCRYPT = 0, PCCL_CIPHER_DECRYPT = 1 };
 
 typedef struct pccl_cipher pccl_cipher;
 
@@ -31,18 +31,18 @@ pccl_cipher *pccl_cipher_create(
     const uint8_t *key, enum pccl_cipher_direction direction, char *error, size_t error_bytes);
 void pccl_cipher_free(pccl_cipher *cipher); /* may be NULL */
 
-/* `sealed` gets as many bytes as `plain` has and may be the same buffer, `tag` PCCL_CIPHER_TAG_BYTES. `bytes` and
+/* `encrypted` gets as many bytes as `plain` has and may be the same buffer, `tag` PCCL_CIPHER_TAG_BYTES. `bytes` and
  * `associated_bytes` are at most INT_MAX. 0, or -1 if libcrypto fails, after which the cipher is of no more use. */
-int pccl_cipher_seal(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *plain,
-    size_t bytes, void *sealed, uint8_t *tag);
+int pccl_cipher_encrypt(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *plain,
+    size_t bytes, void *encrypted, uint8_t *tag);
 
-/* The same of a message that lies in up to PCCL_CIPHER_PIECES_MAX pieces, away from `sealed`. */
-int pccl_cipher_seal_pieces(pccl_cipher *cipher, const void *associated, size_t associated_bytes,
-    const struct iovec *pieces, int count, void *sealed, uint8_t *tag);
+/* The same for a message that is scattered over up to PCCL_CIPHER_IOV_MAX buffers, none of which is `encrypted`. */
+int pccl_cipher_encrypt_iov(pccl_cipher *cipher, const void *associated, size_t associated_bytes,
+    const struct iovec *iov, int count, void *encrypted, uint8_t *tag);
 
-/* The inverse; `plain` may be the same buffer as `sealed`. -1: this is not what was sealed, and `plain` must not be
- * used. */
-int pccl_cipher_open(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *sealed,
+/* The inverse; `plain` may be the same buffer as `encrypted`. -1: this is not what was encrypted, and `plain` must not
+ * be used. */
+int pccl_cipher_decrypt(pccl_cipher *cipher, const void *associated, size_t associated_bytes, const void *encrypted,
     size_t bytes, void *plain, const uint8_t *tag);
 
 /* For tests: as if PCCL_CIPHER_REKEY_BYTES were this, on both ends. */

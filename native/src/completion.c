@@ -36,11 +36,11 @@ void pccl_completion_end(pccl_completion *completion)
     completion_free_if_over(completion);
 }
 
-static void participant_tell(pccl_participant *participant)
+static void participant_queue_done(pccl_participant *participant)
 {
-    if (participant->link == NULL || participant->is_told)
+    if (participant->link == NULL || participant->is_queued)
         return;
-    participant->is_told = 1;
+    participant->is_queued = 1;
     participant->completion->waiting++;
     pccl_list_append(&participant->link->dones, &participant->in_dones);
     pccl_link_note_pending(participant->link);
@@ -61,7 +61,7 @@ void pccl_completion_attach(pccl_completion *completion, pccl_link *link)
         return;
     participant->link = link;
     if (completion->is_done)
-        participant_tell(participant);
+        participant_queue_done(participant);
 }
 
 void pccl_completion_detach(pccl_completion *completion, const pccl_link *link)
@@ -73,12 +73,12 @@ void pccl_completion_detach(pccl_completion *completion, const pccl_link *link)
     participant->link = NULL;
 }
 
-void pccl_completion_announce(pccl_completion *completion)
+void pccl_completion_send_done(pccl_completion *completion)
 {
     PCCL_ASSERT(!completion->is_done);
     completion->is_done = 1;
     for (uint32_t i = 0; i < completion->count; i++)
-        participant_tell(&completion->participants[i]);
+        participant_queue_done(&completion->participants[i]);
 }
 
 void pccl_completion_note_done(pccl_participant *participant)

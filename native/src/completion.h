@@ -32,7 +32,7 @@ typedef struct {
     uint64_t link_id;
     struct pccl_link *link; /* NULL: unknown or lost */
     pccl_list in_dones; /* of the link: DONE is to be sent */
-    uint8_t is_told; /* DONE has been there, or is */
+    uint8_t is_queued; /* DONE has been there, or is */
     uint8_t is_heard;
 } pccl_participant;
 
@@ -57,7 +57,7 @@ void pccl_completion_attach(pccl_completion *completion, struct pccl_link *link)
 void pccl_completion_detach(pccl_completion *completion, const struct pccl_link *link);
 
 /* This rank is done. */
-void pccl_completion_announce(pccl_completion *completion);
+void pccl_completion_send_done(pccl_completion *completion);
 
 /* NULL if no rank is behind the link. */
 pccl_participant *pccl_completion_find(pccl_completion *completion, const struct pccl_link *link);

@@ -229,7 +229,7 @@ void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, un
 
 /* What the system has taken and the other side's system has not acknowledged. Where it does not tell: what the other
  * engine has not. */
-static uint64_t conn_lying_bytes(const pccl_conn *conn)
+static uint64_t conn_in_flight_bytes(const pccl_conn *conn)
 {
 #if defined(__linux__)
     int bytes;
@@ -268,18 +268,18 @@ static size_t tx_left_bytes(const pccl_conn *conn)
 void pccl_conn_look_under_way(pccl_conn *conn)
 {
     size_t left_bytes = tx_left_bytes(conn) + conn->tx_encrypted_bytes;
-    conn->under_way_bytes = conn_lying_bytes(conn) + left_bytes;
+    conn->under_way_bytes = conn_in_flight_bytes(conn) + left_bytes;
     conn->unsent_bytes = conn_unsent_bytes(conn) + left_bytes;
 }
 
 int pccl_conn_has_carried(pccl_conn *conn)
 {
-    uint64_t lying_bytes = conn_lying_bytes(conn);
-    uint64_t could_lie_bytes = conn->lying_bytes + (conn->sent_bytes - conn->looked_at_bytes);
-    int has_carried = conn->has_received || lying_bytes < could_lie_bytes;
+    uint64_t in_flight_bytes = conn_in_flight_bytes(conn);
+    uint64_t in_flight_max_bytes = conn->in_flight_bytes + (conn->sent_bytes - conn->looked_at_bytes);
+    int has_carried = conn->has_received || in_flight_bytes < in_flight_max_bytes;
     conn->has_received = 0;
     conn->looked_at_bytes = conn->sent_bytes;
-    conn->lying_bytes = lying_bytes;
+    conn->in_flight_bytes = in_flight_bytes;
     return has_carried;
 }
 
@@ -291,7 +291,7 @@ int pccl_conn_tick(pccl_conn *conn, int64_t now_ms)
     if (conn->has_moved)
         conn->moved_ms = now_ms;
     conn->has_moved = 0;
-    if (conn->rx_frames == conn->rx_frames_told && conn->rx_bytes == conn->rx_bytes_told)
+    if (conn->rx_frames == conn->rx_frames_acked && conn->rx_bytes == conn->rx_bytes_acked)
         return is_waiting;
     pccl_conn_note_ack_due(conn);
     return 1;

@@ -135,10 +135,10 @@ typedef struct pccl_conn {
     uint32_t retry_delay_ms; /* 0: the last time was a success */
 
     uint8_t is_lost;
-    uint8_t is_buried; /* the descriptor is closed; of use only for what has to be sent again */
-    uint8_t is_told; /* the other end has said what it has received */
+    uint8_t is_closed; /* the descriptor is closed; of use only for what has to be sent again */
+    uint8_t has_peer_notice; /* the other end has said what it has received */
     uint8_t is_notice_queued; /* once, or more often */
-    uint8_t is_notice_received; /* the other end knows what we have */
+    uint8_t is_notice_acked; /* the other end knows what we have */
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 
@@ -153,7 +153,7 @@ typedef struct pccl_conn {
     uint64_t sent_bytes; /* taken by the system; these four since the last look of pccl_conn_has_carried */
     uint8_t has_received;
     uint64_t looked_at_bytes; /* of sent_bytes, at that look */
-    uint64_t lying_bytes; /* taken by the system and not acknowledged by the other one, at that look */
+    uint64_t in_flight_bytes; /* taken by the system and not acknowledged by the other one, at that look */
 
     enum pccl_conn_rx_state rx_state;
     pccl_op *rx_op;
@@ -163,9 +163,9 @@ typedef struct pccl_conn {
     uint32_t rx_crc; /* of the payload so far */
     uint32_t rx_expected_crc;
     uint32_t rx_frames; /* received */
-    uint32_t rx_frames_told;
+    uint32_t rx_frames_acked;
     uint64_t rx_bytes; /* of payload */
-    uint64_t rx_bytes_told;
+    uint64_t rx_bytes_acked;
     uint32_t rx_eager_bytes; /* the frame's payload counts as eager */
     uint8_t rx_is_eager; /* the frame is an EAGER one */
     uint32_t rx_keys; /* the frame is a DONE one with so many; 0: it is not */
@@ -219,7 +219,7 @@ void pccl_host_retry(pccl_conn_host *host, int64_t now_ms);
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
 
 /* The lost connection is closed; it may be gone after this. */
-void pccl_conn_note_buried(pccl_conn *conn);
+void pccl_conn_note_closed(pccl_conn *conn);
 
 /* A LOST frame on this connection: NULL, or the rule that the peer breaks. */
 const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame);
@@ -264,7 +264,7 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 void pccl_conn_follow_rx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
 void pccl_conn_follow_tx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
 
-/* Whether anything has got across or come in since the last call. Sets lying_bytes. */
+/* Whether anything has got across or come in since the last call. Sets in_flight_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);
 
 /* Sets under_way_bytes, what the other side's system has not acknowledged or this one not even taken, and

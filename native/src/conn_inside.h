@@ -29,6 +29,6 @@ void pccl_conn_tx_drop(pccl_conn *conn);
 void pccl_conn_note_lost(pccl_conn *conn);
 
 /* The other end knows what this one has received on a lost connection. */
-void pccl_conn_note_notice_received(pccl_conn *lost);
+void pccl_conn_note_notice_acked(pccl_conn *lost);
 
 #endif

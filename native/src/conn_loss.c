@@ -5,7 +5,7 @@
 
 static void conn_queue_notice(pccl_conn *lost)
 {
-    PCCL_ASSERT(lost->is_lost && !lost->is_notice_received);
+    PCCL_ASSERT(lost->is_lost && !lost->is_notice_acked);
     if (lost->peer_number == 0 || pccl_list_is_member(&lost->in_notices))
         return;
     lost->is_notice_queued = 1;
@@ -15,7 +15,7 @@ static void conn_queue_notice(pccl_conn *lost)
 
 static void conn_forget_if_settled(pccl_conn *lost)
 {
-    if (!lost->is_buried || !lost->is_told || !lost->is_notice_received || lost->tx_acked != lost->tx_counted)
+    if (!lost->is_closed || !lost->has_peer_notice || !lost->is_notice_acked || lost->tx_acked != lost->tx_counted)
         return;
     PCCL_ASSERT(!pccl_list_is_member(&lost->in_notices) && !pccl_list_is_member(&lost->in_resend));
     pccl_list_remove(&lost->in_conns);
@@ -42,18 +42,18 @@ void pccl_conn_note_lost(pccl_conn *conn)
     }
 }
 
-void pccl_conn_note_buried(pccl_conn *conn)
+void pccl_conn_note_closed(pccl_conn *conn)
 {
-    conn->is_buried = 1;
+    conn->is_closed = 1;
     pccl_records_free(conn->records);
     conn->records = NULL;
     pccl_list_append(&conn->link->lost_conns, &conn->in_conns);
     conn_forget_if_settled(conn);
 }
 
-void pccl_conn_note_notice_received(pccl_conn *lost)
+void pccl_conn_note_notice_acked(pccl_conn *lost)
 {
-    lost->is_notice_received = 1;
+    lost->is_notice_acked = 1;
     conn_forget_if_settled(lost);
 }
 
@@ -77,11 +77,11 @@ const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame)
         return NULL; /* settled, and told once more */
     if (lost == NULL || lost == conn || (lost->peer_number != 0 && lost->peer_number != frame->connection))
         return "the loss of an unknown connection";
-    if (lost->is_told)
+    if (lost->has_peer_notice)
         return NULL;
     pccl_conn_lose(lost, 0, "given up by the other side");
     lost->peer_number = frame->connection;
-    lost->is_told = 1;
+    lost->has_peer_notice = 1;
     if (pccl_conn_acked(lost, frame->frames) != 0)
         return "more received than was sent";
     if (!lost->is_notice_queued)

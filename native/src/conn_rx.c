@@ -25,8 +25,8 @@ static void rx_count_frame(pccl_conn *conn, uint32_t frames)
 {
     conn->rx_frames += frames;
     conn->link->host->wants_tick = 1;
-    if (conn->rx_frames - conn->rx_frames_told >= PCCL_ACK_FRAMES ||
-        conn->rx_bytes - conn->rx_bytes_told >= PCCL_ACK_BYTES)
+    if (conn->rx_frames - conn->rx_frames_acked >= PCCL_ACK_FRAMES ||
+        conn->rx_bytes - conn->rx_bytes_acked >= PCCL_ACK_BYTES)
         pccl_conn_note_ack_due(conn);
 }
 
@@ -161,7 +161,7 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
         uint32_t keys = conn->rx_keys;
         PCCL_ASSERT(conn->rx_state != RX_REDUCE || conn->rx_carry_bytes == 0);
         if (conn->rx_eager_bytes > 0 && buffered == NULL)
-            pccl_link_let_go(conn->link, conn->rx_eager_bytes);
+            pccl_link_release_eager(conn->link, conn->rx_eager_bytes);
         pccl_conn_rx_expect_header(conn);
         rx_count_frame(conn, keys > 0 ? keys : 1);
         if (keys > 0)

@@ -38,7 +38,7 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
     for (; conn->tx_acked != frames; conn->tx_acked++) {
         const pccl_conn_unacked *unacked = &conn->unacked[conn->tx_acked % PCCL_CONN_WINDOW];
         if (unacked->type == PCCL_FRAME_LOST && unacked->of.lost != NULL)
-            pccl_conn_note_notice_received(unacked->of.lost);
+            pccl_conn_note_notice_acked(unacked->of.lost);
     }
     if (more > 0) {
         conn->has_moved = 1;
@@ -72,8 +72,8 @@ static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, p
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
-    frame->received_frames = conn->rx_frames_told = conn->rx_frames;
-    conn->rx_bytes_told = conn->rx_bytes;
+    frame->received_frames = conn->rx_frames_acked = conn->rx_frames;
+    conn->rx_bytes_acked = conn->rx_bytes;
     conn->is_ack_due = 0;
     if (!frame->has_payload_crc)
         frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
@@ -203,7 +203,7 @@ void pccl_conn_tx_drop(pccl_conn *conn)
     conn->tx_keys_bytes = 0;
 }
 
-PCCL_STATIC_ASSERT((int)PCCL_CIPHER_PIECES_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_record);
+PCCL_STATIC_ASSERT((int)PCCL_CIPHER_IOV_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_record);
 
 /* As tx_gather, of records: those that are left, or else new ones of as much of the batch as they hold. 0: it cannot be
  * encrypted. */
@@ -212,7 +212,7 @@ static int tx_gather_records(pccl_conn *conn, struct iovec *iov, size_t *bytes)
     if (conn->tx_encrypted_bytes == 0) {
         size_t plain_bytes;
         int iov_count = tx_gather(conn, iov, &plain_bytes);
-        size_t encrypted_bytes = pccl_records_encrypt_pieces(conn->records, iov, iov_count);
+        size_t encrypted_bytes = pccl_records_encrypt_iov(conn->records, iov, iov_count);
         if (encrypted_bytes == 0)
             return 0;
         tx_advance(conn, encrypted_bytes);

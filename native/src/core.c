@@ -133,7 +133,7 @@ void pccl_core_link_count(pccl_core *core, uint64_t id)
     }
     pccl_event event;
     memset(&event, 0, sizeof event);
-    event.kind = PCCL_EVENT_LINK_COUNTED;
+    event.kind = PCCL_EVENT_LINK_METRICS;
     event.id = id;
     event.tx_bytes = link->tx_payload_bytes;
     event.rx_bytes = link->rx_payload_bytes;

@@ -465,7 +465,7 @@ static int engine_command_id(pccl_engine *engine, enum command_kind kind, uint64
     return status;
 }
 
-int pccl_engine_count_link(pccl_engine *engine, uint64_t link)
+int pccl_engine_request_link_metrics(pccl_engine *engine, uint64_t link)
 {
     return engine_command_id(engine, COMMAND_LINK_COUNT, link, 1);
 }

@@ -60,7 +60,7 @@ static void call_post(const pccl_fast_path *path, const pccl_fast_path_call *cal
     event.rx_bytes = call->result.rx_bytes;
     PCCL_ASSERT(call->op->events_promised > 0);
     call->op->events_promised--;
-    if (kind == PCCL_EVENT_OP_RAN)
+    if (kind == PCCL_EVENT_OP_FAST_COMPLETED)
         pccl_event_queue_post_quietly(path->events, &event);
     else
         pccl_event_queue_post(path->events, &event);
@@ -78,7 +78,7 @@ static void call_end(pccl_fast_path_call *call)
 /* With the mutex. */
 static void call_hand_over(const pccl_fast_path *path, pccl_fast_path_call *call)
 {
-    call_post(path, call, PCCL_EVENT_OP_STARTED);
+    call_post(path, call, PCCL_EVENT_OP_HANDED_OVER);
     if (call->is_done)
         call_post(path, call, PCCL_EVENT_OP_DONE);
     call_end(call);
@@ -178,7 +178,7 @@ int pccl_fast_path_complete(pccl_fast_path *path, pccl_op *op)
     pccl_fast_path_call *call = op->call;
     if (call != NULL) {
         PCCL_ASSERT(call->is_done);
-        call_post(path, call, PCCL_EVENT_OP_RAN);
+        call_post(path, call, PCCL_EVENT_OP_FAST_COMPLETED);
         call->is_completed = 1;
         call_end(call);
     }

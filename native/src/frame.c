@@ -133,7 +133,7 @@ static uint32_t header_crc(const uint8_t *header)
     return pccl_crc32c(crc, header + AT_BODY, PCCL_FRAME_BYTES - AT_BODY);
 }
 
-void pccl_frame_seal(uint8_t *header) { pccl_put_u32(header + AT_HEADER_CRC, header_crc(header)); }
+void pccl_frame_set_header_crc(uint8_t *header) { pccl_put_u32(header + AT_HEADER_CRC, header_crc(header)); }
 
 void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
 {
@@ -163,7 +163,7 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
         break;
     case PCCL_FRAME_DONE: break;
     }
-    pccl_frame_seal(header);
+    pccl_frame_set_header_crc(header);
 }
 
 const char *pccl_frame_verify(const uint8_t *header)

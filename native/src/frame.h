@@ -89,7 +89,7 @@ const char *pccl_frame_verify(const uint8_t *header);
 const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame);
 
 /* For tests: makes a changed header one that verifies. */
-void pccl_frame_seal(uint8_t *header);
+void pccl_frame_set_header_crc(uint8_t *header);
 
 /* PCCL_KEY_BYTES, as in a header. */
 void pccl_op_key_encode(const pccl_op_key *key, uint8_t *bytes);

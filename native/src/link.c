@@ -24,13 +24,13 @@ pccl_link *pccl_link_create(uint64_t id)
     pccl_list_init(&link->dones);
     pccl_list_init(&link->ready_ops);
     pccl_list_init(&link->active_ops);
-    pccl_list_init(&link->announced);
+    pccl_list_init(&link->unexpected);
     return link;
 }
 
 void pccl_link_destroy(pccl_link *link)
 {
-    PCCL_ASSERT(pccl_list_is_empty(&link->conns) && pccl_list_is_empty(&link->announced));
+    PCCL_ASSERT(pccl_list_is_empty(&link->conns) && pccl_list_is_empty(&link->unexpected));
     free(link);
 }
 
@@ -105,15 +105,15 @@ const char *pccl_link_on_eager(pccl_link *link, uint32_t payload_bytes)
 void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes)
 {
     link->eager.received_bytes -= eager_charge(payload_bytes);
-    PCCL_ASSERT(link->eager.let_go_bytes <= link->eager.received_bytes);
+    PCCL_ASSERT(link->eager.released_bytes <= link->eager.received_bytes);
 }
 
-void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes)
+void pccl_link_release_eager(pccl_link *link, uint32_t payload_bytes)
 {
     pccl_link_eager *eager = &link->eager;
-    eager->let_go_bytes += eager_charge(payload_bytes);
-    PCCL_ASSERT(eager->let_go_bytes <= eager->received_bytes);
-    if (eager->let_go_bytes - eager->reported_bytes < PCCL_EAGER_WINDOW_BYTES / 4)
+    eager->released_bytes += eager_charge(payload_bytes);
+    PCCL_ASSERT(eager->released_bytes <= eager->received_bytes);
+    if (eager->released_bytes - eager->reported_bytes < PCCL_EAGER_WINDOW_BYTES / 4)
         return;
     eager->is_credit_due = 1;
     pccl_link_note_pending(link);
@@ -122,5 +122,5 @@ void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes)
 uint64_t pccl_link_take_credit(pccl_link *link)
 {
     link->eager.is_credit_due = 0;
-    return link->eager.reported_bytes = link->eager.let_go_bytes;
+    return link->eager.reported_bytes = link->eager.released_bytes;
 }

@@ -26,7 +26,7 @@ typedef struct {
     uint64_t sent_bytes; /* of them */
     uint64_t credited_bytes; /* of these, by the peer */
     uint64_t received_bytes;
-    uint64_t let_go_bytes; /* of them */
+    uint64_t released_bytes; /* of them */
     uint64_t reported_bytes; /* of these, to the peer */
     uint8_t is_credit_due;
 } pccl_link_eager;
@@ -49,8 +49,8 @@ typedef struct pccl_link {
     pccl_list ready_ops; /* pccl_op_peer.in_ready */
     pccl_list active_ops; /* pccl_op_peer.in_active */
     pccl_link_eager eager;
-    pccl_list announced; /* unexpected.h */
-    size_t announced_count;
+    pccl_list unexpected; /* unexpected.h */
+    size_t unexpected_count;
     unsigned conns_count; /* in `conns`: not buried */
     unsigned live_count; /* of them, not lost */
     unsigned conns_added;
@@ -70,7 +70,7 @@ typedef struct pccl_link {
     uint64_t run_ms; /* for how long it has been the only full link, since it was not, or since that was counted */
     uint64_t run_bytes; /* acknowledged meanwhile */
     uint8_t is_run_long; /* FULL_RUN_MS have been reached */
-    uint64_t full_ms; /* of all long runs: see PCCL_EVENT_LINK_COUNTED */
+    uint64_t full_ms; /* of all long runs: see PCCL_EVENT_LINK_METRICS */
     uint64_t full_bytes;
     int64_t carried_ms; /* when something was last seen to get across, or nothing to lie on it; -1: never looked */
     uint8_t is_failed; /* stays known, without connections, until it is closed */
@@ -98,7 +98,7 @@ const char *pccl_link_on_eager(pccl_link *link, uint32_t payload_bytes);
 void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes); /* which comes again, or never */
 
 /* A received eager frame's payload takes no memory any more. */
-void pccl_link_let_go(pccl_link *link, uint32_t payload_bytes);
+void pccl_link_release_eager(pccl_link *link, uint32_t payload_bytes);
 
 /* What a CREDIT frame says that is about to be sent. */
 uint64_t pccl_link_take_credit(pccl_link *link);

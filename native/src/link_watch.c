@@ -139,7 +139,7 @@ int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int sta
         if (conn->is_lost)
             continue;
         has_carried |= pccl_conn_has_carried(conn);
-        is_loaded |= conn->lying_bytes > 0;
+        is_loaded |= conn->in_flight_bytes > 0;
     }
     if (has_carried || !is_loaded || link->carried_ms < 0)
         link->carried_ms = now_ms;

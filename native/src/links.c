@@ -68,7 +68,7 @@ static void conn_bury(pccl_links *links, pccl_conn *conn)
     pccl_list_remove(&conn->in_conns);
     conn->link->conns_count--;
     pccl_links_post(links, conn->link, &event);
-    pccl_conn_note_buried(conn);
+    pccl_conn_note_closed(conn);
 }
 
 /* Takes all connections from a link, and the link from all that know it but the table of links. */

@@ -173,7 +173,7 @@ static void op_meet_others(pccl_open_ops *ops, pccl_op *op)
 {
     for (uint32_t i = 0; op->completion != NULL && i < op->completion->count && !op->is_stopped; i++) {
         pccl_link *link = op->completion->participants[i].link;
-        if (link == NULL || link->is_failed || link->announced_count == 0)
+        if (link == NULL || link->is_failed || link->unexpected_count == 0)
             continue;
         pccl_unexpected_op *buffered = pccl_unexpected_find(&ops->unexpected, link, &op->request.key);
         if (buffered == NULL || pccl_op_shape_equal(&buffered->shape, &op->request.shape))

@@ -129,7 +129,7 @@ typedef struct pccl_op {
     struct pccl_fast_path *fast_path; /* through which it came; NULL: none */
     struct pccl_fast_path_call *call; /* the fast path's */
     pccl_list in_ran;
-    uint8_t is_let_go; /* no connection knows of it any more */
+    uint8_t is_released; /* no connection knows of it any more */
     unsigned events_promised;
     pccl_table_node by_id;
     pccl_table_node by_key;

@@ -180,11 +180,11 @@ static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
 }
 
 /* Nothing of the op is on its way any more, or comes. */
-static void op_let_go(pccl_open_ops *ops, pccl_op *op)
+static void op_release(pccl_open_ops *ops, pccl_op *op)
 {
-    if (op->is_let_go)
+    if (op->is_released)
         return;
-    op->is_let_go = 1;
+    op->is_released = 1;
     pccl_open_ops_silence(ops, op);
     op_visit_conns(op, NULL);
 }
@@ -194,7 +194,7 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
     if (!pccl_completion_is_reached(op->completion))
         return;
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_COMPLETED);
-    op_let_go(ops, op);
+    op_release(ops, op);
     if (op->fast_path != NULL && pccl_fast_path_complete(op->fast_path, op))
         pccl_list_append(&ops->ran, &op->in_ran); /* who calls may still look at it */
     else
@@ -212,7 +212,7 @@ void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op)
     }
     if (op->fast_path == NULL || !pccl_fast_path_note_done(op->fast_path, op, &event))
         op_post_quietly(ops, op, &event);
-    pccl_completion_announce(op->completion);
+    pccl_completion_send_done(op->completion);
     pccl_open_ops_look_if_complete(ops, op);
 }
 
@@ -233,7 +233,7 @@ void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *rec
 
 void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict)
 {
-    op_let_go(ops, op);
+    op_release(ops, op);
     if (op->completion != NULL)
         pccl_completion_end(op->completion);
     if (verdict == PCCL_ABORT || !op->is_done)

@@ -24,14 +24,14 @@ struct pccl_records {
 
 int pccl_encryption_available(char *error, size_t error_bytes)
 {
-    uint8_t public_key[PCCL_EXCHANGE_BYTES];
-    pccl_exchange *exchange;
+    uint8_t public_key[PCCL_KEY_EXCHANGE_BYTES];
+    pccl_key_exchange *exchange;
     if (pccl_libcrypto_get(error, error_bytes) == NULL)
         return PCCL_E_ENCRYPTION;
-    int status = pccl_exchange_create(NULL, public_key, &exchange);
+    int status = pccl_key_exchange_create(NULL, public_key, &exchange);
     if (status != 0)
         snprintf(error, error_bytes, "OpenSSL refuses X25519, perhaps by its configuration");
-    pccl_exchange_free(exchange);
+    pccl_key_exchange_free(exchange);
     return status;
 }
 
@@ -44,8 +44,8 @@ int pccl_records_create(const pccl_link_keys *keys, pccl_records **made)
     pccl_records *records = calloc(1, sizeof *records);
     if (records == NULL)
         return PCCL_E_MEMORY;
-    records->encrypt = pccl_cipher_create(keys->tx, PCCL_CIPHER_SEAL, error, sizeof error);
-    records->decrypt = pccl_cipher_create(keys->rx, PCCL_CIPHER_OPEN, error, sizeof error);
+    records->encrypt = pccl_cipher_create(keys->tx, PCCL_CIPHER_ENCRYPT, error, sizeof error);
+    records->decrypt = pccl_cipher_create(keys->rx, PCCL_CIPHER_DECRYPT, error, sizeof error);
     if (records->encrypt == NULL || records->decrypt == NULL) {
         pccl_records_free(records);
         return PCCL_E_ENCRYPTION;
@@ -65,43 +65,44 @@ void pccl_records_free(pccl_records *records)
 
 /* Out */
 
-static size_t pieces_bytes(const struct iovec *pieces, int count)
+static size_t iov_bytes(const struct iovec *iov, int count)
 {
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
-        bytes += pieces[i].iov_len;
+        bytes += iov[i].iov_len;
     return bytes;
 }
 
-/* The first `bytes` of the pieces, `skip` of the first one left out: what they are made of. */
-static int pieces_cut(const struct iovec *pieces, size_t skip, size_t bytes, struct iovec *cut)
+/* Sets `cut` to the first `bytes` of what is scattered, less `skip` at its beginning; returns how many parts that
+ * is. */
+static int iov_cut(const struct iovec *iov, size_t skip, size_t bytes, struct iovec *cut)
 {
     int count = 0;
-    for (; bytes > 0; pieces++, skip = 0) {
-        PCCL_ASSERT(count < PCCL_CIPHER_PIECES_MAX);
-        cut[count].iov_base = (uint8_t *)pieces->iov_base + skip;
-        cut[count].iov_len = pccl_min_size(pieces->iov_len - skip, bytes);
+    for (; bytes > 0; iov++, skip = 0) {
+        PCCL_ASSERT(count < PCCL_CIPHER_IOV_MAX);
+        cut[count].iov_base = (uint8_t *)iov->iov_base + skip;
+        cut[count].iov_len = pccl_min_size(iov->iov_len - skip, bytes);
         bytes -= cut[count++].iov_len;
     }
     return count;
 }
 
-size_t pccl_records_encrypt_pieces(pccl_records *records, const struct iovec *pieces, int count)
+size_t pccl_records_encrypt_iov(pccl_records *records, const struct iovec *iov, int count)
 {
-    PCCL_ASSERT(records->out_begin == records->out_end && count <= PCCL_CIPHER_PIECES_MAX);
-    size_t left_bytes = pieces_bytes(pieces, count);
+    PCCL_ASSERT(records->out_begin == records->out_end && count <= PCCL_CIPHER_IOV_MAX);
+    size_t left_bytes = iov_bytes(iov, count);
     size_t encrypted_bytes = 0;
     size_t skip = 0;
     records->out_begin = records->out_end = 0;
     for (int i = 0; i < PCCL_RECORDS_OUT && left_bytes > 0; i++) {
-        struct iovec cut[PCCL_CIPHER_PIECES_MAX];
+        struct iovec cut[PCCL_CIPHER_IOV_MAX];
         size_t bytes = pccl_min_size(left_bytes, PCCL_RECORD_BYTES_MAX);
         uint8_t *record = records->out + records->out_end;
         uint8_t *encrypted = record + PCCL_RECORD_LENGTH_BYTES;
         pccl_put_u16(record, (uint16_t)bytes);
         pccl_put_u16(record + 2, (uint16_t)~bytes);
-        int cut_count = pieces_cut(pieces, skip, bytes, cut);
-        if (pccl_cipher_seal_pieces(records->encrypt, record, PCCL_RECORD_LENGTH_BYTES, cut, cut_count, encrypted,
+        int cut_count = iov_cut(iov, skip, bytes, cut);
+        if (pccl_cipher_encrypt_iov(records->encrypt, record, PCCL_RECORD_LENGTH_BYTES, cut, cut_count, encrypted,
                 encrypted + bytes) != 0) {
             records->out_end = 0;
             return 0;
@@ -109,18 +110,18 @@ size_t pccl_records_encrypt_pieces(pccl_records *records, const struct iovec *pi
         records->out_end += bytes + PCCL_RECORD_OVERHEAD_BYTES;
         encrypted_bytes += bytes;
         left_bytes -= bytes;
-        for (skip += bytes; left_bytes > 0 && skip >= pieces->iov_len; pieces++)
-            skip -= pieces->iov_len;
+        for (skip += bytes; left_bytes > 0 && skip >= iov->iov_len; iov++)
+            skip -= iov->iov_len;
     }
     return encrypted_bytes;
 }
 
 size_t pccl_records_encrypt(pccl_records *records, const void *plain, size_t bytes)
 {
-    struct iovec piece;
-    piece.iov_base = (void *)(uintptr_t)plain;
-    piece.iov_len = bytes;
-    return pccl_records_encrypt_pieces(records, &piece, 1);
+    struct iovec part;
+    part.iov_base = (void *)(uintptr_t)plain;
+    part.iov_len = bytes;
+    return pccl_records_encrypt_iov(records, &part, 1);
 }
 
 const uint8_t *pccl_records_out(const pccl_records *records, size_t *bytes)
@@ -167,7 +168,7 @@ int pccl_records_decrypt(pccl_records *records, const uint8_t **plain, size_t *b
     if (here_bytes < record_bytes + PCCL_RECORD_OVERHEAD_BYTES)
         return 0;
     uint8_t *encrypted = record + PCCL_RECORD_LENGTH_BYTES;
-    if (pccl_cipher_open(records->decrypt, record, PCCL_RECORD_LENGTH_BYTES, encrypted, record_bytes, encrypted,
+    if (pccl_cipher_decrypt(records->decrypt, record, PCCL_RECORD_LENGTH_BYTES, encrypted, record_bytes, encrypted,
             encrypted + record_bytes) != 0)
         return PCCL_E_ENCRYPTION;
     records->in_begin += record_bytes + PCCL_RECORD_OVERHEAD_BYTES;

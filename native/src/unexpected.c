@@ -43,7 +43,7 @@ static void unexpected_drop_payload(pccl_unexpected_op *buffered)
     if (buffered->conn != NULL)
         pccl_conn_release_buffered(buffered->conn); /* and lets go of it when all has come */
     else
-        pccl_link_let_go(buffered->link, buffered->payload_bytes);
+        pccl_link_release_eager(buffered->link, buffered->payload_bytes);
     free(buffered->payload);
     buffered->payload = NULL;
     buffered->conn = NULL;
@@ -52,7 +52,7 @@ static void unexpected_drop_payload(pccl_unexpected_op *buffered)
 static void unexpected_remove(pccl_unexpected_queue *queue, pccl_unexpected_op *gone)
 {
     unexpected_drop_payload(gone);
-    gone->link->announced_count--;
+    gone->link->unexpected_count--;
     pccl_list_remove(&gone->in_link);
     pccl_table_remove(&queue->by_key, &gone->by_key);
     free(gone);
@@ -90,7 +90,7 @@ void pccl_unexpected_drop_ready(pccl_unexpected_queue *queue, pccl_unexpected_op
 static const char *unexpected_add(
     pccl_unexpected_queue *queue, pccl_link *link, const pccl_frame *frame, pccl_unexpected_op **added)
 {
-    if (link->announced_count == PCCL_UNEXPECTED_PER_LINK_MAX)
+    if (link->unexpected_count == PCCL_UNEXPECTED_PER_LINK_MAX)
         return "too many ops announced";
     pccl_unexpected_op *buffered = calloc(1, sizeof *buffered);
     if (buffered == NULL)
@@ -99,9 +99,9 @@ static const char *unexpected_add(
     buffered->key = frame->key;
     buffered->shape = frame->shape;
     pccl_list_init(&buffered->in_link);
-    pccl_list_append(&link->announced, &buffered->in_link);
+    pccl_list_append(&link->unexpected, &buffered->in_link);
     pccl_table_insert(&queue->by_key, &buffered->by_key, unexpected_hash(link, &frame->key));
-    link->announced_count++;
+    link->unexpected_count++;
     *added = buffered;
     return NULL;
 }
@@ -142,8 +142,8 @@ const char *pccl_unexpected_add(pccl_unexpected_queue *queue, pccl_conn *conn, c
 
 void pccl_unexpected_forget_link(pccl_unexpected_queue *queue, pccl_link *link)
 {
-    while (!pccl_list_is_empty(&link->announced))
-        unexpected_remove(queue, PCCL_CONTAINER_OF(link->announced.next, pccl_unexpected_op, in_link));
+    while (!pccl_list_is_empty(&link->unexpected))
+        unexpected_remove(queue, PCCL_CONTAINER_OF(link->unexpected.next, pccl_unexpected_op, in_link));
 }
 
 void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key)
@@ -156,7 +156,7 @@ void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, co
 void pccl_unexpected_forget_epochs(pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch)
 {
     pccl_list *next;
-    for (pccl_list *node = link->announced.next; node != &link->announced; node = next) {
+    for (pccl_list *node = link->unexpected.next; node != &link->unexpected; node = next) {
         next = node->next;
         pccl_unexpected_op *buffered = PCCL_CONTAINER_OF(node, pccl_unexpected_op, in_link);
         if (buffered->key.group == group && buffered->key.epoch <= epoch)

@@ -187,18 +187,18 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
     memset(send, 0, a->bytes);
     memset(recv, 0, a->bytes);
     for (int i = 0; i < a->repeats; i++) {
-        float agreement[WORLD_RANKS_MAX] = {0};
-        raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, agreement, WORLD_RANKS_MAX);
+        float barrier[WORLD_RANKS_MAX] = {0};
+        raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, barrier, WORLD_RANKS_MAX);
         timing_begin(&raw, i);
         raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, recv, count);
         timing_end(&raw, i);
-        raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, agreement, WORLD_RANKS_MAX);
+        raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, barrier, WORLD_RANKS_MAX);
         for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
             timing_begin(&ours[algorithm], i);
             engine_all_reduce(&n, &w, rank, op, a, algorithm, send, recv);
             timing_end(&ours[algorithm], i);
             /* In place of the verdict: nobody ends an op that others still need. */
-            raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, agreement, WORLD_RANKS_MAX);
+            raw_all_reduce(s->raw_next[rank], s->raw_prev[rank], rank, a->ranks, barrier, WORLD_RANKS_MAX);
             for (int k = 0; k < a->concurrent; k++)
                 pccl_engine_end(n.engine, op + (uint64_t)k, 1);
             op += (uint64_t)a->concurrent;

@@ -346,7 +346,7 @@ static void append_frame(stream *s, const pccl_frame *frame, int is_honest)
     if (is_honest || below(8) != 0) {
         if (payload_bytes > 0)
             pccl_put_u32(header + 12, pccl_crc32c(0, header + PCCL_FRAME_BYTES, payload_bytes));
-        pccl_frame_seal(header);
+        pccl_frame_set_header_crc(header);
     }
     s->size += PCCL_FRAME_BYTES + payload_bytes;
 }
@@ -507,7 +507,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             pccl_put_u32(bytes + at + 12, pccl_crc32c(0, bytes + at + PCCL_FRAME_BYTES, payload_bytes));
         pccl_put_u16(bytes + at, PCCL_FRAME_MAGIC);
         bytes[at + 2] = PCCL_FRAME_VERSION;
-        pccl_frame_seal(bytes + at);
+        pccl_frame_set_header_crc(bytes + at);
         at += PCCL_FRAME_BYTES + (payload_bytes < left ? payload_bytes : left);
     }
     write_some(p.peers[p.request.rank == 0 ? 1 : 0][0], bytes, size);

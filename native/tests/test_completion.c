@@ -12,7 +12,7 @@ static void trial_open_agreed(trial *t, const pccl_op_shape *shape, int in_place
     trial_open(t, shape, in_place);
 }
 
-/* Without a word before the agreement; whoever hears of it ends the op, whatever the others have heard. */
+/* Without a word before the completion; whoever hears of it ends the op, whatever the others have heard. */
 static void trial_leave(const trial *t, world *w, uint32_t rank)
 {
     node_wait(&w->nodes[rank], PCCL_EVENT_OP_COMPLETED, t->number);
@@ -144,7 +144,7 @@ static void epochs_that_are_frozen_agree_no_more(void)
 }
 
 /* What has to say so may itself be lost with a connection, of ops that have long ended where it comes from. */
-static void agreements_survive_lost_connections(void)
+static void completions_survive_lost_connections(void)
 {
     static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
     for (int run = 0; run < 40 * THOROUGHNESS; run++) {
@@ -195,7 +195,7 @@ static void engines_may_go_at_any_time(void)
     }
 }
 
-static void agreement_needs_links_to_all(void)
+static void completion_needs_links_to_all(void)
 {
     agreed a;
     agreed_open(&a, 3, 1, 10);
@@ -274,12 +274,12 @@ int main(void)
         RUN(freezing_what_has_ended_says_nothing);
         RUN(an_agreed_op_can_be_aborted);
         RUN(epochs_that_are_frozen_agree_no_more);
-        RUN(agreements_survive_lost_connections);
+        RUN(completions_survive_lost_connections);
         RUN(engines_may_go_at_any_time);
         RUN(links_may_come_late);
     }
     tested_algorithm = PCCL_RING;
-    RUN(agreement_needs_links_to_all);
+    RUN(completion_needs_links_to_all);
     RUN(two_need_no_list);
     RUN(other_ops_of_ranks_far_away_are_noticed);
     return check_summary();

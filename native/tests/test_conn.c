@@ -75,12 +75,12 @@ static void what_is_under_way_is_counted_once(void)
     size_t left_bytes = added_bytes;
     while (left_bytes > 0) {
         int is_out = pccl_conn_flush(w.conn);
-        int lying_bytes;
-        REQUIRE(!w.link->is_failed && ioctl(w.conn->poll.fd, SIOCOUTQ, &lying_bytes) == 0);
+        int in_flight_bytes;
+        REQUIRE(!w.link->is_failed && ioctl(w.conn->poll.fd, SIOCOUTQ, &in_flight_bytes) == 0);
         pccl_conn_look_under_way(w.conn);
         left_bytes = added_bytes - (size_t)w.conn->sent_bytes;
         CHECK(is_out == (left_bytes == 0));
-        CHECK_MSG(w.conn->under_way_bytes == (uint64_t)lying_bytes + left_bytes, "%zu", left_bytes);
+        CHECK_MSG(w.conn->under_way_bytes == (uint64_t)in_flight_bytes + left_bytes, "%zu", left_bytes);
         partial_batches += w.conn->tx_first > 0 && left_bytes > 0;
         REQUIRE(read(w.peer, received, sizeof received) > 0);
     }

@@ -94,8 +94,8 @@ static void all_ways_agree(void)
     free(data);
 }
 
-/* As payload comes: in any pieces. */
-static void pieces_add_up(void)
+/* As payload comes: in any part_sizes. */
+static void parts_add_up(void)
 {
     enum { BYTES = 20000 };
     uint8_t *data = noise(BYTES);
@@ -150,19 +150,19 @@ static void every_flipped_bit_shows(void)
 static void bench(void)
 {
     enum { BYTES = 64 << 20 };
-    static const size_t pieces[] = {72, 16 << 10, 256 << 10, BYTES};
+    static const size_t part_sizes[] = {72, 16 << 10, 256 << 10, BYTES};
     uint8_t *data = noise(BYTES);
     REQUIRE(data != NULL);
     for (int way = 0; way < PCCL_CRC32C_WAY_COUNT; way++)
-        for (size_t i = 0; pccl_crc32c_has(way) && i < PCCL_COUNT_OF(pieces); i++) {
+        for (size_t i = 0; pccl_crc32c_has(way) && i < PCCL_COUNT_OF(part_sizes); i++) {
             double best_s = 1e9;
             uint32_t crc = 0;
             for (int repeat = 0; repeat < 7; repeat++) {
                 struct timespec begin, end;
                 clock_gettime(CLOCK_MONOTONIC, &begin);
-                for (size_t k = BYTES / pieces[i] / 4; k-- > 0 || pieces[i] == BYTES;) {
-                    crc = pccl_crc32c_by(way, crc, data, pieces[i]);
-                    if (pieces[i] == BYTES)
+                for (size_t k = BYTES / part_sizes[i] / 4; k-- > 0 || part_sizes[i] == BYTES;) {
+                    crc = pccl_crc32c_by(way, crc, data, part_sizes[i]);
+                    if (part_sizes[i] == BYTES)
                         break;
                 }
                 clock_gettime(CLOCK_MONOTONIC, &end);
@@ -170,8 +170,8 @@ static void bench(void)
                 if (s < best_s)
                     best_s = s;
             }
-            double bytes = pieces[i] == BYTES ? BYTES : (double)(BYTES / pieces[i] / 4) * (double)pieces[i];
-            printf("%-12s %9zu bytes: %6.2f GB/s (%08x)\n", way_names[way], pieces[i], bytes / best_s * 1e-9, crc);
+            double bytes = part_sizes[i] == BYTES ? BYTES : (double)(BYTES / part_sizes[i] / 4) * (double)part_sizes[i];
+            printf("%-12s %9zu bytes: %6.2f GB/s (%08x)\n", way_names[way], part_sizes[i], bytes / best_s * 1e-9, crc);
         }
     free(data);
 }
@@ -184,7 +184,7 @@ int main(int argc, char **argv)
     }
     RUN(published_vectors);
     RUN(all_ways_agree);
-    RUN(pieces_add_up);
+    RUN(parts_add_up);
     RUN(copies_are_checked_as_they_are_made);
     RUN(every_flipped_bit_shows);
     return check_summary();

@@ -293,12 +293,12 @@ static void work_run(world *w, const pccl_op_shape *shape, int in_place, int may
 static void run_worlds(int may_stop)
 {
     for (uint32_t size = 2; size <= 4; size++)
-        for (int is_sealed = 0; is_sealed < 2; is_sealed++) {
+        for (int is_encrypted = 0; is_encrypted < 2; is_encrypted++) {
             char reason[128];
             world w;
-            if (is_sealed && pccl_encryption_available(reason, sizeof reason) != 0)
+            if (is_encrypted && pccl_encryption_available(reason, sizeof reason) != 0)
                 continue;
-            tested_encryption = is_sealed;
+            tested_encryption = is_encrypted;
             world_open(&w, size, 1 + size % 3, (int)(size % 2), size == 4);
             for (int run = 0; run < RUNS; run++) {
                 pccl_op_shape shape = random_shape(size, run % 4 ? 3000 : 200000);

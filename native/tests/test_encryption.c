@@ -165,7 +165,7 @@ static void other_keys_or_none_lose_the_link(void)
     check_refused(&keys.ends[0], NULL, "cannot be decrypted");
 }
 
-/* Whoever can write to the connection says again what was said on it, whole boxes too. */
+/* Whoever can write to the connection says again what was said on it, whole records too. */
 static void a_replayed_stream_loses_the_link(void)
 {
     int fds[2], record[2];

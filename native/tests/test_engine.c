@@ -180,9 +180,10 @@ static void links_are_counted_apart(void)
     uint64_t share_bytes = tested_algorithm == PCCL_RING ? 4 * 1000 * 8 : 2 * 1000 * 8;
     for (uint32_t rank = 0; rank < 3; rank++) {
         uint64_t next = link_to_next(&w, rank);
-        CHECK(pccl_engine_count_link(w.nodes[rank].engine, 9999) == 0); /* of an unknown one nothing is told */
-        CHECK(pccl_engine_count_link(w.nodes[rank].engine, next) == 0);
-        pccl_event counted = node_wait(&w.nodes[rank], PCCL_EVENT_LINK_COUNTED, next);
+        CHECK(pccl_engine_request_link_metrics(w.nodes[rank].engine, 9999) ==
+              0); /* of an unknown one there is no event */
+        CHECK(pccl_engine_request_link_metrics(w.nodes[rank].engine, next) == 0);
+        pccl_event counted = node_wait(&w.nodes[rank], PCCL_EVENT_LINK_METRICS, next);
         CHECK(counted.tx_bytes == share_bytes);
         CHECK(counted.rx_bytes == (tested_algorithm == PCCL_RING ? 0 : share_bytes));
     }

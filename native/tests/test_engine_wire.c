@@ -37,7 +37,7 @@ static void a_correct_peer_is_served(void)
 }
 
 /* The same, a byte at a time. */
-static void frames_may_come_in_pieces(void)
+static void frames_may_be_fragmented(void)
 {
     wire w;
     uint8_t stream[4 * (PCCL_FRAME_BYTES + 40) + PCCL_FRAME_BYTES];
@@ -160,7 +160,7 @@ static void garbage_loses_the_link(void)
             pccl_frame_encode(&frame, bytes);
         bytes[bytes[399] % PCCL_FRAME_BYTES] ^= (uint8_t)(1 + bytes[398] % 255);
         if (bytes[397] & 1)
-            pccl_frame_seal(bytes);
+            pccl_frame_set_header_crc(bytes);
         write_all(w.peer, bytes, sizeof bytes);
         shutdown(w.peer, SHUT_WR);
         node_wait(&w.n, PCCL_EVENT_LINK_LOST, LINK);
@@ -573,7 +573,7 @@ static void frames_of_frozen_ops_are_dropped(void)
 int main(void)
 {
     RUN(a_correct_peer_is_served);
-    RUN(frames_may_come_in_pieces);
+    RUN(frames_may_be_fragmented);
     RUN(broken_segments_lose_the_link);
     RUN(repetitions_lose_the_link);
     RUN(the_wrong_peer_loses_its_link);

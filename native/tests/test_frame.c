@@ -203,7 +203,7 @@ static void what_is_malformed_is_refused(void)
         for (int at = 0; at < 3; at++) {
             pccl_frame_encode(&frame, header);
             header[at] ^= 0x40;
-            pccl_frame_seal(header);
+            pccl_frame_set_header_crc(header);
             CHECK_MSG(pccl_frame_verify(header) != NULL, "byte %d", at);
         }
         for (size_t i = 0; i < PCCL_COUNT_OF(strict); i++) {
@@ -292,7 +292,7 @@ static void accepted_noise_round_trips(void)
         pccl_frame_encode(&frame, header);
         for (int k = random_byte() % 4; k >= 0; k--)
             header[random_byte() % PCCL_FRAME_BYTES] = (uint8_t)(random_byte() & random_byte());
-        pccl_frame_seal(header);
+        pccl_frame_set_header_crc(header);
         if (pccl_frame_verify(header) != NULL || pccl_frame_decode(header, &frame) != NULL)
             continue;
         accepted++;

@@ -199,23 +199,23 @@ static void test_many_events_are_collected_piecemeal(void)
  * others. */
 static void sleep_stopped(int milliseconds, int64_t *stopped_ms)
 {
-    int told[2];
-    REQUIRE(pipe(told) == 0);
+    int report[2];
+    REQUIRE(pipe(report) == 0);
     pid_t child = fork();
     if (child == 0) {
         kill(getppid(), SIGSTOP);
         poll(NULL, 0, milliseconds);
         *stopped_ms = now_ms();
-        ssize_t n = write(told[1], stopped_ms, sizeof *stopped_ms);
+        ssize_t n = write(report[1], stopped_ms, sizeof *stopped_ms);
         kill(getppid(), SIGCONT);
         _exit(n != (ssize_t)sizeof *stopped_ms);
     }
     int status;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
-    CHECK(status == 0 && read(told[0], stopped_ms, sizeof *stopped_ms) == (ssize_t)sizeof *stopped_ms);
-    close(told[0]);
-    close(told[1]);
+    CHECK(status == 0 && read(report[0], stopped_ms, sizeof *stopped_ms) == (ssize_t)sizeof *stopped_ms);
+    close(report[0]);
+    close(report[1]);
 }
 
 static void test_one_who_was_stopped_itself_blames_nobody(void)
@@ -304,25 +304,25 @@ static void test_beats_vouch_for_a_loop(void)
 static void test_a_forked_child_lets_go(void)
 {
     int fds[2];
-    int gate[2];
+    int release[2];
     char byte;
-    REQUIRE(pair(fds) == 0 && pair(gate) == 0);
+    REQUIRE(pair(fds) == 0 && pair(release) == 0);
     pccl_heartbeat *a = heartbeat(LONG_MS);
     REQUIRE(a != NULL);
     CHECK(pccl_heartbeat_add(a, 1, fds[0]) == PCCL_OK);
     pid_t child = fork();
     if (child == 0) {
         close(fds[1]);
-        close(gate[1]);
+        close(release[1]);
         pccl_heartbeat_forget_after_fork(a);
-        CHECK(read(gate[0], &byte, 1) == 0);
+        CHECK(read(release[0], &byte, 1) == 0);
         _exit(0);
     }
     pccl_heartbeat_destroy(a);
     while (read(fds[1], &byte, 1) == 1)
         ;
-    close(gate[0]);
-    close(gate[1]);
+    close(release[0]);
+    close(release[1]);
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     close(fds[1]);

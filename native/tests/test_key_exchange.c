@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { BYTES = PCCL_EXCHANGE_BYTES };
+enum { BYTES = PCCL_KEY_EXCHANGE_BYTES };
 
 static void from_hex(const char *hex, uint8_t *bytes)
 {
@@ -19,10 +19,10 @@ static void from_hex(const char *hex, uint8_t *bytes)
 static int multiply(const uint8_t *private_key, const uint8_t *their_public_key, uint8_t *secret)
 {
     uint8_t public_key[BYTES];
-    pccl_exchange *exchange;
-    CHECK(pccl_exchange_create(private_key, public_key, &exchange) == 0);
-    int status = pccl_exchange_secret(exchange, their_public_key, secret);
-    pccl_exchange_free(exchange);
+    pccl_key_exchange *exchange;
+    CHECK(pccl_key_exchange_create(private_key, public_key, &exchange) == 0);
+    int status = pccl_key_exchange_secret(exchange, their_public_key, secret);
+    pccl_key_exchange_free(exchange);
     return status;
 }
 
@@ -72,33 +72,33 @@ static void two_sides_agree(void)
     static const char *const public_keys[] = {"8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a",
         "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"};
     uint8_t expected[BYTES], key[BYTES], public[2][BYTES], found[BYTES];
-    pccl_exchange *sides[2];
+    pccl_key_exchange *sides[2];
     for (int i = 0; i < 2; i++) {
         from_hex(private_keys[i], key);
-        CHECK(pccl_exchange_create(key, public[i], &sides[i]) == 0);
+        CHECK(pccl_key_exchange_create(key, public[i], &sides[i]) == 0);
         from_hex(public_keys[i], expected);
         CHECK(memcmp(public[i], expected, BYTES) == 0);
     }
     from_hex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742", expected);
     for (int i = 0; i < 2; i++) {
-        CHECK(pccl_exchange_secret(sides[i], public[!i], found) == 0);
+        CHECK(pccl_key_exchange_secret(sides[i], public[!i], found) == 0);
         CHECK(memcmp(found, expected, BYTES) == 0);
-        pccl_exchange_free(sides[i]);
+        pccl_key_exchange_free(sides[i]);
     }
 }
 
 static void fresh_keys_differ_and_agree(void)
 {
     uint8_t public[2][BYTES], secrets[2][BYTES];
-    pccl_exchange *sides[2];
+    pccl_key_exchange *sides[2];
     for (int i = 0; i < 2; i++)
-        CHECK(pccl_exchange_create(NULL, public[i], &sides[i]) == 0);
+        CHECK(pccl_key_exchange_create(NULL, public[i], &sides[i]) == 0);
     CHECK(memcmp(public[0], public[1], BYTES) != 0);
     for (int i = 0; i < 2; i++)
-        CHECK(pccl_exchange_secret(sides[i], public[!i], secrets[i]) == 0);
+        CHECK(pccl_key_exchange_secret(sides[i], public[!i], secrets[i]) == 0);
     CHECK(memcmp(secrets[0], secrets[1], BYTES) == 0);
     for (int i = 0; i < 2; i++)
-        pccl_exchange_free(sides[i]);
+        pccl_key_exchange_free(sides[i]);
 }
 
 /* More others than are remembered, each twice: the first time and the second make the same. */
@@ -107,23 +107,23 @@ static void a_key_serves_for_many(void)
     enum { OTHERS = 100 };
     static uint8_t public[OTHERS][BYTES], secrets[OTHERS][BYTES];
     uint8_t ours[BYTES], found[BYTES];
-    pccl_exchange *exchange, *other;
-    CHECK(pccl_exchange_create(NULL, ours, &exchange) == 0);
+    pccl_key_exchange *exchange, *other;
+    CHECK(pccl_key_exchange_create(NULL, ours, &exchange) == 0);
     for (int i = 0; i < OTHERS; i++) {
-        CHECK(pccl_exchange_create(NULL, public[i], &other) == 0);
-        CHECK(pccl_exchange_secret(other, ours, secrets[i]) == 0);
-        pccl_exchange_free(other);
+        CHECK(pccl_key_exchange_create(NULL, public[i], &other) == 0);
+        CHECK(pccl_key_exchange_secret(other, ours, secrets[i]) == 0);
+        pccl_key_exchange_free(other);
         for (int j = 0; j < 2; j++) {
-            CHECK(pccl_exchange_secret(exchange, public[i], found) == 0);
+            CHECK(pccl_key_exchange_secret(exchange, public[i], found) == 0);
             CHECK(memcmp(found, secrets[i], BYTES) == 0);
         }
     }
     for (int i = 0; i < OTHERS; i++) {
-        CHECK(pccl_exchange_secret(exchange, public[i], found) == 0);
+        CHECK(pccl_key_exchange_secret(exchange, public[i], found) == 0);
         CHECK(memcmp(found, secrets[i], BYTES) == 0);
     }
-    pccl_exchange_free(exchange);
-    pccl_exchange_free(NULL);
+    pccl_key_exchange_free(exchange);
+    pccl_key_exchange_free(NULL);
 }
 
 /* Points of small order, some not in their least form: the secret would be zero whatever the private key. */
@@ -142,17 +142,17 @@ static void a_secret_of_zeros_is_refused(void)
     static const uint8_t zeros[BYTES];
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         uint8_t public[BYTES], point[BYTES], secret[BYTES];
-        pccl_exchange *exchange;
+        pccl_key_exchange *exchange;
         from_hex(points[i], point);
         memset(secret, 1, BYTES);
-        CHECK(pccl_exchange_create(NULL, public, &exchange) == 0);
-        CHECK_MSG(pccl_exchange_secret(exchange, point, secret) == PCCL_E_ENCRYPTION, "point %zu", i);
+        CHECK(pccl_key_exchange_create(NULL, public, &exchange) == 0);
+        CHECK_MSG(pccl_key_exchange_secret(exchange, point, secret) == PCCL_E_ENCRYPTION, "point %zu", i);
         CHECK(memcmp(secret, zeros, BYTES) == 0);
-        CHECK(pccl_exchange_secret(exchange, public, secret) == 0); /* the key still serves for others */
+        CHECK(pccl_key_exchange_secret(exchange, public, secret) == 0); /* the key still serves for others */
         memset(secret, 1, BYTES);
-        CHECK_MSG(pccl_exchange_secret(exchange, point, secret) == PCCL_E_ENCRYPTION, "point %zu again", i);
+        CHECK_MSG(pccl_key_exchange_secret(exchange, point, secret) == PCCL_E_ENCRYPTION, "point %zu again", i);
         CHECK(memcmp(secret, zeros, BYTES) == 0);
-        pccl_exchange_free(exchange);
+        pccl_key_exchange_free(exchange);
     }
 }
 

@@ -47,51 +47,51 @@ static pccl_op_key colliding_key(uint64_t link)
     return key;
 }
 
-static void chosen_names_of_announcements_do_not_collide(void)
+static void chosen_names_do_not_collide(void)
 {
     enum { LINK = 7 };
-    pccl_unexpected_queue announcements;
+    pccl_unexpected_queue queue;
     pccl_conn conn;
     pccl_link *link = pccl_link_create(LINK);
     REQUIRE(link != NULL);
     memset(&conn, 0, sizeof conn);
     conn.link = link;
-    pccl_unexpected_init(&announcements);
+    pccl_unexpected_init(&queue);
     for (int i = 0; i < KEYS; i++) {
         pccl_frame frame;
         memset(&frame, 0, sizeof frame);
         frame.type = PCCL_FRAME_READY;
         frame.key = colliding_key(LINK);
-        REQUIRE(pccl_unexpected_add(&announcements, &conn, &frame) == NULL);
-        CHECK(pccl_unexpected_find(&announcements, link, &frame.key) != NULL);
+        REQUIRE(pccl_unexpected_add(&queue, &conn, &frame) == NULL);
+        CHECK(pccl_unexpected_find(&queue, link, &frame.key) != NULL);
     }
-    CHECK(announcements.by_key.count == KEYS);
-    CHECK_MSG(longest_chain(&announcements.by_key) <= CHAIN_MAX, "%zu", longest_chain(&announcements.by_key));
-    pccl_unexpected_forget_link(&announcements, link);
-    pccl_unexpected_free(&announcements);
+    CHECK(queue.by_key.count == KEYS);
+    CHECK_MSG(longest_chain(&queue.by_key) <= CHAIN_MAX, "%zu", longest_chain(&queue.by_key));
+    pccl_unexpected_forget_link(&queue, link);
+    pccl_unexpected_free(&queue);
     pccl_link_destroy(link);
 }
 
-static void what_is_known_of_an_op_that_will_not_be_submitted_is_let_go(void)
+static void an_op_that_will_not_be_submitted_is_forgotten(void)
 {
-    pccl_unexpected_queue announcements;
+    pccl_unexpected_queue queue;
     pccl_conn conn;
     pccl_link *link = pccl_link_create(7);
     REQUIRE(link != NULL);
     memset(&conn, 0, sizeof conn);
     conn.link = link;
-    pccl_unexpected_init(&announcements);
+    pccl_unexpected_init(&queue);
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);
     frame.type = PCCL_FRAME_READY;
     for (uint64_t use = 0; use < 2 * (uint64_t)PCCL_UNEXPECTED_PER_LINK_MAX; use++) {
         frame.key.sequence = use;
-        REQUIRE(pccl_unexpected_add(&announcements, &conn, &frame) == NULL);
-        pccl_unexpected_forget_op(&announcements, link, &frame.key);
+        REQUIRE(pccl_unexpected_add(&queue, &conn, &frame) == NULL);
+        pccl_unexpected_forget_op(&queue, link, &frame.key);
     }
-    CHECK_MSG(announcements.by_key.count == 0, "%zu", (size_t)announcements.by_key.count);
-    CHECK(link->announced_count == 0);
-    pccl_unexpected_free(&announcements);
+    CHECK_MSG(queue.by_key.count == 0, "%zu", (size_t)queue.by_key.count);
+    CHECK(link->unexpected_count == 0);
+    pccl_unexpected_free(&queue);
     pccl_link_destroy(link);
 }
 
@@ -126,8 +126,8 @@ static void the_hash_is_siphash_1_3(void)
 
 int main(void)
 {
-    RUN(chosen_names_of_announcements_do_not_collide);
-    RUN(what_is_known_of_an_op_that_will_not_be_submitted_is_let_go);
+    RUN(chosen_names_do_not_collide);
+    RUN(an_op_that_will_not_be_submitted_is_forgotten);
     RUN(chosen_names_of_ops_do_not_collide);
     RUN(the_hash_is_siphash_1_3);
     return check_summary();

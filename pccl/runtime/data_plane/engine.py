@@ -480,7 +480,7 @@ class Engine:
 
     def count_link(self, link: int) -> None:
         """Asks for a LinkCounted, of which there is none for an unknown link."""
-        self._check(lib.pccl_engine_count_link(self._handle, link), "count_link")
+        self._check(lib.pccl_engine_request_link_metrics(self._handle, link), "count_link")
 
     def link_close(self, link: int) -> None:
         self._check(lib.pccl_engine_link_close(self._handle, link), "link_close")
@@ -522,9 +522,9 @@ def code_type(quantization: QuantizationOptions) -> int:
 
 def _event(event: Any) -> EngineEvent:
     kind = event.kind
-    if kind == lib.PCCL_EVENT_OP_RAN:
+    if kind == lib.PCCL_EVENT_OP_FAST_COMPLETED:
         return OpRan(event.id, event.sequence, event.tx_bytes, event.rx_bytes)
-    if kind == lib.PCCL_EVENT_OP_STARTED:
+    if kind == lib.PCCL_EVENT_OP_HANDED_OVER:
         return OpStarted(event.id, event.sequence)
     if kind == lib.PCCL_EVENT_OP_DONE:
         return OpDone(event.id, event.tx_bytes, event.rx_bytes)
@@ -549,7 +549,7 @@ def _event(event: Any) -> EngineEvent:
         return GroupFrozen(event.id)
     if kind == lib.PCCL_EVENT_LINK_LIMITED:
         return LinkLimited(event.id)
-    if kind == lib.PCCL_EVENT_LINK_COUNTED:
+    if kind == lib.PCCL_EVENT_LINK_METRICS:
         return LinkCounted(event.id, event.tx_bytes, event.rx_bytes, event.full_ms, event.full_bytes)
     reason = _text(event.detail)
     if kind == lib.PCCL_EVENT_ENGINE_FAILED:

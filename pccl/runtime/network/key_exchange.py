@@ -22,7 +22,7 @@ from pccl.runtime.extension import ffi, lib
 
 LIFE_S = 10.0
 
-assert lib.PCCL_EXCHANGE_BYTES == PUBLIC_KEY_BYTES
+assert lib.PCCL_KEY_EXCHANGE_BYTES == PUBLIC_KEY_BYTES
 
 
 class Exchange:
@@ -30,12 +30,12 @@ class Exchange:
 
     def __init__(self, private_key: bytes | None = None) -> None:
         """`private_key` is for tests. OSError if there is no X25519 here, or no memory for it."""
-        made = ffi.new("pccl_exchange **")
+        made = ffi.new("pccl_key_exchange **")
         public_key = ffi.new("uint8_t[]", PUBLIC_KEY_BYTES)
-        status = lib.pccl_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
+        status = lib.pccl_key_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
         if status != lib.PCCL_OK:
             raise OSError("out of memory" if status == lib.PCCL_E_MEMORY else "OpenSSL 3 is missing, or without X25519")
-        self._exchange = ffi.gc(made[0], lib.pccl_exchange_free)
+        self._exchange = ffi.gc(made[0], lib.pccl_key_exchange_free)
         self.is_closed = False
         self.public_key = bytes(ffi.buffer(public_key))
         _exchanges.add(self)
@@ -45,7 +45,7 @@ class Exchange:
         assert len(theirs) == PUBLIC_KEY_BYTES
         assert not self.is_closed
         secret = bytearray(PUBLIC_KEY_BYTES)
-        if lib.pccl_exchange_secret(self._exchange, theirs, ffi.from_buffer("uint8_t[]", secret)) != lib.PCCL_OK:
+        if lib.pccl_key_exchange_secret(self._exchange, theirs, ffi.from_buffer("uint8_t[]", secret)) != lib.PCCL_OK:
             raise ValueError("it makes no secret")
         return secret
 
@@ -76,7 +76,7 @@ class _Shared:
             self._exchange.close()
 
 
-_present: trio.lowlevel.RunVar[_Shared | None] = trio.lowlevel.RunVar("pccl_exchange", None)
+_present: trio.lowlevel.RunVar[_Shared | None] = trio.lowlevel.RunVar("pccl_key_exchange", None)
 
 
 def shared() -> AbstractContextManager[Exchange | None]:
