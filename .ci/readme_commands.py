@@ -1,40 +1,109 @@
-"""Prints the shell commands of the fenced block that follows `<!-- ci: NAME -->` in README.md or a page of docs/.
+"""The commands and programs that README.md and the pages of docs/ show, as CI runs them.
 
-    python3 .ci/readme_commands.py demo      # the commands of that name
+    python3 .ci/readme_commands.py NAME      # a shell script that runs the block of that name
     python3 .ci/readme_commands.py --list    # all names, one a line
+    python3 .ci/readme_commands.py --check   # Python blocks compile, and every block says whether CI runs it
 
-CI runs what this prints, so what users are told to type is what is tested. Blocks of one name say the same.
+Above each fenced block of shell or Python stands one of
+
+    <!-- ci: NAME -->           CI runs it. Blocks of one name are the same text.
+    <!-- by hand: REASON -->    CI cannot: it takes a second host, root, torch, minutes ...
+
+A shell block is run as it stands. A Python block becomes a file that `pccl launch` starts twice. What a block takes for
+granted (a master that runs, a model) is in `.ci/snippets/NAME.sh.in` or `NAME.py.in`; the block is put where that file
+says `BLOCK`, as deep as that word stands. `# launch: 4` there starts four copies.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^<!-- ci: (\S+) -->\s*\n```\w*\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?: *<!-- (?P<kind>ci|by hand): (?P<text>[^\n]+?) -->\n+)?"
+    r"^(?P<indent> *)```(?P<language>sh|python)\n(?P<body>.*?)^(?P=indent)```$",
+    flags=re.MULTILINE | re.DOTALL,
+)
+PLACE = re.compile(r"^(?P<indent> *)BLOCK$", flags=re.MULTILINE)
+LAUNCH = re.compile(r"^# launch: (\d+)$", flags=re.MULTILINE)
 
 
-def documented(root: Path) -> dict[str, str]:
-    """The commands by name."""
-    found: dict[str, str] = {}
+@dataclass(frozen=True)
+class Block:
+    where: str
+    name: str
+    """Empty where CI does not run it."""
+    is_judged: bool
+    """It says whether CI runs it."""
+    language: str
+    body: str
+
+
+def blocks(root: Path) -> Iterator[Block]:
     for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
-        for name, block in BLOCK.findall(page.read_text(encoding="utf-8")):
-            if found.setdefault(name, block) != block:
-                sys.exit(f"{page}: another page says something else after '<!-- ci: {name} -->'")
-    return found
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            line = text.count("\n", 0, found.start("language")) + 1
+            name = found["text"] if found["kind"] == "ci" else ""
+            where, body = f"{page.relative_to(root)}:{line}", textwrap.dedent(found["body"])
+            yield Block(where, name, bool(found["kind"]), found["language"], body)
 
 
-def commands(block: str) -> str:
-    return "\n".join(line.removeprefix("$ ") for line in block.splitlines())
+def named(root: Path) -> dict[str, Block]:
+    """What CI runs, by name."""
+    result: dict[str, Block] = {}
+    for block in blocks(root):
+        if block.name and result.setdefault(block.name, block).body != block.body:
+            sys.exit(f"{block.where}: {result[block.name].where} shows something else under the name {block.name!r}")
+    return result
+
+
+def script(root: Path, block: Block) -> str:
+    """Shell commands that run a block."""
+    text = block.body
+    surroundings = root / ".ci" / "snippets" / f"{block.name}.{'py' if block.language == 'python' else 'sh'}.in"
+    copies = "2"
+    if surroundings.exists():
+        around = surroundings.read_text(encoding="utf-8")
+        copies = launch[1] if (launch := LAUNCH.search(around)) else copies
+        text = PLACE.sub(lambda place: textwrap.indent(text, place["indent"]).rstrip("\n"), around)
+    if block.language == "sh":
+        return text.rstrip("\n")
+    file = f"build/snippets/{block.name}.py"
+    write = f"mkdir -p build/snippets\ncat >{file} <<'END OF {block.name}'\n{text}END OF {block.name}\n"
+    return f"{write}.venv/bin/pccl launch -n {copies} --fail-fast {file}"
+
+
+def check(root: Path) -> list[str]:
+    """What is wrong with the blocks, one line each."""
+    wrong = []
+    for block in blocks(root):
+        if not block.is_judged:
+            wrong.append(f"{block.where}: neither '<!-- ci: NAME -->' nor '<!-- by hand: REASON -->' stands above it")
+        if block.language == "python":
+            try:
+                compile(block.body, block.where, "exec")
+            except SyntaxError as error:
+                wrong.append(f"{block.where}: {error}")
+    return wrong
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["--check"]:
+        sys.exit("\n".join(check(ROOT)) or None)
+    found = named(ROOT)
+    if arguments == ["--list"]:
+        print("\n".join(found))
+    elif len(arguments) == 1 and arguments[0] in found:
+        print(script(ROOT, found[arguments[0]]))
+    else:
+        sys.exit(f"README.md and docs/ have no block under '<!-- ci: {' '.join(arguments)} -->'")
 
 
 if __name__ == "__main__":
-    blocks = documented(ROOT)
-    if sys.argv[1] == "--list":
-        print("\n".join(blocks))
-    elif sys.argv[1] in blocks:
-        print(commands(blocks[sys.argv[1]]))
-    else:
-        sys.exit(f"no block follows '<!-- ci: {sys.argv[1]} -->' in README.md or docs/")
+    main(sys.argv[1:])
