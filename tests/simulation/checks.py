@@ -70,18 +70,18 @@ class Checks:
         """Epochs, by group, of which a master was found dead when some had heard all verdicts and some not."""
         self._joint_calls: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
         """By run, number, kind and group, how joint calls ended, and after a sync the content."""
-        self.has_succession = False
+        self.has_failed_over = False
 
     # What the master hears and says.
 
-    def said(self, node: Node, message: m.Message) -> None:
+    def received(self, node: Node, message: m.Message) -> None:
         if isinstance(message, m.FlushReply) and message.flush in self._flushes:
             self._flushed.get(self._flushes[message.flush], set()).add(node)
             self._note_survivors()
         elif isinstance(message, m.JointCall) and message.offer is not None:
             self._offers[node] = message.offer
 
-    def succeeded(self, master: Master, nodes: list[Node], rivals: list[Master], is_fenced: bool) -> None:
+    def failed_over(self, master: Master, nodes: list[Node], rivals: list[Master], is_fenced: bool) -> None:
         """A master has taken a run over. `rivals` lead elsewhere, for all they know. Where it `is_fenced`, nobody whom
         a later view has left out goes on."""
         what = f"{master.run} in term {master.term}"
@@ -100,7 +100,7 @@ class Checks:
                     )
                     assert not is_left_out, f"{node} was left out of view {last.view} of {other} and is led again"
         self._forget_unheard_syncs(master, nodes)
-        self.has_succession = True
+        self.has_failed_over = True
         for node in nodes:
             if node.machine.run == master.run and node.machine.view is not None:
                 prepared = node.machine._prepared
@@ -122,7 +122,7 @@ class Checks:
                     break
                 syncs.pop()
 
-    def asked(self, node: Node, company: list[Node]) -> None:
+    def asked_to_follow(self, node: Node, company: list[Node]) -> None:
         """It is asked to follow a master to which these have come: a majority of the last view of the run."""
         views = [each for each in self._nodes if each.machine.run == node.machine.run and each.machine.view is not None]
         last = max(views, key=lambda each: each.view.view)
@@ -135,7 +135,7 @@ class Checks:
         node.is_known = False
         self._note_survivors()
 
-    def told(self, node: Node, message: m.Message) -> None:
+    def sent(self, node: Node, message: m.Message) -> None:
         if isinstance(message, m.Welcome):
             node.former_numbers.append(node.number)
             node.number = message.peer
@@ -247,7 +247,9 @@ class Checks:
         """None is in the run in part, but for peers that have left it on purpose. `nodes`: those of the run."""
         accepted = set(master.accepted)
         rings = (
-            {peer for group in master.state.groups.values() for peer in group.ring} if self.has_succession else accepted
+            {peer for group in master.state.groups.values() for peer in group.ring}
+            if self.has_failed_over
+            else accepted
         )
         sites: dict[str, list[Node]] = {}
         for node in nodes:
@@ -296,7 +298,7 @@ class Checks:
         key = node.keys[effect.op] if effect.op in node.keys else node.next_use(effect.op)
         heard = self.verdicts.setdefault(key, {})
         heard[node.name] = effect.code
-        if not self.has_succession:
+        if not self.has_failed_over:
             assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
         if effect.code is Result.RANK_CONNECTION_LOST and key[:2] not in self._inherited:
             is_early = end is None and node.view.epoch <= key[1]
@@ -304,7 +306,7 @@ class Checks:
             survivors = self._survivors.get(key[:2])
             if survivors is None:
                 # Under a succession not all may have had the epoch in force, and so have nothing to answer.
-                assert self.has_succession
+                assert self.has_failed_over
                 survivors = set(self._known(key[:2]))
             involved = self._participants(key, survivors)
             assert not involved or not all(key in survivor.held for survivor in involved), (
@@ -336,7 +338,7 @@ class Checks:
                 # One that the others have gone on without may not know of it yet.
                 or (node.is_reachable and all(node.number in ring for ring in later))
             }
-            codes = {name: code for name, code in heard.items() if name in alive or not self.has_succession}
+            codes = {name: code for name, code in heard.items() if name in alive or not self.has_failed_over}
             assert len(set(codes.values())) <= 1, f"different verdicts on {key}: {heard}"
 
     # What hangs.

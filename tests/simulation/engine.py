@@ -28,7 +28,8 @@ from functools import partial
 from pccl.protocol import peer as ps
 from pccl.protocol.point_to_point import ranks_of
 from pccl.types import Result
-from tests.simulation.node import Key, Node, Value, Wire
+from tests.simulation.connections import Wire
+from tests.simulation.node import Key, Node, Value
 
 Later = Callable[[Node, Callable[[], None], Node | None, bool], None]
 """Something that happens to a node at its own time, caused by another, which may need an answer."""
@@ -50,16 +51,18 @@ class Engines:
         later: Later,
         node_of: Callable[[int], Node],
         pick: Callable[[list[Wire]], Wire],
-        tell: Callable[[Node, ps.SubmitOp], None],
     ) -> None:
-        """`tell`: all are done with an op that came through a gate and is still hidden."""
         self.held_back: set[str] = set()
         """Nodes in whose engine nothing becomes done."""
         self._later = later
         self._node_of = node_of
         self._pick = pick
-        self._tell = tell
+        self._complete_on_fast_path: Callable[[Node, ps.SubmitOp], None] | None = None
         self._stalled: list[Callable[[], None]] = []
+
+    def on_completed(self, complete: Callable[[Node, ps.SubmitOp], None]) -> None:
+        """Have `complete` called when all are done with an op that still runs on a fast path."""
+        self._complete_on_fast_path = complete
 
     # What the machine commands.
 
@@ -109,7 +112,7 @@ class Engines:
             node.reports.append(("stopped", op))
 
     def _freeze(self, node: Node, epoch: int) -> None:
-        assert not node.gate.hidden
+        assert not node.fast_path.running
         node.frozen.add(epoch)
         node.reports.append(("frozen", epoch))
 
@@ -118,7 +121,7 @@ class Engines:
             return  # the verdict was on its way already; an engine ignores ops that it does not have
         key = node.keys[op]
         del node.submitted[key]
-        node.told_done.pop(key, None)
+        node.done_by.pop(key, None)
         if not commit:
             self._write(node, op, _own(node, op))
         if not quietly:
@@ -206,8 +209,8 @@ class Engines:
             return
         effect = node.submitted[key]
         node.held.add(key)
-        if effect.op in node.gate.hidden:
-            node.gate.hidden[effect.op] = True
+        if effect.op in node.fast_path.running:
+            node.fast_path.running[effect.op] = True
         else:
             node.reports.append(("done", effect.op))
         if effect.agrees:
@@ -218,15 +221,16 @@ class Engines:
 
     def _note_done(self, node: Node, effect: ps.SubmitOp, name: str) -> None:
         assert effect.agrees
-        told = node.told_done.setdefault(node.keys[effect.op], set())
-        assert name not in told
-        told.add(name)
-        if len(told) < effect.world_size:
+        done_by = node.done_by.setdefault(node.keys[effect.op], set())
+        assert name not in done_by
+        done_by.add(name)
+        if len(done_by) < effect.world_size:
             return
-        if node.gate.hidden.pop(effect.op, False):
+        if node.fast_path.running.pop(effect.op, False):
             self._end(node, effect.op, commit=True, quietly=True)
             node.reports.append(("ran", effect.op))
-            self._tell(node, effect)
+            assert self._complete_on_fast_path is not None
+            self._complete_on_fast_path(node, effect)
         else:
             node.reports.append(("agreed", effect.op))
 
@@ -260,7 +264,7 @@ class Engines:
     def _find_mismatch(self, node: Node, key: Key) -> None:
         effect = node.submitted.get(key)
         if effect is not None and not self._is_stopped(node, key):
-            node.reports.extend([*node.gate.show(effect.op), ("mismatch", effect.op)])
+            node.reports.extend([*node.fast_path.hand_over(effect.op), ("mismatch", effect.op)])
 
 
 def _ring(node: Node, effect: ps.SubmitOp) -> tuple[int, ...]:

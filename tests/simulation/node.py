@@ -1,4 +1,4 @@
-"""A peer of a run in memory: its machine, its end of the control connection, what its engine and links would hold."""
+"""A peer of a simulated run: its machine, its end of the control connection, what its engine and links would hold."""
 
 from __future__ import annotations
 
@@ -11,54 +11,17 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
-from tests.simulation.gate import Gate
+from tests.simulation.fast_path import FastPath
 
 if TYPE_CHECKING:
+    from tests.simulation.connections import Control, Link
     from tests.simulation.engine import Frame
-    from tests.simulation.seat import Control, Seat
+    from tests.simulation.master_host import MasterHost
 
 Key = tuple[int, int, int, int]
-"""An op by (group, epoch, tag, sequence)."""
+"""What names an op: group, epoch, tag, sequence."""
 Value = frozenset[tuple[str, int]]
 """Whose numbers are in a buffer: names of nodes, and the ops they launched."""
-
-
-@dataclass(eq=False)
-class Wire:
-    """One connection of a link."""
-
-    dialer: Node
-    acceptor: Node
-    ends: dict[str, int] = field(default_factory=dict)
-    """Link numbers by node name, of the ends that an engine has."""
-    closed_by: set[str] = field(default_factory=set)
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-    """What was sent over it and arrives once its dialer has taken it over, unless it is lost before."""
-
-    def other(self, node: Node) -> Node:
-        return self.acceptor if node is self.dialer else self.dialer
-
-    def release(self) -> None:
-        """Has what waits set out again."""
-        waiting, self.waiting = self.waiting, []
-        for each in waiting:
-            each()
-
-
-@dataclass
-class Link:
-    """One side's end of a link."""
-
-    effect: ps.MakeLink
-    expires_at: float
-    """When it is given up as things are, and when at the latest."""
-    ends_at: float
-    still_since: float | None = None
-    """Since when bytes lie on it that do not get across."""
-    wires: list[Wire] = field(default_factory=list)
-
-    is_complete: bool = False
-    """All its connections stood at one time. It goes on with those that are left."""
 
 
 @dataclass(eq=False)
@@ -70,7 +33,7 @@ class Node:
     machine: ps.Peer
     control: Control | None = None
     """Its connection to a master; None while it looks for one."""
-    home: Seat | None = None
+    home: MasterHost | None = None
     """The last master that has taken it in."""
     tried: set[str] = field(default_factory=set)
     """Masters that it has asked in vain, at this moment."""
@@ -81,17 +44,17 @@ class Node:
     is_frozen: bool = False
     """Stopped, as by SIGSTOP: what it has sent still travels."""
     is_hung: bool = False
-    """It is frozen but for its signs of life, as by code that lets no other thread into Python."""
-    heartbeats: int = 0
-    """The connection that carries its signs of life, 0 if there is none."""
-    heartbeats_timeout_s: float | None = None
-    """Since its Welcome."""
-    heartbeats_seat: Seat | None = None
-    """Where these go, or shall go."""
+    """It is frozen but for its heartbeat, as by code that lets no other thread into Python."""
+    heartbeat: int = 0
+    """The connection that carries its heartbeat, 0 if there is none."""
+    heartbeat_timeout_s: float | None = None
+    """After how long a silence it gives its master up; None before its Welcome."""
+    heartbeat_host: MasterHost | None = None
+    """Where its heartbeat goes, or shall go."""
     heard_at: float = 0.0
-    """When a sign of life of it last got to the master."""
+    """When its heartbeat last got to the master."""
     master_heard_at: float = 0.0
-    """When it was last reached by one of the master."""
+    """When the master's heartbeat last got to it."""
     is_known: bool = True
     """The master has not lost it, closed on it or let it go."""
     number: int = 0
@@ -102,22 +65,22 @@ class Node:
     reports: deque[tuple[str, int]] = field(default_factory=deque)
     """What the engine has to say, in order."""
     links: dict[int, Link] = field(default_factory=dict)
-    knocking: list[Callable[[], None]] = field(default_factory=list)
+    deferred: list[Callable[[], None]] = field(default_factory=list)
     """What others want of it that waits for the next message of the master or for the end of a freeze."""
     commands: deque[Callable[[], None]] = field(default_factory=deque)
     """What the engine has been told to do, in order."""
     launched: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Tag and arguments of every op, by its number."""
     pairs: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """Of ops of two: the number of the other, and whether this one sends."""
+    """By point-to-point op, the number of the other peer, and whether this one sends."""
     submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
     """Ops in the engine."""
     buffers: dict[int, Value] = field(default_factory=dict)
-    """Of every op."""
+    """The buffer of every op."""
     parked: dict[Key, list[Frame]] = field(default_factory=dict)
     """Frames of ops that are not in the engine."""
     finished: set[Key] = field(default_factory=set)
-    """Ops of which all result bytes have come."""
+    """Ops whose result bytes have all come."""
     keys: dict[int, Key] = field(default_factory=dict)
     held: set[Key] = field(default_factory=set)
     """Ops whose engine has reported them done, or is about to."""
@@ -125,20 +88,20 @@ class Node:
     frozen: set[int] = field(default_factory=set)
     stopped: set[Key] = field(default_factory=set)
     """Ops that were frozen one by one."""
-    told_done: dict[Key, set[str]] = field(default_factory=dict)
+    done_by: dict[Key, set[str]] = field(default_factory=dict)
     """Names of those who are known to be done with an op, by what their engines say to each other."""
-    gate: Gate = field(default_factory=Gate)
+    fast_path: FastPath = field(default_factory=FastPath)
     refuses: set[int] = field(default_factory=set)
     """Ops that its engine will refuse."""
     cancelled_queued: set[int] = field(default_factory=set)
     given_up_ops: set[int] = field(default_factory=set)
-    """Whose callers do not wait for the next view."""
+    """Ops whose callers do not wait for the next view."""
     results: dict[int, ps.OpResult] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
-    """Of every joint call."""
+    """The kind of every joint call."""
     calls: dict[int, ps.CallResult] = field(default_factory=dict)
     in_call: str | None = None
-    """The kind of the one that the master has been told of."""
+    """The kind of the call that the master has heard of."""
     given_up: set[int] = field(default_factory=set)
     ready: int = 0
     """The last view for which it has said that its links are up."""
@@ -170,7 +133,7 @@ class Node:
         return self.is_alive and self.ended is None
 
     def next(self) -> int:
-        """A number for an op or a call."""
+        """A fresh number for an op or a call."""
         self.last_number += 1
         return self.last_number
 
@@ -190,12 +153,12 @@ class Node:
 
     @property
     def serves(self) -> bool:
-        """Takes part in a sync that its caller has not given up."""
+        """Whether it takes part in a sync that its caller has not given up."""
         calls = [call for call in self.open_calls if self.kinds[call] == m.Kind.SYNC]
         return bool(calls) and calls[0] not in self.given_up
 
     def tag_of(self, op: int) -> int | None:
-        """By which peers and master know it in this view, if they can."""
+        """The tag by which peers and master know the op in this view, if they can."""
         tag, _ = self.launched[op]
         if op not in self.pairs:
             return tag
@@ -206,7 +169,7 @@ class Node:
         return pair_tag(*ranks, tag) if is_sender else pair_tag(*reversed(ranks), tag)
 
     def next_use(self, op: int) -> Key:
-        """What an op that starts now is named."""
+        """The key of an op that starts now."""
         tag = self.tag_of(op)
         assert tag is not None
         epoch = self.view.epoch
@@ -215,13 +178,19 @@ class Node:
         return self.group, epoch, tag, sequence
 
     def heard(self, message: m.Message) -> None:
-        """A verdict on an op that this peer has not launched may count as its use of the tag."""
+        """Count a use of a tag: a verdict on an op that this peer has not launched may stand for its own."""
         if not isinstance(message, m.OpAbort) or not message.counts_as_made:
             return
         waiting = [op for op in self.open_ops if op not in self.keys]
         use = message.epoch, message.tag
         if self.uses[use] == message.sequence and all(self.tag_of(op) != message.tag for op in waiting):
             self.uses[use] += 1
+
+    def resume_deferred(self) -> None:
+        """Do what others wanted of it in the meantime."""
+        deferred, self.deferred = self.deferred, []
+        for each in deferred:
+            each()
 
     def __repr__(self) -> str:
         return self.name

@@ -17,8 +17,8 @@ from typing import ClassVar, NamedTuple
 
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.simulation.master_host import MasterHost, Memory
 from tests.simulation.node import Node
-from tests.simulation.seat import Memory, Seat
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 PEERS_MAX = 5
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
         drawn = rng.choice((0, 1, 1, 2))
         masters = drawn if masters is None else masters
         if masters:
-            names, weights = some_of(Schedule.SUCCESSIONS)
+            names, weights = some_of(Schedule.FAILOVERS)
             faults[0].extend(names)
             faults[1].extend(weights)
             uses[0].append("restart_master")
@@ -99,7 +99,7 @@ class Schedule:
         self.plan = plan
         self.rng = random.Random(plan.seed)
         memory = (Memory.NONE, Memory.DISK, Memory.WAIVED)[plan.seed // 2 % 3]
-        self.world = World(self.rng, masters=plan.masters, has_gates=plan.seed % 2 == 1, memory=memory)
+        self.world = World(self.rng, masters=plan.masters, has_fast_path=plan.seed % 2 == 1, memory=memory)
         self.weak: tuple[Node, Node] | None = None
         """A pair whose link breaks again and again."""
 
@@ -126,7 +126,7 @@ class Schedule:
     # What users do.
 
     def add(self) -> None:
-        while len(self.world.alive) < self.plan.peers and not all(seat.is_dead for seat in self.world.seats):
+        while len(self.world.alive) < self.plan.peers and not all(host.is_dead for host in self.world.hosts):
             if self.plan.groups > 1 and self.chance(0.3):
                 self.add_site()
             else:
@@ -237,8 +237,8 @@ class Schedule:
     def optimize(self) -> None:
         for a in self.world.alive:
             for b in self.world.alive:
-                self.world.costs[frozenset((a.name, b.name))] = self.rng.randint(1, 1000)
-                self.world.rates[a.name, b.name] = self.rng.choice((1e3, 1e6, 2.5e6, 25e6, float("nan")))
+                self.world.network.costs[frozenset((a.name, b.name))] = self.rng.randint(1, 1000)
+                self.world.network.rates[a.name, b.name] = self.rng.choice((1e3, 1e6, 2.5e6, 25e6, float("nan")))
         self.joint_all(Kind.OPTIMIZE_TOPOLOGY)
 
     def cancel_joint(self) -> None:
@@ -255,7 +255,7 @@ class Schedule:
             self.plan.masters > 1 or any(node.masterless_since is not None for node in world.alive)
         ):
             return
-        if not (any(node.is_frozen for node in world.alive) or world.blocked or world.is_master_away):
+        if not (any(node.is_frozen for node in world.alive) or world.network.blocked or world.is_master_away):
             world.check_rest()
 
     # Faults.
@@ -316,10 +316,10 @@ class Schedule:
     def part(self) -> None:
         """Connections between two can no more be made; those that are stay."""
         if pair := self._pair():
-            self.world.unreachable ^= {frozenset((pair[0].name, pair[1].name))}
+            self.world.network.unreachable ^= {frozenset((pair[0].name, pair[1].name))}
 
     def mend(self) -> None:
-        self.world.unreachable.clear()
+        self.world.network.unreachable.clear()
 
     def block(self) -> None:
         if pair := self._pair():
@@ -331,12 +331,12 @@ class Schedule:
 
     def block_master(self) -> None:
         if node := self._some():
-            master = self._seat().name
+            master = self._host().name
             self.world.block(*((node, master) if self.chance(0.5) else (master, node)))
 
     def cut_master(self) -> None:
         if node := self._some():
-            self.world.cut(node, self._seat().name)
+            self.world.cut(node, self._host().name)
 
     def isolate(self) -> None:
         if node := self._some():
@@ -348,27 +348,27 @@ class Schedule:
     def slow(self) -> None:
         if pair := self._pair():
             a = pair[0].name
-            b = self.rng.choice((pair[1].name, self._seat().name, a))
-            self.world.slow |= {(a, b), (b, a)}
+            b = self.rng.choice((pair[1].name, self._host().name, a))
+            self.world.network.slow |= {(a, b), (b, a)}
 
     def quicken(self) -> None:
-        self.world.slow.clear()
+        self.world.network.slow.clear()
 
-    def _seat(self) -> Seat:
-        return self.rng.choice(self.world.seats)
+    def _host(self) -> MasterHost:
+        return self.rng.choice(self.world.hosts)
 
     def freeze_master(self) -> None:
-        if not (seat := self._seat()).is_away:
-            self.world.freeze_master(seat)
+        if not (host := self._host()).is_away:
+            self.world.freeze_master(host)
 
     def thaw_master(self) -> None:
-        for seat in self.world.seats:
-            if seat.is_frozen:
-                self.world.thaw_master(seat)
+        for host in self.world.hosts:
+            if host.is_frozen:
+                self.world.thaw_master(host)
 
     def cut_master_off(self) -> None:
         """As by pulling the cable of its machine, in both directions or one. Some peers may be on that machine."""
-        name = self._seat().name
+        name = self._host().name
         ways = self.rng.choice(((True, True), (True, True), (True, False), (False, True)))
         for node in self.world.alive:
             if self.chance(0.9):
@@ -377,14 +377,14 @@ class Schedule:
                         self.world.block(sender, receiver)
 
     def kill_master(self) -> None:
-        seat = self._seat()
-        if not seat.is_dead and (self.plan.masters or (not seat.is_frozen and self.chance(0.2))):
-            self.world.kill_master(seat, self.rng.choice((0, 0, 1, 5)) if self.plan.masters else 0)
+        host = self._host()
+        if not host.is_dead and (self.plan.masters or (not host.is_frozen and self.chance(0.2))):
+            self.world.kill_master(host, self.rng.choice((0, 0, 1, 5)) if self.plan.masters else 0)
 
     def restart_master(self) -> None:
-        for seat in self.world.seats:
-            if self.plan.masters and seat.is_dead and self.chance(0.7):
-                self.world.restart_master(seat)
+        for host in self.world.hosts:
+            if self.plan.masters and host.is_dead and self.chance(0.7):
+                self.world.restart_master(host)
 
     def replace_master(self) -> None:
         """Kills it and lets another begin at once."""
@@ -442,7 +442,7 @@ class Schedule:
         "long_wait": 1.5,
     }
 
-    SUCCESSIONS: ClassVar[dict[str, float]] = {
+    FAILOVERS: ClassVar[dict[str, float]] = {
         "kill_master": 3,
         "restart_master": 5,
         "replace_master": 3,
@@ -462,14 +462,14 @@ class Schedule:
         self.thaw()
         self.thaw_master()
         if self.plan.masters and self.chance(0.8):
-            for seat in world.seats:
-                if seat.is_dead and (len(world.seats) == 1 or self.chance(0.7)):
-                    world.restart_master(seat)
+            for host in world.hosts:
+                if host.is_dead and (len(world.hosts) == 1 or self.chance(0.7)):
+                    world.restart_master(host)
         self._settle()
         world.checks.agreement()
         if self.plan.masters:
             self._give_up()
-        if all(seat.is_dead for seat in world.seats) or (self.plan.masters and not world.accepted):
+        if all(host.is_dead for host in world.hosts) or (self.plan.masters and not world.accepted):
             assert not world.alive or self.plan.masters, "they have not noticed that the master is gone"
             self._nobody_waits()
             return
@@ -499,7 +499,7 @@ class Schedule:
         for node in world.alive:
             world.leave(node)
         world.run()
-        assert not any(seat.is_leading for seat in world.seats)
+        assert not any(host.is_leading for host in world.hosts)
         assert world.master.deadline() is None or self.plan.masters
 
     def _give_up(self) -> None:
@@ -511,7 +511,7 @@ class Schedule:
             # A run that is led once more and loses its majority for good has its peers begin to wait anew.
             since = [node.masterless_since for node in world.accepted if node.masterless_since is not None]
             self._pass(max(since, default=world.now - patience_s) + patience_s - world.now)
-        leading = [seat.machine.run for seat in world.seats if seat.is_leading]
+        leading = [host.machine.run for host in world.hosts if host.is_leading]
         assert len(leading) == len(set(leading)), f"two masters lead: {leading}"
         for node in world.accepted:
             assert node.masterless_since is None, f"{node} has waited for a master for too long"
@@ -569,7 +569,7 @@ class Schedule:
             assert result.code is Result.SUCCESS, f"{node}: {result}"
 
 
-ACTIONS = tuple(dict.fromkeys((*Schedule.USES, *Schedule.FAULTS, *Schedule.SUCCESSIONS)))
+ACTIONS = tuple(dict.fromkeys((*Schedule.USES, *Schedule.FAULTS, *Schedule.FAILOVERS)))
 
 
 def play(plan: Plan) -> World:

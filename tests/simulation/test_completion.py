@@ -15,7 +15,7 @@ from tests.simulation.world import TAG, World
 
 
 def said(world: World, *kinds: type[m.Message]) -> list[m.FromPeer]:
-    return [message for _, message in world.said if isinstance(message, kinds)]
+    return [message for _, message in world.from_peers if isinstance(message, kinds)]
 
 
 def until_all_are_done(world: World, nodes: list[Node]) -> list[int]:
@@ -46,12 +46,12 @@ def nodes(world: World) -> list[Node]:
 def test_the_master_hears_nothing_of_it(world: World, nodes: list[Node]) -> None:
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
     assert not said(world, m.OpsDone)
-    assert not any(isinstance(message, m.OpsCommit) for _, message in world.told)
+    assert not any(isinstance(message, m.OpsCommit) for _, message in world.from_masters)
 
 
 def test_a_group_that_is_no_mesh_asks_the_master(world: World) -> None:
     a, b, c, d = (world.add() for _ in range(4))
-    world.unreachable.add(frozenset((a.name, c.name)))
+    world.network.unreachable.add(frozenset((a.name, c.name)))
     world.admit_all()
     assert world.reduce([a, b, c, d]) == [Result.SUCCESS] * 4
     assert len(said(world, m.OpsDone)) == 4

@@ -25,7 +25,7 @@ class _Interrupted(World):
 
     def __init__(self, at: int, fault: Callable[[World], None], is_short: bool = False, masters: int = 0) -> None:
         super().__init__(masters=masters)
-        self.costs = {frozenset(("n1", "n2")): 500}
+        self.network.costs = {frozenset(("n1", "n2")): 500}
         self.deliveries = 0
         self._at = at
         self._fault = fault
@@ -47,7 +47,7 @@ class _Interrupted(World):
 
     def relieve(self) -> None:
         self.heal()
-        self.slow.clear()
+        self.network.slow.clear()
         for node in self.alive:
             if node.is_frozen:
                 self.thaw(node)
@@ -90,7 +90,7 @@ def _recover(world: World) -> None:
             world.run()
             world.thaw(node)
             world.run()
-    if world.blocked:
+    if world.network.blocked:
         _pass(world)
         world.heal()
         _pass(world)
@@ -121,7 +121,7 @@ def _other(world: World, node: Node) -> Node | str:
 def _slow(world: World, node: Node) -> None:
     world.rng = random.Random(1)
     for other in (MASTER, str(_other(world, node))):
-        world.slow |= {(node.name, other), (other, node.name)}
+        world.network.slow |= {(node.name, other), (other, node.name)}
 
 
 def _break_links(world: World, node: Node) -> None:

@@ -133,9 +133,9 @@ def test_whoever_waits_is_admitted_when_nobody_is_left_to_call(world: World) -> 
 )
 def test_hello_that_cannot_be_is_refused(world: World, change: dict[str, int], wanted: str) -> None:
     (a,) = world.join(0)
-    stranger = world.stranger()
+    stranger = world.connect()
     fields = {name: getattr(world.hello(stranger), name) for name in m.Hello.__struct_fields__}
-    world.say(stranger, m.Hello(**(fields | change)))
+    world.send(stranger, m.Hello(**(fields | change)))
     world.run()
     assert stranger.ended is not None
     assert stranger.ended.code is Result.MASTER_CONNECTION_FAILED
@@ -160,7 +160,7 @@ def test_too_many_connections_are_refused() -> None:
 
 def test_silent_stranger_is_closed(world: World) -> None:
     world.join(0)
-    stranger = world.stranger()
+    stranger = world.connect()
     world.run()
     world.wait(9.9)
     world.run()
@@ -177,7 +177,7 @@ def test_a_view_is_in_force_when_those_whose_ring_it_leaves_alone_have_heard_of_
     b = world.add(group=1)
     world.run()
     world.joint(a, Kind.UPDATE_TOPOLOGY)
-    world.run_until(lambda: any(isinstance(message, m.JointCall) for _, message in world.said))
+    world.run_until(lambda: any(isinstance(message, m.JointCall) for _, message in world.from_peers))
     world.freeze(a)
     world.run()
     assert world.master.state.installed_view == 1

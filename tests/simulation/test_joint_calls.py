@@ -175,8 +175,8 @@ def test_call_that_has_begun_cannot_be_cancelled(world: World) -> None:
 def test_cancel_that_crosses_the_result(world: World) -> None:
     a, b = world.join(0, 0)
     calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
-    told = len(world.told)
-    world.run_until(lambda: any(isinstance(message, m.JointResult) for _, message in world.told[told:]))
+    told = len(world.from_masters)
+    world.run_until(lambda: any(isinstance(message, m.JointResult) for _, message in world.from_masters[told:]))
     world.cancel_joint(a, calls[0])
     world.run()
     assert a.call(calls[0]) is Result.SUCCESS

@@ -20,7 +20,7 @@ Block = Callable[[World, Node, Node], None]
 def test_newcomer_that_cannot_reach_an_incumbent_is_evicted(world: World) -> None:
     a, b = world.join(0, 0)
     c = world.add()
-    world.unreachable = {frozenset(("n1", "n3"))}
+    world.network.unreachable = {frozenset(("n1", "n3"))}
     world.run()
     assert world.call_all([a, b], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS] * 2
     assert rings([a, b]) == {(1, 2)}
@@ -35,17 +35,17 @@ def test_newcomers_that_connect_join_without_the_one_that_does_not(world: World)
     nodes = [world.add() for _ in range(3)]
     world.run()
     middle = next(node for node in nodes if node.number == 3)
-    world.unreachable = {frozenset((middle.name, other.name)) for other in (a, *nodes)}
+    world.network.unreachable = {frozenset((middle.name, other.name)) for other in (a, *nodes)}
     assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
     assert a.view.ring == (1, 2, 4)
     assert middle.ended is not None
 
 
 def test_pair_that_need_not_connect_may_be_unreachable(world: World) -> None:
-    world.unreachable = {frozenset(("n1", "n3"))}
+    world.network.unreachable = {frozenset(("n1", "n3"))}
     nodes = world.join(0, 0, 0, 0)
     assert len(nodes) == 4
-    world.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
+    world.network.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
     assert rings(nodes) == {(1, 2, 3, 4)} or len(world.accepted) < 4
 
 
@@ -59,7 +59,7 @@ def test_lost_link_is_made_anew(world: World) -> None:
     assert "the ring was changed" in a.results[op].reason
     assert world.master.accepted == [1, 2, 3]
     assert a.lost == []
-    relinks = [message.relink for _, message in world.told if isinstance(message, m.Prepare) and message.relink]
+    relinks = [message.relink for _, message in world.from_masters if isinstance(message, m.Prepare) and message.relink]
     assert relinks == [[(1, 2), (1, 3), (2, 3)]] * 3, "once, although both ends have reported it, and all of theirs"
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
 
@@ -99,7 +99,7 @@ def test_link_that_serves_in_between_may_break_any_number_of_times(world: World)
 
 def test_link_that_cannot_be_made_anew_costs_the_later_peer_its_place(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
-    world.unreachable = {frozenset(("n2", "n3"))}
+    world.network.unreachable = {frozenset(("n2", "n3"))}
     world.break_link(b, c)
     world.run()
     assert rings([a, b]) == {(1, 2)}
@@ -112,10 +112,10 @@ def test_report_of_a_link_that_has_been_replaced_is_ignored(world: World) -> Non
     world.break_link(a, b)
     world.run()
     view = world.master.state.view
-    world.say(b, m.LinkLost(2, 1, "old news"))
+    world.send(b, m.LinkLost(2, 1, "old news"))
     world.run()
     assert world.master.state.view == view
-    world.say(b, m.LinkLost(view, 1, "news"))
+    world.send(b, m.LinkLost(view, 1, "news"))
     world.run()
     assert world.master.state.view == view + 1
 
@@ -124,7 +124,7 @@ def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
     a, b, c, _ = world.join(0, 0, 1, 0)
     view = world.master.state.view
     for other in (c.number, a.number, 99):
-        world.say(a, m.LinkLost(view, other, "what link?"))
+        world.send(a, m.LinkLost(view, other, "what link?"))
     world.run()
     assert world.master.state.view == view
     assert len(world.master.accepted) == 4
@@ -141,8 +141,8 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
     world.run_until(lambda: world.master.is_changing)
     world.hang(c)
     world.run()  # n1 gives up waiting for n3 to dial
-    assert isinstance(world.said[-1][1], m.LinksReady)
-    assert world.said[-1][1].failed
+    assert isinstance(world.from_peers[-1][1], m.LinksReady)
+    assert world.from_peers[-1][1].failed
     world.leave(b)
     world.run_until(lambda: a.links)
     world.thaw(c)
@@ -152,17 +152,17 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
 
 
 def test_pair_without_a_link_costs_the_mesh_and_nobody_a_place(world: World) -> None:
-    world.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
+    world.network.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
     nodes = world.join(0, 0)
     nodes += [world.add()]
     world.run()
     assert nodes[0].view.is_meshed
-    world.unreachable = set()
+    world.network.unreachable = set()
     world.admit_all()
     fourth = world.add()
     world.run()
     ring = nodes[0].view.ring
-    world.unreachable = {frozenset((fourth.name, f"n{ring[1]}"))}
+    world.network.unreachable = {frozenset((fourth.name, f"n{ring[1]}"))}
     world.admit_all()
     assert all(len(node.view.ring) == 4 for node in (*nodes, fourth))
     assert not any(node.view.is_meshed for node in (*nodes, fourth))
@@ -254,7 +254,7 @@ def test_link_that_is_blocked_for_a_moment_costs_nobody(world: World, block: Blo
     for node in (a, b, c):
         world.launch(node, TAG)
     _pass(world, TIMEOUT_S / 2 + 0.5)
-    assert any(isinstance(message, m.LinkLost) for _, message in world.said)
+    assert any(isinstance(message, m.LinkLost) for _, message in world.from_peers)
     world.heal()
     world.run()
     assert len(world.accepted) == 3
@@ -289,7 +289,7 @@ def test_blocked_link_without_anything_on_it_is_left_alone(world: World, block: 
 def test_pair_that_cannot_connect_is_told_apart_by_the_one_that_dials(world: World) -> None:
     """The other end would wait to be dialed for much longer."""
     _, b, c = world.join(0, 0, 0)
-    world.unreachable = {frozenset(("n2", "n3"))}
+    world.network.unreachable = {frozenset(("n2", "n3"))}
     world.break_link(b, c)
     _pass(world, 0.1)
     assert len(world.accepted) == 2

@@ -44,7 +44,7 @@ def test_last_peer_of_a_group_goes(world: World) -> None:
 def test_stranger_and_pending_peer_die_unnoticed(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
-    stranger, pending = world.stranger(), world.add()
+    stranger, pending = world.connect(), world.add()
     world.run()
     world.kill(stranger)
     world.kill(pending)
@@ -59,7 +59,7 @@ def test_two_losses_in_one_change(world: World) -> None:
     ops = [world.launch(node, TAG) for node in (a, b, c)]
     world.run()
     world.kill(d)
-    world.run_until(lambda: any(isinstance(message, m.FlushReply) for _, message in world.said))
+    world.run_until(lambda: any(isinstance(message, m.FlushReply) for _, message in world.from_peers))
     world.kill(c)
     world.run()
     assert [node.result(op) for node, op in zip((a, b), ops[:2], strict=True)] == [Result.RANK_CONNECTION_LOST] * 2
@@ -141,7 +141,7 @@ def test_evicted_peer_learns_why(world: World) -> None:
     world.run()
     call = world.joint(b, Kind.ARE_PEERS_PENDING)
     waiting = world.joint(b, Kind.UPDATE_TOPOLOGY)
-    world.say(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
+    world.send(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
     world.run()
     assert b.ended is not None
     for result in (b.results[ops[1]], b.calls[call], b.calls[waiting]):

@@ -11,9 +11,9 @@ from pccl.protocol import messages as m
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.schedule import Plan, play
-from tests.simulation.seat import Memory
 from tests.simulation.world import MASTER, MASTER_TIMEOUT_S, TAG, World
 
 TIMEOUT_S = MasterOptions().peer_timeout_s
@@ -36,7 +36,7 @@ class _Mortal(World):
         memory: Memory = Memory.NONE,
     ) -> None:
         super().__init__(random.Random(at), masters=masters, memory=memory)
-        self.costs = {frozenset(("n1", "n2")): 500}
+        self.network.costs = {frozenset(("n1", "n2")): 500}
         self.deliveries = 0
         self._at = at
         self._fault = fault
@@ -64,7 +64,7 @@ class _Mortal(World):
         """Until nobody waits for a master."""
         for _ in range(30):
             super().run(steps_max)
-            held = [seat for seat in self.seats if seat.machine.master.is_vacant and not seat.is_dead]
+            held = [host for host in self.hosts if host.machine.master.is_vacant and not host.is_dead]
             if all(node.masterless_since is None for node in self.alive) and (self.accepted or not held):
                 return
             self.wait(2.5)
@@ -143,7 +143,7 @@ def _nothing(world: World) -> None:
 def _thaw_stale(world: World) -> None:
     """A master that was stopped for longer than its peers waited goes on."""
     world.wait(6.0)
-    world.thaw_master(world.seats[0])
+    world.thaw_master(world.hosts[0])
 
 
 FAULTS: dict[str, tuple[int, Callable[[World], None], Callable[[World], None]]] = {
@@ -219,7 +219,7 @@ def test_without_a_successor_all_fail_in_the_end() -> None:
 def test_a_minority_does_not_go_on_and_a_majority_does() -> None:
     world = World(masters=2)
     nodes = [*world.join(0), *world.join(0, 0, 0, 0)]
-    primary, standby = world.seats
+    primary, standby = world.hosts
     for node in nodes[:2]:
         world.cut(node, standby.name)
     for node in nodes[2:]:
@@ -244,13 +244,13 @@ def test_a_minority_does_not_go_on_and_a_majority_does() -> None:
 def test_who_is_put_out_of_the_run_and_asks_a_standby_disturbs_nobody() -> None:
     world = World(masters=2)
     nodes = [*world.join(0), *world.join(0, 0)]
-    primary, _ = world.seats
+    primary, _ = world.hosts
     world.cut(nodes[2], primary.name)
     for _ in range(4):
         world.wait(2.0)
         world.run()
     assert primary.machine.master.accepted == [1, 2]
-    assert any(isinstance(message, m.Resume) for name, message in world.said if name == "n3")
+    assert any(isinstance(message, m.Resume) for name, message in world.from_peers if name == "n3")
     world.heal()
     for _ in range(10):
         world.wait(2.0)
@@ -259,20 +259,20 @@ def test_who_is_put_out_of_the_run_and_asks_a_standby_disturbs_nobody() -> None:
     assert nodes[2].machine.term == 1
     assert nodes[2].ended is not None
     assert "has gone on without peer 3" in nodes[2].ended.reason
-    assert not any(isinstance(message, m.Elsewhere) for name, message in world.told if name in ("n1", "n2"))
+    assert not any(isinstance(message, m.Elsewhere) for name, message in world.from_masters if name in ("n1", "n2"))
 
 
 def test_one_who_comes_too_late_hears_so() -> None:
     world = World(masters=1, memory=Memory.WAIVED)
     nodes = [*world.join(0), *world.join(0, 0)]
-    world.cut(nodes[2], world.seats[0].name)
+    world.cut(nodes[2], world.hosts[0].name)
     world.kill_master()
     world.restart_master()
     world.run()
-    assert not world.seats[0].is_leading
+    assert not world.hosts[0].is_leading
     world.wait(5.5)
     world.run()
-    assert world.seats[0].is_leading
+    assert world.hosts[0].is_leading
     assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
     assert nodes[0].lost == [(3, "did not come back after the loss of the master")]
     world.heal()
@@ -316,7 +316,7 @@ def test_who_was_lost_takes_a_run_over_whose_others_are_dead() -> None:
     world.reset(alone)
     world.run()
     world.wait(6.0)
-    world.cut(alone, world.seats[0].name)
+    world.cut(alone, world.hosts[0].name)
     world.thaw(alone)
     other = world.add()
     world.run()
@@ -372,7 +372,7 @@ def test_peers_that_were_evicted_one_by_one_do_not_lead_on_though_they_come_firs
     for _ in range(3):
         world.run()
         world.wait(2.0)
-    assert not world.seats[0].is_leading
+    assert not world.hosts[0].is_leading
     world.heal()
     for _ in range(4):
         world.run()
@@ -403,7 +403,7 @@ def test_a_run_whose_master_and_one_peer_die_together_goes_on(memory: Memory) ->
     world.kill(nodes[2])
     world.wait(4.0)
     world.restart_master()
-    while world.now < 2 * MASTER_TIMEOUT_S and not world.seats[0].is_leading:
+    while world.now < 2 * MASTER_TIMEOUT_S and not world.hosts[0].is_leading:
         world.run()
         world.wait(0.5)
     world.run()
@@ -444,7 +444,7 @@ def test_with_a_fence_who_is_not_in_all_that_may_be_in_force_does_not_go_on() ->
     while any(node.ended is None for node in lost):
         world.run()
         world.wait(1.0)
-        assert not world.seats[0].is_leading
+        assert not world.hosts[0].is_leading
 
 
 @pytest.mark.parametrize("has_died", [True, False])
@@ -461,7 +461,7 @@ def test_newcomers_found_a_run_when_nobody_of_the_last_one_comes(has_died: bool)
         _led_by(world, TIMEOUT_S + 0.5)
     newcomers = [world.add(), world.add()]
     _led_by(world, 3 * TIMEOUT_S - 1.0)
-    assert not world.seats[0].is_leading
+    assert not world.hosts[0].is_leading
     _led_by(world, 2.0)
     assert world.master.accepted
     world.heal()
@@ -482,7 +482,7 @@ def test_who_has_told_of_a_later_view_and_gone_is_not_forgotten() -> None:
     while any(node.ended is None for node in lost):
         world.run()
         world.wait(2.0)
-        assert not world.seats[0].is_leading
+        assert not world.hosts[0].is_leading
 
 
 def test_a_newcomer_founds_nothing_before_peers_of_a_run_have_missed_their_master() -> None:
@@ -498,7 +498,7 @@ def test_a_newcomer_founds_nothing_before_peers_of_a_run_have_missed_their_maste
     for _ in range(5):
         world.run()
         world.wait(1.0)
-    assert not world.seats[0].is_leading
+    assert not world.hosts[0].is_leading
     world.heal()
     world.wait(1.0)
     world.run()
@@ -518,7 +518,7 @@ def test_a_fence_of_a_live_run_lets_nobody_found_another_and_one_that_is_over_do
     world.run()
     world.wait(30.0)
     world.run()
-    assert not world.seats[0].is_leading
+    assert not world.hosts[0].is_leading
     world.heal()
     world.wait(1.0)
     world.run()

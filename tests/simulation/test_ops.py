@@ -103,7 +103,7 @@ def test_groups_are_independent(world: World) -> None:
     world.run()
     assert a.result(in_group_0) is Result.RANK_CONNECTION_LOST
     assert op not in c.results
-    assert not any(isinstance(message, m.Flush) and name in ("n3", "n4") for name, message in world.told)
+    assert not any(isinstance(message, m.Flush) and name in ("n3", "n4") for name, message in world.from_masters)
     assert c.view.epoch == before.epoch
     assert (c.view.global_world_size, c.view.group_sizes) == (3, {0: 1, 1: 2})
     assert c.lost == [(2, "connection reset")]
@@ -213,7 +213,7 @@ def test_op_that_the_engine_refuses_fails_on_all(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
     world.run()
-    refused = world.launch(b, TAG, refused=True)
+    refused = world.launch(b, TAG, is_refused=True)
     world.run()
     assert (a.result(op), b.result(refused)) == (Result.INVALID_ARGUMENT,) * 2
     assert a.results[op].reason == "the engine refuses"

@@ -18,9 +18,9 @@ def _costs(world: World, *cheap: tuple[int, int]) -> None:
     names = {node.number: node.name for node in world.nodes}
     for a in names.values():
         for b in names.values():
-            world.costs[frozenset((a, b))] = 1000
+            world.network.costs[frozenset((a, b))] = 1000
     for a_number, b_number in cheap:
-        world.costs[frozenset((names[a_number], names[b_number]))] = 10
+        world.network.costs[frozenset((names[a_number], names[b_number]))] = 10
 
 
 def _rates(world: World, *fast: tuple[int, int]) -> None:
@@ -28,12 +28,12 @@ def _rates(world: World, *fast: tuple[int, int]) -> None:
     names = {node.number: node.name for node in world.nodes}
     for a, sender in names.items():
         for b, receiver in names.items():
-            world.rates[sender, receiver] = FAST if (a, b) in fast else SLOW
+            world.network.rates[sender, receiver] = FAST if (a, b) in fast else SLOW
 
 
 def _measured(world: World) -> int:
     """Links of which the master was told metrics."""
-    return sum(len(message.found) for _, message in world.said if isinstance(message, m.Probes))
+    return sum(len(message.found) for _, message in world.from_peers if isinstance(message, m.Probes))
 
 
 def test_ring_follows_the_measured_costs(world: World) -> None:
@@ -119,7 +119,7 @@ def test_links_measured_at_once_share_no_sender_and_no_receiver(world: World) ->
     world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY)
     asked: dict[int, list[tuple[int, int]]] = {}
     numbers = {node.name: node.number for node in nodes}
-    for name, message in world.told:
+    for name, message in world.from_masters:
         if isinstance(message, m.Probe):
             me = numbers[name]
             asked.setdefault(message.probe, []).extend((p, me) if inbound else (me, p) for p, inbound in message.links)
@@ -134,7 +134,7 @@ def test_links_measured_at_once_share_no_sender_and_no_receiver(world: World) ->
 def test_pair_that_could_not_be_measured_is_avoided(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
     _costs(world)
-    world.unreachable = {frozenset(("n1", "n2"))}
+    world.network.unreachable = {frozenset(("n1", "n2"))}
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [Result.SUCCESS] * 4
     ring = nodes[0].view.ring
     assert {frozenset((ring[i - 1], ring[i])) for i in range(4)}.isdisjoint({frozenset((1, 2))})
@@ -143,7 +143,7 @@ def test_pair_that_could_not_be_measured_is_avoided(world: World) -> None:
 def test_peer_lost_while_it_measures(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
     calls = [world.joint(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
-    world.run_until(lambda: sum(isinstance(message, m.Probes) for _, message in world.said) == 2)
+    world.run_until(lambda: sum(isinstance(message, m.Probes) for _, message in world.from_peers) == 2)
     world.kill(nodes[3])
     world.run()
     assert [node.call(call) for node, call in zip(nodes[:3], calls[:3], strict=True)] == [Result.SUCCESS] * 3
@@ -153,7 +153,7 @@ def test_peer_that_does_not_answer_is_not_waited_for_twice(world: World) -> None
     """Its process hangs, but for its signs of life: its links count as unreachable, and the others' are measured."""
     nodes = world.join(0, 0, 0, 0)
     calls = [world.joint(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
-    world.run_until(lambda: any(isinstance(message, m.Probe) for _, message in world.told))
+    world.run_until(lambda: any(isinstance(message, m.Probe) for _, message in world.from_masters))
     world.hang(nodes[3])
     begun_at = world.now
     while not all(call in node.calls for node, call in zip(nodes[:3], calls, strict=False)):

@@ -12,9 +12,9 @@ from pccl.protocol.failover import BIRTH_MARGIN_S
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.schedule import Plan, Step, play
-from tests.simulation.seat import Memory
 from tests.simulation.world import MASTER, TAG, World, rings
 
 TIMEOUT_S = MasterOptions().peer_timeout_s
@@ -77,7 +77,7 @@ def test_silent_peer_is_missed_in_a_flush(world: World, fault: Fault) -> None:
 def test_silent_peer_is_missed_while_links_are_made(world: World, fault: Fault) -> None:
     a, b, c = world.join(0, 0, 0)
     world.kill(b)
-    world.run_until(lambda: isinstance(world.told[-1][1], m.Prepare))
+    world.run_until(lambda: isinstance(world.from_masters[-1][1], m.Prepare))
     fault(world, c)
     world.run()
     world.wait(TIMEOUT_S + 0.1)
@@ -301,7 +301,7 @@ def _reset_all(world: World, nodes: list[Node], are_heartbeats_reset: bool) -> N
         assert control is not None
         world.reset(node)
         control.outbox.clear()
-        world._lose_control(control)
+        world.control_plane.lose(control)
         if are_heartbeats_reset:
             world.break_heartbeats(node)
 
@@ -332,7 +332,7 @@ def test_those_who_come_back_first_after_a_reset_wait_for_the_others(are_heartbe
     _reset_all(world, nodes, are_heartbeats_reset)
     _led_through(world, 2 * TIMEOUT_S)
     newcomer = world.add()
-    world.blocked.difference_update({(nodes[3].name, MASTER), (MASTER, nodes[3].name)})
+    world.network.blocked.difference_update({(nodes[3].name, MASTER), (MASTER, nodes[3].name)})
     _led_through(world, TIMEOUT_S)
     world.heal()
     _led_through(world, 3.0)

@@ -69,7 +69,7 @@ def test_receiver_lost_in_mid_sync(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     c.root = b"other"
     calls = [world.joint(node, Kind.SYNC) for node in (a, b, c)]
-    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.told))
+    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.kill(c)
     world.run()
     assert (a.call(calls[0]), b.call(calls[1])) == (Result.SUCCESS, Result.SUCCESS)
@@ -79,12 +79,12 @@ def test_donor_lost_in_mid_sync(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     c.root = b"other"
     calls = [world.joint(node, Kind.SYNC) for node in (a, b, c)]
-    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.told))
+    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.kill(a)
     world.run()
     assert (b.call(calls[1]), c.call(calls[2])) == (Result.SUCCESS, Result.SUCCESS)
     assert c.root == b"root"
-    report = next(message for _, message in world.said if isinstance(message, m.SyncReport))
+    report = next(message for _, message in world.from_peers if isinstance(message, m.SyncReport))
     assert report.suspects == [(1, "connection refused")]
 
 
@@ -92,7 +92,7 @@ def test_last_donor_lost_in_mid_sync(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     a.revision, a.root = 1, b"new"
     calls = [world.joint(node, Kind.SYNC) for node in (a, b, c)]
-    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.told))
+    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.kill(a)
     world.run()
     assert (b.call(calls[1]), c.call(calls[2])) == (Result.NO_SHARED_STATE_AVAILABLE,) * 2
@@ -109,7 +109,7 @@ def test_receiver_whose_caller_gave_up_fails_the_call_on_all(world: World) -> No
     a, b = world.join(0, 0)
     b.root = b"other"
     calls = [world.joint(node, Kind.SYNC) for node in (a, b)]
-    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.told))
+    world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.cancel_joint(b, calls[1])
     world.run()
     assert (a.call(calls[0]), b.call(calls[1])) == (Result.NO_SHARED_STATE_AVAILABLE,) * 2

@@ -47,7 +47,7 @@ def test_illegal_words_cost_only_the_speaker_its_place(world: World, words: m.Me
     op = world.launch(a, TAG)
     world.run()
     speaker = world.nodes[sender]
-    world.say(speaker, words)
+    world.send(speaker, words)
     world.run()
     assert speaker.ended is not None
     assert world.master.accepted == ([1] if speaker is b else [1, 2])
@@ -64,7 +64,7 @@ def test_words_out_of_place_cost_a_pending_peer_its_place(world: World, words: m
     world.run()
     op = world.launch(a, TAG)
     world.run()
-    world.say(pending, words)
+    world.send(pending, words)
     world.run()
     assert pending.ended is not None
     assert pending.ended.code is Result.INVALID_USAGE
@@ -76,7 +76,7 @@ def test_words_out_of_place_cost_a_pending_peer_its_place(world: World, words: m
 def test_second_joint_call_at_once_is_illegal(world: World) -> None:
     a, b = world.join(0, 0)
     world.joint(b, Kind.UPDATE_TOPOLOGY)
-    world.say(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
+    world.send(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
     world.run()
     assert b.ended is not None
     assert "out of turn" in b.ended.reason
@@ -98,8 +98,8 @@ LATE_OR_STALE = {
 @pytest.mark.parametrize("words", LATE_OR_STALE.values(), ids=LATE_OR_STALE)
 def test_late_words_are_ignored(world: World, words: m.Message) -> None:
     a, b = world.join(0, 0)
-    view, told = world.master.state.view, len(world.told)
-    world.say(b, words)
+    view, told = world.master.state.view, len(world.from_masters)
+    world.send(b, words)
     world.run()
-    assert (world.master.state.view, len(world.told)) == (view, told)
+    assert (world.master.state.view, len(world.from_masters)) == (view, told)
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2

@@ -1,0 +1,63 @@
+"""A node's fast path, pretended: ops that its callers run past its machine, as in `pccl.runtime.data_plane.fast_path`.
+
+The machine does not know of an op that runs here: what the engine finds of it stays here. It is completed when all who
+take part are done, or handed over to the machine: when the path closes, by a mismatch, or because its caller has waited
+for long enough, which may be at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pccl.protocol import peer as ps
+
+OPS = ("started", "ran", "done", "agreed", "ended")
+"""Reports that tell of nothing but ops."""
+
+Report = tuple[str, int]
+
+
+@dataclass
+class FastPath:
+    start: ps.SubmitOp | None = None
+    """How ops that come through it start; None: it is closed."""
+    uses: dict[int, int] = field(default_factory=dict)
+    """Use counts of the tags that came through since it was opened."""
+    running: dict[int, bool] = field(default_factory=dict)
+    """The ops that run here, and whether their results are there."""
+    submissions: dict[int, ps.SubmitOp] = field(default_factory=dict)
+    """How each op that ever came through was submitted."""
+
+    def submission(self, machine: ps.Peer, op: int, tag: int) -> ps.SubmitOp | None:
+        """Let an op with this tag through, if it may. None: it may not."""
+        sequence = self.uses.get(tag) or machine.uses_of(tag)
+        if self.start is None or sequence == 0:
+            return None
+        self.uses[tag] = sequence + 1
+        self.running[op] = False
+        self.submissions[op] = replace(self.start, op=op, tag=tag, sequence=sequence)
+        return self.submissions[op]
+
+    def hand_over(self, op: int) -> Iterator[Report]:
+        """Yield what the machine is to hear of an op that it goes on with."""
+        if op in self.running:
+            yield "started", op
+            if self.running.pop(op):
+                yield "done", op
+
+    def close(self) -> Iterator[Report]:
+        """Close the path, and yield what the machine is to hear of the ops that run here."""
+        self.start = None
+        self.uses.clear()
+        for op in list(self.running):
+            yield from self.hand_over(op)
+
+    def report(self, report: Report, machine: ps.Peer, now: float) -> None:
+        """Have the machine hear that an op has run here, or goes on as its own."""
+        kind, op = report
+        made = self.submissions[op]
+        if kind == "ran":
+            machine.op_ran(made.tag, made.sequence)
+        else:
+            machine.op_started(op, made.tag, made.sequence, now)

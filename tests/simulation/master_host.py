@@ -1,0 +1,83 @@
+"""A machine on which a master of a simulated run lives. The master may be killed there, and another one begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pccl.protocol.failover import Failover
+from pccl.protocol.fence import Fence
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
+
+NUMBERS_PER_RUN = 10**12
+"""Apart, so that peers, views and epochs of two runs are never mistaken for each other."""
+
+
+class Memory(Enum):
+    """What outlasts a master's process."""
+
+    NONE = "none"
+    """The next master waits for all peers."""
+    DISK = "disk"
+    WAIVED = "waived"
+    """Nothing, and the next master waits for a majority only."""
+
+
+@dataclass(eq=False)
+class MasterHost:
+    name: str
+    machine: Failover
+    is_frozen: bool = False
+    is_dead: bool = False
+    frozen_at: float = 0.0
+    heartbeats: dict[int, Node] = field(default_factory=dict)
+    """The heartbeat connections that it knows."""
+    seen: Master | None = None
+    """The leading machine, as last looked at."""
+    run: str = ""
+    """The machine's run, as last looked at."""
+    fence: Fence | None = None
+    """On disk."""
+
+    @property
+    def is_away(self) -> bool:
+        return self.is_frozen or self.is_dead
+
+    @property
+    def is_leading(self) -> bool:
+        return not self.is_dead and self.machine.is_leading
+
+    def begin(
+        self,
+        run: int,
+        options: MasterOptions | None,
+        now: float,
+        hold_s: float,
+        is_standby: bool,
+        memory: Memory = Memory.NONE,
+    ) -> None:
+        """Start a new process."""
+        self.machine = Failover(
+            f"run-{run}",
+            options,
+            is_standby=is_standby,
+            secret=b"secret of run %d" % run,
+            fence=self.fence,
+            persists=memory is Memory.DISK,
+            resumes_any=memory is Memory.WAIVED,
+        )
+        self.machine.begin(now, hold_s)
+        self.is_dead = self.is_frozen = False
+        self.number(run)
+
+    def number(self, run: int) -> None:
+        """Set apart the numbers of a run that may be founded here."""
+        self.seen = self.machine.master
+        assert self.seen.is_vacant
+        self.seen.state.next_peer += (run - 1) * NUMBERS_PER_RUN
+        self.seen.state.view += (run - 1) * NUMBERS_PER_RUN

@@ -1,0 +1,47 @@
+"""The network of a simulated run: who reaches whom, how slowly, and what a measurement of a link would find.
+
+Peers and masters are known here by their names. A direction is blocked from one moment to another: what was sent before
+waits, as TCP would have it. From a node to itself goes what its engine reports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
+
+Direction = tuple[str, str]
+"""From whom, to whom."""
+
+
+class Network:
+    def __init__(self) -> None:
+        self.blocked: set[Direction] = set()
+        """Directions in which nothing gets through."""
+        self.slow: set[Direction] = set()
+        """Directions in which things mostly get through only when little else is under way."""
+        self.unreachable: set[frozenset[str]] = set()
+        """Pairs between which no connection can be made; those that are stay."""
+        self.costs: dict[frozenset[str], int] = {}
+        """Round trips in microseconds; 100 where nothing is said."""
+        self.rates: dict[Direction, float] = {}
+        """Bytes per second; a million where nothing is said."""
+
+    def passes(self, sender: str, receiver: str) -> bool:
+        return not self.blocked or (sender, receiver) not in self.blocked
+
+    def is_cut(self, a: Node, b: Node) -> bool:
+        """Whether nothing that needs an answer gets through between two nodes, or nothing large."""
+        if not self.blocked:
+            return False
+        ways = {(a.name, b.name), (b.name, a.name), (large_packets(a), b.name), (large_packets(b), a.name)}
+        return not self.blocked.isdisjoint(ways)
+
+    def is_unreachable(self, a: Node, b: Node) -> bool:
+        return frozenset((a.name, b.name)) in self.unreachable
+
+
+def large_packets(node: Node) -> str:
+    """The name under which a node sends large packets, in `Network.blocked`."""
+    return f"large packets of {node}"

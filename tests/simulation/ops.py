@@ -1,0 +1,102 @@
+"""The ops of a simulated run: how callers launch them and give them up, and what machines have engines do with them."""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.types import Result
+from tests.simulation.engine import Engines
+from tests.simulation.node import Node
+from tests.simulation.peers import Peers
+from tests.simulation.scene import Scene
+
+FAST_PATH_SHARE = 0.7
+"""How often an op takes the fast path where it may."""
+IMPATIENCE = 0.3
+"""How often its caller may leave the fast path before time passes."""
+
+
+class Ops:
+    def __init__(self, scene: Scene, peers: Peers, engines: Engines) -> None:
+        self._scene = scene
+        self._peers = peers
+        self._engines = engines
+        engines.on_completed(self._complete)
+        peers.on(ps.SubmitOp, self._submit)
+        peers.on(ps.FreezeOps, lambda node, effect: engines.freeze(node, effect.epoch))
+        peers.on(ps.FreezeOp, lambda node, effect: engines.freeze_op(node, effect.op))
+        peers.on(ps.ForgetUnmade, self._forget_unmade)
+        peers.on(ps.EndOp, self._end)
+        peers.on(ps.ForgetOp, self._forget)
+
+    def launch(self, node: Node, tag: int, arguments: str, is_refused: bool, pair: tuple[Node, bool] | None) -> int:
+        op = node.next()
+        node.launched[op] = tag, arguments
+        if pair is not None:
+            node.pairs[op] = pair[0].number, pair[1]
+        node.buffers[op] = frozenset(((node.name, op),))
+        if is_refused:
+            node.refuses.add(op)
+        if pair is None and not is_refused and self._takes_fast_path():
+            submission = node.fast_path.submission(node.machine, op, tag)
+            if submission is not None:
+                self._engines.submit(node, submission)
+                assert self._scene.rng is not None
+                if self._scene.rng.random() < IMPATIENCE:
+                    hand_over = node.fast_path.hand_over
+                    self._scene.events.later(node, lambda: node.reports.extend(hand_over(op)))
+                return op
+        self._peers.hear_all(node)
+        if pair is None:
+            node.fast_path.uses.pop(tag, None)
+        node.machine.launch(op, tag, self._scene.now, node.pairs.get(op))
+        self._peers.settle(node)
+        return op
+
+    def cancel(self, node: Node, op: int) -> None:
+        node.reports.extend(node.fast_path.hand_over(op))
+        self._peers.hear_all(node)
+        if op not in node.keys and op not in node.results:
+            node.cancelled_queued.add(op)
+        node.machine.cancel(op, Result.TIMEOUT, "its time has passed")
+        self._peers.settle(node)
+
+    def give_up(self, node: Node, op: int) -> None:
+        """As `cancel`, by a caller who does not wait for the verdict: the engine stops the op without being told by the
+        machine."""
+        self.cancel(node, op)
+        node.given_up_ops.add(op)
+        node.machine.hasten(op)
+        self._engines.detach(node, op)
+        self._peers.settle(node)
+
+    def _takes_fast_path(self) -> bool:
+        rng = self._scene.rng
+        return self._peers.has_fast_path and rng is not None and rng.random() < FAST_PATH_SHARE
+
+    def _complete(self, node: Node, effect: ps.SubmitOp) -> None:
+        """Give a caller on the fast path its result."""
+        checks = self._scene.checks
+        checks.commit(node.keys[effect.op])
+        checks.op_result(node, ps.OpResult(effect.op, Result.SUCCESS, "", effect.world_size, 10, 20), None)
+
+    # What machines decide.
+
+    def _submit(self, node: Node, effect: ps.SubmitOp) -> None:
+        assert node.in_call not in m.Kind.EXCLUSIVE
+        self._engines.submit(node, effect)
+
+    def _forget_unmade(self, node: Node, effect: ps.ForgetUnmade) -> None:
+        for use in effect.uses:
+            key = node.group, effect.epoch, effect.tag, use
+            assert key not in node.submitted
+            node.parked.pop(key, None)
+
+    def _end(self, node: Node, effect: ps.EndOp) -> None:
+        if effect.commit:
+            self._scene.checks.commit(node.keys[effect.op])
+        self._engines.end(node, effect.op, effect.commit)
+
+    def _forget(self, node: Node, effect: ps.ForgetOp) -> None:
+        self._scene.checks.commit(node.keys[effect.op])
+        self._engines.end(node, effect.op, commit=True, quietly=True)

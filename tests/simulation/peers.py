@@ -1,0 +1,121 @@
+"""The peers' machines of a simulated run: they hear what their engines report, and what they decide is carried out.
+
+Who carries out which effect says so with `Peers.on`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pccl.protocol import peer as ps
+from tests.simulation.fast_path import OPS
+from tests.simulation.node import Node
+from tests.simulation.scene import Scene
+
+Handler = Callable[[Node, Any], None]
+
+
+class Peers:
+    def __init__(self, scene: Scene, has_fast_path: bool) -> None:
+        self.has_fast_path = has_fast_path
+        """Ops may go past the machines."""
+        self._scene = scene
+        self._handlers: dict[type, Handler] = {}
+        self.on(ps.StartEngine, self._start_engine)
+        self.on(ps.Installed, scene.checks.installed)
+        self.on(ps.PeerLog, lambda node, effect: None)
+
+    def on(self, kind: type, handler: Handler) -> None:
+        """Have effects of this type carried out by `handler`."""
+        assert kind not in self._handlers
+        self._handlers[kind] = handler
+
+    def settle(self, node: Node) -> None:
+        """Carry out what a machine has decided, and open the fast path if it may be. To be called after each call of
+        the machine."""
+        if not node.is_alive:
+            return
+        while True:
+            while effects := node.machine.drain():
+                end = next((effect for effect in effects if isinstance(effect, ps.Ended)), None)
+                for effect in effects:
+                    if isinstance(effect, ps.OpResult):
+                        self._scene.checks.op_result(node, effect, end)
+                    else:
+                        self._handlers[type(effect)](node, effect)
+            start = node.machine.plain_start() if self.has_fast_path else None
+            if start == node.fast_path.start:
+                return
+            self.take_over(node)
+            if node.machine.plain_start() == start:
+                node.fast_path.start = start
+
+    def take_over(self, node: Node) -> None:
+        """Close the fast path, and have the machine hear of all ops. To be called before the machine is told what bears
+        on ops."""
+        if node.fast_path.start is not None:
+            node.reports.extend(node.fast_path.close())
+            self._hear(node, list(node.reports))
+
+    def hear_all(self, node: Node) -> None:
+        """Have a machine beside which there may be a fast path hear all reports."""
+        if self.has_fast_path:
+            self._hear(node, list(node.reports))
+
+    def hear_some(self, node: Node) -> None:
+        """Have the machine hear the next reports of its engine."""
+        batch = [node.reports[at] for at in range(self._scene.batch(len(node.reports)))]
+        if node.fast_path.start is not None and any(kind not in OPS for kind, _ in batch):
+            node.reports.extend(node.fast_path.close())
+            batch = list(node.reports)
+        self._hear(node, batch)
+        self.settle(node)
+
+    def hand_over_all(self) -> bool:
+        """Have the callers of all ops on fast paths wait no longer there. Whether there were any."""
+        were_any = False
+        for node in self._scene.nodes:
+            for op in list(node.fast_path.running) if not node.is_frozen else ():
+                node.reports.extend(node.fast_path.hand_over(op))
+                were_any = True
+        return were_any
+
+    def tick(self, node: Node) -> None:
+        """Let the machine's timers fire whose time has come."""
+        now = self._scene.now
+        deadline = node.machine.deadline()
+        if deadline is not None and deadline <= now:
+            self.hear_all(node)
+            node.machine.tick(now)
+            self.settle(node)
+            deadline = node.machine.deadline()
+        assert deadline is None or deadline > now, "the runtime would spin"
+
+    def _hear(self, node: Node, batch: list[tuple[str, int]]) -> None:
+        """Have the machine hear these, the first of its reports."""
+        for _ in batch:
+            node.reports.popleft()
+        ran = [report for report in batch if report[0] == "ran"]
+        for kind, number in ran + [report for report in batch if report[0] != "ran"] if ran else batch:
+            if kind in ("ran", "started"):
+                node.fast_path.report((kind, number), node.machine, self._scene.now)
+            elif kind == "done":
+                node.machine.op_done(number, 10, 20)
+            elif kind == "mismatch":
+                node.machine.op_mismatch(number, "different arguments")
+            elif kind == "ended":
+                node.machine.op_ended(number, 10, 20)
+            elif kind == "agreed":
+                node.machine.op_agreed(number)
+            elif kind == "stopped":
+                node.machine.op_frozen(number)
+            elif kind == "frozen":
+                node.machine.frozen(number)
+            elif kind == "connection":
+                node.machine.connection_lost(number, "connection reset")
+            else:
+                node.machine.link_lost(number, "connection reset")
+
+    def _start_engine(self, node: Node, effect: ps.StartEngine) -> None:
+        assert not node.links

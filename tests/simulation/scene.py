@@ -1,0 +1,115 @@
+"""What all parts of a simulated run share: the clock, chance, who there is, the network, and what is under way."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TypeVar
+
+from pccl.protocol import messages as m
+from pccl.protocol.failover import Failover
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.options import MasterOptions
+from tests.simulation.checks import Checks
+from tests.simulation.connections import Control
+from tests.simulation.events import Events
+from tests.simulation.master_host import MasterHost, Memory
+from tests.simulation.network import Network
+from tests.simulation.node import Node
+
+MASTER = "master"
+MASTERS = (MASTER, "standby")
+MASTER_TIMEOUT_S = 60.0
+BATCH_MAX = 4
+
+T = TypeVar("T")
+
+
+class Scene:
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        cut_bytes: bool = False,
+        options: MasterOptions | None = None,
+        masters: int = 0,
+        memory: Memory = Memory.NONE,
+    ) -> None:
+        self.rng = rng
+        """None: the oldest thing happens first, and nothing is cut, lost or reordered by chance."""
+        self.now = 0.0
+        self.options = options or MasterOptions()
+        self.masters = masters
+        """How many masters there are that nodes outlive. With 0 there is one, and they end with it."""
+        self.memory = memory
+        self.hosts = [MasterHost(name, Failover("run-1", options)) for name in MASTERS[: max(1, masters)]]
+        self.nodes: list[Node] = []
+        self.controls: dict[int, Control] = {}
+        """All control connections that ever were, by their number."""
+        self.network = Network()
+        self.events = Events(self.network)
+        self.checks = Checks(self.nodes)
+        self.log: list[str] = []
+        self.from_peers: list[tuple[str, m.FromPeer]] = []
+        """Every message that a master has received, with the name of the node."""
+        self.from_masters: list[tuple[str, m.FromMaster]] = []
+        """Every message that a master has sent, with the name of the node."""
+        self._cut_bytes = cut_bytes
+
+    # Who there is.
+
+    @property
+    def alive(self) -> list[Node]:
+        return [node for node in self.nodes if node.is_reachable]
+
+    @property
+    def accepted(self) -> list[Node]:
+        return [node for node in self.nodes if node.is_reachable and node.machine.view is not None]
+
+    @property
+    def master(self) -> Master:
+        """The one that leads, in the highest term."""
+        leading = [host for host in self.hosts if host.is_leading]
+        host = max(leading, key=lambda host: host.machine.master.term, default=self.hosts[0])
+        return host.machine.master
+
+    @property
+    def is_master_away(self) -> bool:
+        return self.hosts[0].is_away
+
+    def node_of(self, peer: int) -> Node:
+        """The node that has this number, or had it last."""
+        for node in self.nodes:
+            if node.number == peer:
+                return node
+        return next(node for node in self.nodes if peer in node.former_numbers)
+
+    def ring_nodes(self, node: Node) -> list[Node]:
+        return [self.node_of(peer) for peer in node.view.ring]
+
+    def reaches(self, node: Node, host: MasterHost) -> bool:
+        """Whether what the node sends gets to a master that is there."""
+        return not host.is_away and self.network.passes(node.name, host.name)
+
+    @property
+    def peer_timeout_s(self) -> float:
+        return self.options.peer_timeout_s
+
+    # Chance.
+
+    def pick(self, among: list[T]) -> T:
+        return self.rng.choice(among) if self.rng else among[0]
+
+    def take(self, queue: deque[bytes]) -> bytes:
+        """Take what arrives next from a connection: a frame or what is left of it, or the first bytes of it."""
+        data = queue.popleft()
+        cut = 1 if self._cut_bytes else 0
+        if data and self.rng is not None and self.rng.random() < 0.1:
+            cut = self.rng.randrange(len(data))
+        if 0 < cut < len(data):
+            queue.appendleft(data[cut:])
+            data = data[:cut]
+        return data
+
+    def batch(self, waiting: int) -> int:
+        """Draw how many of the things that wait the runtime finds at once."""
+        return self.rng.randint(1, min(waiting, BATCH_MAX)) if self.rng else 1
