@@ -25,7 +25,7 @@ from pccl.devices.staging import Cargo, Piece, Span, Staging
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import View
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
-from pccl.runtime.data_plane.engine import Buffers, OpSpec, Pair, Placement, Root
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Root
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
 
@@ -254,7 +254,7 @@ def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
 
 def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
     """The op, through this machine's memory where its arrays are not there."""
-    return spec if device is None else replace(spec, new_feed=partial(Staging, device, 1, cargo))
+    return spec if device is None else replace(spec, new_source=partial(Staging, device, 1, cargo))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:

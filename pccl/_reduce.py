@@ -14,7 +14,7 @@ from pccl._operands import require_alike, resolve
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
-from pccl.runtime.data_plane.engine import Buffers, OpSpec
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import (
     DataType,
@@ -110,10 +110,10 @@ def op_spec(
     step = checked_step(step, func_name)
     if source.device is not None:
         cargo = divided(source.owner, target.owner, count, source.dtype.itemsize)
-        new_feed = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)
+        new_source = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)
         nowhere = Buffers(0, 0, count, None)
         return OpSpec(
-            tag, source.dtype, op, quantization, nowhere, algorithm, new_feed=new_feed, step=step, shape=shape
+            tag, source.dtype, op, quantization, nowhere, algorithm, new_source=new_source, step=step, shape=shape
         )
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
@@ -162,15 +162,15 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
     assert result is not None
     if result.code is not Result.SUCCESS:
         raise PCCLError(result.code, func_name, result.reason)
-    if op.is_detached and op.feed is None and op.copy is None:
+    if op.is_detached and op.source is None and op.copy is None:
         text = (
             "all peers have the result, but this one had no memory to keep it in after its caller took the arrays back"
         )
         op.leave_run(text)
         raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run")
     try:
-        if op.feed is not None:
-            op.feed.deliver()
+        if op.source is not None:
+            op.source.deliver()
         elif op.copy is not None:
             op.copy.deliver()
     except Exception as error:  # whatever the device's library raises
@@ -203,7 +203,7 @@ class AsyncHandle(Generic[Info]):
         op: PendingOp | None = getattr(self, "_op", None)
         if op is None:
             return  # an interrupt came before
-        if op.feed is not None and not self._was_asked and not op.has_failed:
+        if op.source is not None and not self._was_asked and not op.has_failed:
             text = f"nobody waited for the op with tag {op.tag}: its result has not come to the device"
             warn(text, ResourceWarning, source=self)
 

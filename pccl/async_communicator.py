@@ -21,7 +21,7 @@ from pccl._timeouts import DEFAULT, Default, Timeout
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind
 from pccl.protocol.peer import View, alone_in
-from pccl.runtime.data_plane.engine import OpSpec
+from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network import addresses
 from pccl.runtime.session.options import SessionError, SessionOptions

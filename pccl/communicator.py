@@ -25,7 +25,7 @@ from pccl.async_communicator import (
     require_outcome,
 )
 from pccl.errors import PCCLError
-from pccl.runtime.data_plane.engine import OpSpec
+from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
 from pccl.runtime.threads import portal

@@ -45,8 +45,8 @@ from typing import Any
 
 from pccl.devices.device import Device, Event
 from pccl.devices.host_memory import Block, HostPool
-from pccl.runtime.data_plane.engine import Buffers
-from pccl.runtime.data_plane.staged_ops import piece_elements
+from pccl.runtime.data_plane.op_spec import Buffers
+from pccl.runtime.data_plane.pieces import piece_elements
 
 AHEAD = 2
 """Copies to the host that the device has been given and that are not there yet: while we take note of one, it does the

@@ -24,7 +24,7 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime.data_plane.staged_ops import piece_elements
+from pccl.runtime.data_plane.pieces import piece_elements
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until, waits_at_master
 from tests.support.fake_device import FakeDevice
 
@@ -240,7 +240,7 @@ def test_an_op_in_pieces_goes_on_with_a_copy(
     cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One peer has its array on a device, and so all are divided."""
-    monkeypatch.setattr("pccl.runtime.data_plane.staged_ops.PIECE_BYTES", 1 << 18)
+    monkeypatch.setattr("pccl.runtime.data_plane.pieces.PIECE_BYTES", 1 << 18)
     cluster.join(WORLD)
     count = 5 * piece_elements(4) + 17
     arrays = [np.full(count, index, np.float32) for index in range(WORLD)]
@@ -251,7 +251,7 @@ def test_an_op_in_pieces_goes_on_with_a_copy(
     for index in (0, 1):
         session = cluster[index]._inner._session
         assert session is not None
-        until(partial(bool, session._engine._staged), "it is in pieces")
+        until(partial(bool, session._staged_ops._staged), "it is in pieces")
         assert refusal(partial(handles[index].wait, 0.2)).result is Result.TIMEOUT
         assert np.all(arrays[index] == index)
         arrays[index][:] = MARK

@@ -21,7 +21,6 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.data_plane import staged_ops
 from pccl.runtime.data_plane.dimensions import DIGEST_FLAG, number_of, shape_of
 from tests.support.cluster import SUM, Cluster, outcomes, reduce_once, results
 from tests.support.fake_device import FakeDevice
@@ -150,7 +149,7 @@ def test_arrays_in_pieces_have_shapes_too(
     on_device: tuple[int, ...],
     pieces: int,
 ) -> None:
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr("pccl.runtime.data_plane.pieces.PIECE_BYTES", PIECE)
     rows = pieces * PIECE // 4 // 8
     one, other = (rows, 8), (8, rows)
 

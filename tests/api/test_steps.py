@@ -18,7 +18,7 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime.data_plane import staged_ops as op_pieces
+from pccl.runtime.data_plane import pieces as op_pieces
 from tests.api.test_async_communicator import Peers, all_of, in_run
 from tests.support.cluster import SUM, Cluster, ones, outcomes, reduce_once, refusal, results
 from tests.support.fake_device import FakeDevice

@@ -11,7 +11,7 @@ import pytest
 
 from pccl import AsyncCollectiveHandle, CollectiveInfo, Communicator, ReduceAlgorithm, ReduceOp, Result
 from pccl.devices.staging import helper_of
-from pccl.runtime.data_plane import staged_ops
+from pccl.runtime.data_plane import pieces
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until
 from tests.support.fake_device import FakeArray, FakeDevice
 
@@ -33,7 +33,7 @@ every_call = pytest.mark.parametrize("name", CALLS)
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
 
 
 def values(rank: int, count: int = COUNT, dtype: Any = np.float32) -> Any:

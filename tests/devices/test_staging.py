@@ -26,7 +26,7 @@ from pccl import (
 )
 from pccl.devices import host_memory
 from pccl.devices.staging import divided, helper_of
-from pccl.runtime.data_plane import staged_ops as op_pieces
+from pccl.runtime.data_plane import pieces as op_pieces
 from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, until
 from tests.support.fake_device import FakeArray, FakeDevice
 from tests.support.interrupts import interrupted_at
@@ -287,7 +287,7 @@ def test_what_differs_is_told_although_only_some_divide_it(three_peers: Cluster,
 def test_who_cannot_divide_an_op_says_what_to_do(
     three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_pieces, "_can_divide", lambda *_: False)
+    monkeypatch.setattr("pccl.runtime.data_plane.division.can_divide", lambda *_: False)
     held = mixed(devices, [0, 2])
     failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
@@ -552,9 +552,9 @@ def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(cluster: Clus
         held = [device.array(values(i, count)) for i, device in enumerate(devices[:2])]
         handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate(cluster.peers)]
         until(handles[0].done, "the op is over")
-        feed = handles[0]._op.feed
-        assert feed is not None
-        is_over = interrupted_at(step, feed.deliver)
+        source = handles[0]._op.source
+        assert source is not None
+        is_over = interrupted_at(step, source.deliver)
         # Another op, while the device may still read what the first one left.
         cluster.each(lambda peer, i: peer.all_reduce(devices[i].array(values(i, count)), op=SUM, tag=1))
         assert handles[0].wait()[0]

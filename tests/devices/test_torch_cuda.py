@@ -13,7 +13,7 @@ from blake3 import blake3
 from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, SharedState
 from pccl.devices import torch_blake3
 from pccl.devices.torch_cuda import CudaDevice
-from pccl.runtime.data_plane import staged_ops
+from pccl.runtime.data_plane import pieces
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.diloco.outer_loop import OuterLoop
 from tests.support.cluster import Cluster, run_of
@@ -115,7 +115,7 @@ def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
 ) -> None:
     if quantization is not None and not dtype.is_floating_point:
         pytest.skip("only floats are quantized")
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
     ours = [(100 * torch.randn(1 << 19, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(2)]
     count = (1 << 20) // dtype.itemsize  # one piece, so that the CPU's op is divided alike
     cpu = [tensor[:count].clone() for tensor in ours]
@@ -128,7 +128,7 @@ def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
 
 @needs_gpu
 def test_gpu_streams_are_respected(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
 
     def reduce(peer: Communicator, i: int) -> Any:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -145,7 +145,7 @@ def test_gpu_streams_are_respected(pair: Cluster, monkeypatch: pytest.MonkeyPatc
 
 @needs_gpu
 def test_gpu_many_ops_at_once(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
 
     def reduce(peer: Communicator, i: int) -> None:
         for turn in range(3):
@@ -162,7 +162,7 @@ def test_gpu_many_ops_at_once(pair: Cluster, monkeypatch: pytest.MonkeyPatch) ->
 def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
 
     def call(peer: Communicator, _: int) -> None:
         rank = peer.membership.rank
@@ -188,7 +188,7 @@ def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(
         assert torch.equal(whole.cpu(), ours[1].add(rank))
 
     pair.each(call)
-    monkeypatch.setattr(staged_ops, "PIECE_BYTES", 0)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 0)
     both = [torch.ones(COUNT, device=place) for place in ("cuda", "cpu")]
     pair.each(lambda peer, i: peer.all_reduce(both[i], op=SUM))
     assert all(bool((tensor == 2).all()) for tensor in both)

@@ -7,7 +7,8 @@ import pytest
 from pccl.protocol.direct_limit import UNKNOWN, direct_limit, is_outdated
 from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane.engine import Buffers, OpRequest, OpSpec
+from pccl.runtime.data_plane.op_request import OpRequest
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 MIB = 1 << 20

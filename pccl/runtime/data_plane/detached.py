@@ -22,7 +22,7 @@ import threading
 
 import numpy as np
 
-from pccl.runtime.data_plane.engine import Buffers, OpSpec
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import Collective
 
 

@@ -45,7 +45,7 @@ def shape_of(number: int) -> tuple[int, ...] | None:
     return tuple(reversed(dimensions)) if number else None
 
 
-def told(number: int) -> str:
+def described(number: int) -> str:
     """What a message says of this number, which may come from another peer and be anything; "" for 0."""
     if not number:
         return ""

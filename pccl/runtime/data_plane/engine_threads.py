@@ -1,74 +1,74 @@
-"""The engines of a communicator as its session sees them: one data plane, of one or more threads.
+"""The engines of a communicator, one or more threads, as one.
 
-Theory of operation. A lane is an engine, so a thread, with its share of each link's connections. How many lanes there
-are is the run's choice, because both ends of a connection must give it to the same lane: the connection's index (which
-`LinkHello` tells) modulo the number of lanes. Every link begins with a connection to each lane; one that is lost is
-replaced in its lane.
+Theory of operation. Each engine thread has its share of each link's connections. How many threads there are is the
+run's choice, because both ends of a connection must give it to the same thread: the connection's index (which
+`LinkHello` tells) modulo the number of threads. Every link begins with a connection to each thread; one that is lost is
+replaced in its thread.
 
-An op that is large enough is divided into slices, one for each lane: every n-th segment of it. Slicing changes neither
-the chunks of an op nor its segments, and with them neither the order of any addition nor a quantized block, nor the
-stream of stochastic rounding: results are the same bits whatever the number of lanes, and one lane does what it
-would without all this. An op that is too small for slices is whole in one lane, which its tag and sequence choose.
-The lanes share no state: not a lock is taken for a segment.
+An op that is large enough is divided into slices, one for each thread: every n-th segment of it. An op that is too
+small for slices is whole in one thread, which its tag and sequence choose. An op on the fast path is whole in the
+thread whose fast path it takes, and must be one that has no slices.
 
-An op that comes through a gate is whole in the lane whose gate it is, and must be one that has no slices.
+1. Slicing changes neither the chunks of an op nor its segments, and with them neither the order of any addition, nor a
+   quantized block, nor the stream of stochastic rounding. So results are the same bits whatever the number of threads.
+2. The threads share no state: not a lock is taken for a segment.
+3. With one thread, calls and events pass through as they are.
 
-What lanes report is joined. An op is done, agreed on, frozen, detached, or has ended, when all its slices are or have;
-a verdict goes to all of them, so that an abort restores what any of them has overwritten. A group is frozen when all
-lanes have frozen it: by then each has reported what is done. A link is lost when one lane has lost it; the session then
-closes it in all.
+What threads report is joined. An op is done, completed, frozen, detached, or has ended, when all its slices are or
+have; a verdict goes to all of them, so that an abort restores what any of them has overwritten. A group is frozen when
+all threads have frozen it: by then each has reported what is done. A link is lost when one thread has lost it; the
+session then closes it in all.
 
-A slice that an engine has no memory for, when others of its op run already, is the one irregular case: these are
+A slice for which one thread has no memory, when others of its op run already, is the one irregular case: these are
 aborted, and when all have given the buffers back the op is reported as refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane.engine import (
-    Buffers,
-    Engine,
+from pccl.runtime.data_plane.engine import Engine, EngineFastPath, Verdict
+from pccl.runtime.data_plane.events import (
     EngineEvent,
     GroupFrozen,
-    LinkCounted,
+    LinkCounters,
     LinkDegraded,
     LinkLimited,
-    OpAgreed,
+    OpCompleted,
     OpDetached,
     OpDone,
     OpEnded,
     OpFrozen,
+    OpHandedOver,
     OpMismatch,
     OpRefused,
-    OpRequest,
-    OpSpec,
-    OpStarted,
-    Verdict,
 )
+from pccl.runtime.data_plane.op_request import OpRequest
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: its multiples are spread evenly, whatever their distance."""
 
 
-def first_thread(tag: int, sequence: int, lanes: int) -> int:
-    """Where the first slice of an op is."""
-    return ((tag + sequence) * GOLDEN % 2**64) * lanes >> 64
+def first_thread(tag: int, sequence: int, threads: int) -> int:
+    """Return the engine thread of an op's first slice."""
+    return ((tag + sequence) * GOLDEN % 2**64) * threads >> 64
 
 
 @dataclass(slots=True)
 class _SliceCount:
-    """Of slices that have yet to report something."""
+    """Slices that have yet to report something, and the traffic of those that have."""
 
     left: int
     tx_bytes: int = 0
     rx_bytes: int = 0
 
     def add(self, event: OpDone | OpEnded) -> bool:
-        """Whether it was the last."""
+        """Count a slice's report. Return whether it was the last."""
         self.left -= 1
         self.tx_bytes += event.tx_bytes
         self.rx_bytes += event.rx_bytes
@@ -77,45 +77,62 @@ class _SliceCount:
 
 @dataclass(slots=True)
 class _Sliced:
-    """An op in several lanes, or in one of several."""
+    """An op in several engine threads, or in one of several."""
 
     engines: list[Engine]
-    """Those that have taken a slice."""
+    """The engines that have taken a slice."""
     done: _SliceCount
     ended: _SliceCount
-    unagreed: int
-    """Slices that are not agreed on, and that are not frozen."""
+    uncompleted: int
+    """Slices that are not completed."""
     unfrozen: int
+    """Slices that are not frozen."""
     is_mismatched: bool = False
+    """A mismatch was reported: those of further slices are the same."""
     refusal: str = ""
+    """Why an engine has not taken its slice."""
 
 
 class EngineThreads:
-    """One lane, until `divide`. Only from one thread at a time, but for `stats`."""
+    """One engine thread, until `divide`. Only from one thread at a time, but for `stats`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        """OSError if the system denies a thread or else."""
+        """OSError if the system denies a thread or something else."""
         self._group = group
         self._force_poll = force_poll
         self._segment_bytes = segment_bytes
         self._request = self.new_request()
         self._engines = [Engine(group, force_poll)]
         self._ops: dict[int, _Sliced] = {}
-        """Empty with one lane."""
+        """Empty with one thread."""
         self._freezing: dict[int, int] = {}
-        """How many lanes have not frozen an epoch yet."""
+        """Number of threads that have yet to freeze an epoch."""
         self._detaching: dict[int, int] = {}
-        """How many lanes have not detached an op yet, which may have ended meanwhile."""
+        """Number of threads that have yet to detach an op, which may have ended meanwhile."""
+        self._joins: dict[type, Callable[[int, Any], EngineEvent | None]] = {
+            OpHandedOver: self._op_started,
+            OpDone: self._op_done,
+            OpCompleted: self._op_completed,
+            OpFrozen: self._op_frozen,
+            OpDetached: self._op_detached,
+            OpEnded: self._op_ended,
+            OpMismatch: self._op_mismatch,
+            GroupFrozen: self._group_frozen,
+            LinkDegraded: self._name_thread,
+            LinkLimited: self._name_thread,
+            LinkCounters: self._name_thread,
+        }
+        """What an event of one thread means for all of them, if anything. Other events pass as they are."""
 
-    def divide(self, lanes: int) -> None:
-        """Makes it so many, before there are links and ops. OSError if the system denies the threads; then the one
-        there is stays."""
-        if lanes == len(self._engines):
+    def divide(self, threads: int) -> None:
+        """Set the number of engine threads, before there are links and ops. OSError if the system denies the threads;
+        then the one there is stays."""
+        if threads == len(self._engines):
             return
         engines: list[Engine] = []
         try:
-            for _ in range(lanes):
-                engines.append(Engine(self._group, self._force_poll, lanes))
+            for _ in range(threads):
+                engines.append(Engine(self._group, self._force_poll, threads))
         except OSError:
             for engine in engines:
                 engine.close()
@@ -126,11 +143,11 @@ class EngineThreads:
 
     @property
     def event_fds(self) -> list[int]:
-        """Each readable while `events` has something to return."""
+        """Descriptors, one of which is readable while `events` has something to return."""
         return [engine.event_fd for engine in self._engines]
 
     def close(self) -> None:
-        """Stops the threads; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
+        """Stop the threads; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
         called later."""
         for engine in self._engines:
             engine.close()
@@ -140,29 +157,35 @@ class EngineThreads:
         return self._engines[0].is_closed
 
     def forget_after_fork(self) -> None:
+        """Close the copies in a forked child."""
         for engine in self._engines:
             engine.forget_after_fork()
 
-    def new_gates(self) -> list[Any]:
-        """One to each lane, as `Engine.new_gate`. After `divide`."""
-        return [engine.new_gate() for engine in self._engines]
+    def new_fast_paths(self) -> list[EngineFastPath]:
+        """Return a fast path into each thread. After `divide`."""
+        return [engine.new_fast_path() for engine in self._engines]
 
     def new_request(self) -> OpRequest:
+        """Return a request to fill, for ops of this group."""
         return OpRequest(self._group, self._segment_bytes)
 
+    def check(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Raise what `submit` would raise for the arguments, without submitting anything."""
+        self._request.fill(launch, spec)
+
     def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """As `OpRequest.fill`. ValueError for what engines do not take, MemoryError."""
+        """Start an op. Errors as in `OpRequest.fill` and `Engine.submit`."""
         request = self._request
         request.fill(launch, spec)
         if len(self._engines) == 1:
             self._engines[0].submit(request)
             return
-        lanes = len(self._engines)
-        slices = request.slices(lanes)
-        first = first_thread(launch.tag, launch.sequence, lanes)
+        threads = len(self._engines)
+        slices = request.slices(threads)
+        first = first_thread(launch.tag, launch.sequence, threads)
         sliced = _Sliced([], _SliceCount(slices), _SliceCount(slices), slices, slices)
         for number in range(slices):
-            engine = self._engines[(first + number) % lanes]
+            engine = self._engines[(first + number) % threads]
             request.cut(number, slices)
             try:
                 engine.submit(request)
@@ -181,7 +204,8 @@ class EngineThreads:
             engine.end(op, Verdict.ABORT)
 
     def end(self, op: int, verdict: Verdict) -> None:
-        """Ends with an OpEnded, but for COMMIT_BY_ALL, or with an OpRefused that is on its way already."""
+        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL, or an OpRefused that is on its way
+        already."""
         if len(self._engines) == 1:
             self._engines[0].end(op, verdict)
             return
@@ -194,13 +218,14 @@ class EngineThreads:
             engine.end(op, verdict)
 
     def freeze(self, epoch: int) -> None:
+        """Stop all ops up to this epoch. GroupFrozen follows."""
         if len(self._engines) > 1:
             self._freezing[epoch] = len(self._engines)
         for engine in self._engines:
             engine.freeze(epoch)
 
     def freeze_op(self, op: int) -> None:
-        """Ends with an OpFrozen, or with an OpRefused that is on its way already."""
+        """Stop an op. OpFrozen follows, or an OpRefused that is on its way already."""
         if len(self._engines) == 1:
             self._engines[0].freeze_op(op)
             return
@@ -208,11 +233,12 @@ class EngineThreads:
             engine.freeze_op(op)
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
+        """Drop what has come for these uses of a tag, which will not be submitted here."""
         for engine in self._engines:
             engine.forget_ops(epoch, tag, uses)
 
     def detach(self, op: int, private: Buffers | None) -> bool:
-        """As `Engine.detach`. False: there is no such op, and no event comes."""
+        """Take the caller's arrays from an op, as `Engine.detach`. False: there is no such op, and no event follows."""
         if len(self._engines) == 1:
             self._engines[0].detach(op, private)
             return True
@@ -225,18 +251,18 @@ class EngineThreads:
         return True
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
-        """Takes ownership of a connected socket, the link's connection of this index. `keys`: all that travels on it is
+        """Take ownership of a connected socket, the link's connection of this index. `keys`: all that travels on it is
         encrypted."""
         self._engines[index % len(self._engines)].link_add(link, fd, keys)
 
     def set_link_timeout(self, seconds: float) -> None:
-        """How long bytes may lie on a link's connections of one lane and none get across before the link is lost; 0:
-        for ever."""
+        """Set how long bytes may lie on a link's connections of one thread and none get across before the link is lost;
+        0: for ever."""
         for engine in self._engines:
             engine.set_link_timeout(seconds)
 
     def count_link(self, link: int) -> None:
-        """Asks for a LinkCounted from each lane."""
+        """Ask for the counters of a link. A LinkCounters of each thread follows."""
         for engine in self._engines:
             engine.count_link(link)
 
@@ -245,69 +271,76 @@ class EngineThreads:
             engine.link_close(link)
 
     def events(self) -> list[EngineEvent]:
-        """What has happened since the last call; of each op and of each link in order."""
+        """Return what has happened since the last call; for each op and for each link in order."""
         if len(self._engines) == 1:
             return self._engines[0].events()
         found: list[EngineEvent] = []
-        for lane, engine in enumerate(self._engines):
+        for thread, engine in enumerate(self._engines):
             for event in engine.events():
-                joined = self._join(lane, event)
+                join = self._joins.get(type(event))
+                joined = event if join is None else join(thread, event)
                 if joined is not None:
                     found.append(joined)
         return found
 
-    def _join(self, lane: int, event: EngineEvent) -> EngineEvent | None:
-        """What an event of one lane means for all of them, if anything."""
-        if isinstance(event, OpStarted):
-            self._ops[event.op] = _Sliced([self._engines[lane]], _SliceCount(1), _SliceCount(1), 1, 1)
-            return event
-        if isinstance(event, OpDone):
-            done = self._ops[event.op].done
-            return OpDone(event.op, done.tx_bytes, done.rx_bytes) if done.add(event) else None
-        if isinstance(event, OpAgreed):
-            agreed = self._ops.get(event.op)
-            if agreed is None:
-                return None  # a verdict was there before
-            agreed.unagreed -= 1
-            return event if agreed.unagreed == 0 else None
-        if isinstance(event, OpFrozen):
-            frozen = self._ops.get(event.op)
-            if frozen is None:
-                return None
-            frozen.unfrozen -= 1
-            return event if frozen.unfrozen == 0 else None
-        if isinstance(event, OpDetached):
-            self._detaching[event.op] -= 1
-            if self._detaching[event.op]:
-                return None
-            del self._detaching[event.op]
-            return event
-        if isinstance(event, OpEnded):
-            sliced = self._ops[event.op]
-            if not sliced.ended.add(event):
-                return None
-            del self._ops[event.op]
-            if sliced.refusal:
-                return OpRefused(event.op, sliced.refusal)
-            return OpEnded(event.op, sliced.ended.tx_bytes, sliced.ended.rx_bytes)
-        if isinstance(event, OpMismatch):
-            sliced = self._ops[event.op]
-            if sliced.is_mismatched or sliced.refusal:
-                return None
-            sliced.is_mismatched = True
-            return event
-        if isinstance(event, GroupFrozen):
-            self._freezing[event.epoch] -= 1
-            if self._freezing[event.epoch]:
-                return None
-            del self._freezing[event.epoch]
-            return event
-        if isinstance(event, LinkDegraded | LinkLimited | LinkCounted):
-            return replace(event, lane=lane)
+    def _op_started(self, thread: int, event: OpHandedOver) -> EngineEvent:
+        self._ops[event.op] = _Sliced([self._engines[thread]], _SliceCount(1), _SliceCount(1), 1, 1)
         return event
 
+    def _op_done(self, _: int, event: OpDone) -> EngineEvent | None:
+        done = self._ops[event.op].done
+        return OpDone(event.op, done.tx_bytes, done.rx_bytes) if done.add(event) else None
+
+    def _op_completed(self, _: int, event: OpCompleted) -> EngineEvent | None:
+        sliced = self._ops.get(event.op)
+        if sliced is None:
+            return None  # a verdict was there before
+        sliced.uncompleted -= 1
+        return event if sliced.uncompleted == 0 else None
+
+    def _op_frozen(self, _: int, event: OpFrozen) -> EngineEvent | None:
+        sliced = self._ops.get(event.op)
+        if sliced is None:
+            return None
+        sliced.unfrozen -= 1
+        return event if sliced.unfrozen == 0 else None
+
+    def _op_detached(self, _: int, event: OpDetached) -> EngineEvent | None:
+        self._detaching[event.op] -= 1
+        if self._detaching[event.op]:
+            return None
+        del self._detaching[event.op]
+        return event
+
+    def _op_ended(self, _: int, event: OpEnded) -> EngineEvent | None:
+        sliced = self._ops[event.op]
+        if not sliced.ended.add(event):
+            return None
+        del self._ops[event.op]
+        if sliced.refusal:
+            return OpRefused(event.op, sliced.refusal)
+        return OpEnded(event.op, sliced.ended.tx_bytes, sliced.ended.rx_bytes)
+
+    def _op_mismatch(self, _: int, event: OpMismatch) -> EngineEvent | None:
+        sliced = self._ops[event.op]
+        if sliced.is_mismatched or sliced.refusal:
+            return None
+        sliced.is_mismatched = True
+        return event
+
+    def _group_frozen(self, _: int, event: GroupFrozen) -> EngineEvent | None:
+        self._freezing[event.epoch] -= 1
+        if self._freezing[event.epoch]:
+            return None
+        del self._freezing[event.epoch]
+        return event
+
+    @staticmethod
+    def _name_thread(thread: int, event: LinkDegraded | LinkLimited | LinkCounters) -> EngineEvent:
+        return replace(event, thread=thread)
+
     def stats(self) -> dict[str, int]:
-        """Counters, those of all lanes together; after `close` those of the end. With several lanes there is no
+        """Return the counters of all threads together; after `close` those at the end. With several threads there is no
         `scratch_bytes_max`: they do not reach their marks at the same time."""
         engines = self._engines
         total = engines[0].stats()

@@ -3,20 +3,19 @@
 Theory of operation. An op that the session launches takes the way caller, trio thread, engine, trio thread, caller; of
 64 KiB between two processes of one machine that is three quarters of its time. Where nothing is to be decided, a caller
 that would do nothing but wait goes on the engine's fast path instead (native/src/fast_path.h): it submits the op, waits
-for the peers' agreement, and has its result; the session hears of it later.
+until all participants are done, and has its result; the session hears of it later. Rules:
 
-The session opens the gate while its machine has a `plain_start`, and *takes over* before it tells the machine anything
-that bears on ops, such as a message of the master: it closes the gate, which is a cut, and tells the machine what has
-come of the ops on its far side. So the machine decides as if each of them had been launched by it.
-
-A use of a tag is counted in one place at a time: by the gate from the first op with that tag that comes through it
-until the gate is closed or the session launches one (`forget_uses`), otherwise by the machine. No two threads count the
-same tag, for no two ops in flight have the same one, but for ops of two, which have tags of their own and never come
-here. A tag's first op in an epoch is the machine's. What is launched after an op that came through the gate finds
-that one counted: see the order in which `engine_bridge` hears of both.
-
-Everything is as it was at any moment at which a signal handler may raise in the caller's thread: before the one call
-that submits, the op is not there, after it the session hears of it like of any other.
+1. The session opens the fast path while its machine has a `plain_start`, and *takes over* before it tells the machine
+   anything that bears on ops, such as a message of the master: it closes the fast path, which is a cut, and tells the
+   machine what has come of the ops on its far side. So the machine decides as if it had launched each of them.
+2. A use of a tag is counted in one place at a time: by the fast path from the first op with that tag that comes through
+   it until it is closed or the session launches one (`forget_uses`), otherwise by the machine. No two threads count the
+   same tag, for no two ops in flight have the same one; point-to-point ops, which have tags of their own, never come
+   here.
+3. A tag's first op in an epoch is the machine's. What is launched after an op that came through the fast path finds
+   that one counted: see the order in which `engine_bridge` hears of both.
+4. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op is not
+   there; after it, the session hears of it like of any other.
 """
 
 from __future__ import annotations
@@ -26,90 +25,95 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp
-from pccl.runtime.data_plane.engine import Buffers, OpRan, OpRequest, OpSpec, OpStarted
+from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineFastPath, use_counter
 from pccl.runtime.data_plane.engine_threads import EngineThreads, first_thread
+from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
+from pccl.runtime.data_plane.op_request import OpRequest
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import piece_elements
-from pccl.runtime.extension import ffi, lib
+from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
 
 WAIT_MS = 5
-"""So long a caller waits in the gate, where no signal ends its wait; an op that takes longer becomes the session's."""
+"""How long a caller waits on the fast path, where no signal ends its wait; a longer op becomes the session's."""
 BYTES_MAX = 8 << 20
 """Larger ops take longer anyway."""
 
 
 @dataclass(slots=True)
 class _Opening:
-    """From one opening to the next."""
+    """The fast path from one opening to the next."""
 
     numbers: list[int]
-    """By lane."""
+    """The opening's number in each engine thread."""
     start: SubmitOp
     uses: dict[int, Any] = field(default_factory=dict)
-    """By tag a `uint64_t *`."""
+    """The counters of tags that have come through, see `use_counter`."""
 
 
 class FastPath:
-    """Of one session. The trio thread opens and closes it; `run` is for all others."""
+    """The fast path of a session. The trio thread opens and closes it; `run` is for all others."""
 
     def __init__(self, machine: Peer, engine: EngineThreads) -> None:
         self._machine = machine
         self._engine = engine
-        self._natives: list[Any] = []
-        """By lane."""
+        self._paths: list[EngineFastPath] = []
+        """One into each engine thread."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
-        """Those whose callers are here, and those that the session has not heard of yet."""
+        """Ops whose callers are on the way, and those of which the session has not heard yet."""
         self._requests: deque[OpRequest] = deque()
 
     def attach(self) -> None:
-        """The engine has its lanes, each with a gate of its own. An op comes through one of them: so that it does not
-        matter that they are closed one after the other."""
-        self._natives = self._engine.new_gates()
+        """Make the ways into the engine threads, whose number is set. That they are closed one after the other does not
+        matter: an op takes one of them."""
+        self._paths = self._engine.new_fast_paths()
 
     @property
-    def has_lanes(self) -> bool:
-        """Several: one that a tag's ops go through says nothing of those that went through another."""
-        return len(self._natives) > 1
+    def has_threads(self) -> bool:
+        """Whether there are several engine threads: the events of one say nothing of a tag's ops in another."""
+        return len(self._paths) > 1
 
     def is_as(self, start: SubmitOp | None) -> bool:
-        """Whether it is open for ops that start so; None: whether it is closed."""
+        """Return whether it is open for ops that start so; None: whether it is closed."""
         return self._opening is None if start is None else self._opening is not None and self._opening.start == start
 
     def open(self, start: SubmitOp) -> None:
+        """Let ops through that start so."""
         assert self._opening is None, "what came through it is to be heard first"
-        self._opening = _Opening([lib.pccl_fast_path_open(native) for native in self._natives], start)
+        self._opening = _Opening([path.open() for path in self._paths], start)
 
     def close(self) -> bool:
-        """Whether it was open: then the engine's events tell of all that has come through it."""
+        """Let no more ops through. Return whether it was open: then the engine's events tell of all that came
+        through."""
         if self._opening is None:
             return False
         self._opening = None
-        for native in self._natives:
-            lib.pccl_fast_path_close(native)
+        for path in self._paths:
+            path.close()
         return True
 
     def forget_uses(self, tag: int) -> None:
-        """The machine is about to launch an op with this tag, and has heard of all before it."""
+        """Stop counting a tag: the machine is about to launch an op with it, and has heard of all before it."""
         if self._opening is not None:
             self._opening.uses.pop(tag, None)
 
-    def started(self, event: OpStarted) -> PendingOp:
+    def started(self, event: OpHandedOver) -> PendingOp:
+        """Return an op that was handed over."""
         return self._running.pop(event.op)
 
-    def ran(self, event: OpRan) -> PendingOp:
-        """Its caller may have been interrupted: it is over now."""
+    def ran(self, event: OpFastCompleted) -> PendingOp:
+        """Return an op that is over. Its caller may have been interrupted before it took note of the result."""
         op = self._running.pop(event.op)
         op.finish(_result(op, event.tx_bytes, event.rx_bytes))
         return op
 
     def has(self, op: PendingOp) -> bool:
-        """Whether it may have been submitted, and the session has not heard of it."""
+        """Return whether an op may have been submitted here, and the session has not heard of it."""
         return op.op in self._running
 
     def drop(self, op: PendingOp) -> None:
-        """Its caller was interrupted before it was submitted."""
+        """Forget an op whose caller was interrupted before it was submitted."""
         self._running.pop(op.op, None)
 
     @property
@@ -117,19 +121,19 @@ class FastPath:
         return list(self._running.values())
 
     def run(self, op: PendingOp) -> bool:
-        """Runs an op whose tag is the caller's now, and which nobody else can know. True: it is committed and over, or
-        the session's from now on. False: it has to be launched."""
+        """Run an op that nobody else knows yet, and whose tag is the caller's. True: it is committed and over, or the
+        session's from now on. False: it has to be launched."""
         opening = self._opening
         spec = op.spec
         assert spec is not None
-        if opening is None or spec.pair is not None or spec.feed is not None or spec.root is not None:
+        if opening is None or spec.pair is not None or spec.source is not None or spec.root is not None:
             return False
         uses = opening.uses.get(op.tag)
         if uses is None:
             uses_before = self._machine.uses_of(op.tag)
             if uses_before == 0:
                 return False
-            uses = opening.uses.setdefault(op.tag, ffi.new("uint64_t *", uses_before))
+            uses = opening.uses.setdefault(op.tag, use_counter(uses_before))
         try:
             request = self._requests.pop()
         except IndexError:
@@ -139,32 +143,30 @@ class FastPath:
         return has_run
 
     def _suits(self, request: OpRequest, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
-        """Whether it is a small op, in one lane, and none that others may have in pieces. Fills the request."""
+        """Fill the request. Return whether it is for a small op, in one engine thread, which no peer may have in
+        pieces."""
         try:
-            is_placed = isinstance(spec.buffers, Buffers)
-            request.fill(start, spec if is_placed else op.placed(spec, start.rank, start.world_size))
+            if not isinstance(spec.buffers, Buffers):
+                spec = op.placed(spec, start.rank, start.world_size)
+            request.fill(start, spec)
         except ValueError:
             return False  # as the session will say
-        request.native.op, request.native.key.tag = op.op, op.tag
-        count: int = request.native.shape.count
-        item_bytes = spec.dtype.itemsize
+        request.rename(op.op, op.tag)
+        count, item_bytes = request.count, spec.dtype.itemsize
         if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):
             return False
-        lanes = len(self._natives)
-        return lanes == 1 or request.slices(lanes) == 1
+        threads = len(self._paths)
+        return threads == 1 or request.slices(threads) == 1
 
     def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any) -> bool:
         start = opening.start
-        lane = first_thread(op.tag, uses[0], len(self._natives))
+        thread = first_thread(op.tag, uses[0], len(self._paths))
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
-        result = ffi.new("pccl_fast_path_result *")
         self._running[op.op] = op
-        outcome = lib.pccl_fast_path_run(
-            self._natives[lane], opening.numbers[lane], request.native, uses, WAIT_MS, result
-        )
-        if outcome == lib.PCCL_FAST_PATH_COMPLETED:
-            op.finish(_result(op, result.tx_bytes, result.rx_bytes))
-        elif outcome != lib.PCCL_FAST_PATH_HANDED_OVER:
+        outcome, tx_bytes, rx_bytes = self._paths[thread].run(opening.numbers[thread], request, uses, WAIT_MS)
+        if outcome == COMPLETED:
+            op.finish(_result(op, tx_bytes, rx_bytes))
+        elif outcome != HANDED_OVER:
             op.epoch = None
             self.drop(op)
             return False

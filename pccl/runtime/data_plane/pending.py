@@ -14,7 +14,7 @@ import trio
 
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.detached import PrivateCopy, buffer_bytes
-from pccl.runtime.data_plane.engine import Buffers, OpSpec
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.threads.latch import Latch, wait_any
 from pccl.types import Result
 
@@ -36,7 +36,7 @@ class PendingOp:
         self.op = op
         self._session = session
         self.spec: OpSpec | None = spec
-        self.feed = spec.feed
+        self.source = spec.source
         """Delivers the result where it succeeds, of arrays on a device."""
         self.copy: PrivateCopy | None = None
         """Has the result where it succeeds, of an op that was detached and goes on."""
@@ -147,7 +147,7 @@ class PendingOp:
         self.result = result
         self.spec = None  # lets go of the buffers
         if result.code is not Result.SUCCESS:
-            self.feed = None
+            self.source = None
         if not self.is_detached:
             self.release()
         elif self.is_released:

@@ -1,140 +1,69 @@
 """Ops whose elements become available piece by piece: several ops of the engine that are one to everybody else.
 
-Theory of operation. A *feed* stands for arrays that the engine cannot read, such as those on a device. It divides the
+Theory of operation. A *source* stands for arrays that the engine cannot read, such as those on a device. It divides the
 op into pieces, alike on all peers, and says when the elements of each are in memory; the piece is then submitted as an
 op of its own, named by the op's tag and use, and the piece's number in the upper bits of the use. So pieces meet their
 like on all peers in whatever order they come, and the rest of pccl knows one op:
 
-    done        when the last piece is, and so for agreed
-    frozen      at once but for pieces that were submitted: no further ones are
-    a verdict   goes to all pieces that have been submitted; no further ones are
+    done        when the last piece is; completed likewise
+    frozen      when all pieces that were submitted are: no further ones will be
+    a verdict   goes to all pieces that were submitted; no further ones will be
     ended       when all those have given their memory back
     detached    when all those are, and nothing is read any more that further ones would be made of
     mismatch    the first that any piece reports
 
-An op is done only when all its pieces were submitted, so commit never meets one that was not; an abort may. An epoch
-that is frozen takes no more pieces: its ops that are not done by then will be aborted.
+1. Commit never meets a piece that was not submitted: an op is done only when all its pieces were.
+2. An epoch that is frozen takes no more pieces: its ops that are not done by then will be aborted.
 
 *Meeting ops that are whole.* A peer whose arrays are in memory launches one op of the engine, which costs less, and
-does not know that others have a feed. An op of several pieces therefore has a *guard*: an op without elements under the
-name that the whole would have, which differs from it, so that the engines of all others report a mismatch. Whoever has
-a whole all_reduce that can be divided, and a link to every peer of the group, takes it back, which restores its arrays,
-and joins in pieces; later ops in that epoch it divides from the beginning, and announces so. What cannot be divided is
-a mismatch in truth, of which all peers are told. Nobody waits for guards, and no result depends on them. A committed
-op leaves its own behind until all peers have sent theirs, which may come last, or the epoch is over.
+does not know that others have a source.
 
-A first piece that is the whole op has no guard and looks on the wire as if there were no pieces.
+1. An op of several pieces has a *marker* (`marker_ops`): an op without elements under the name that the whole would
+   have. It differs from the whole op, so the engines of all others report a mismatch.
+2. A peer with a whole all_reduce that can be divided, and a link to every peer of the group, takes it back and joins in
+   pieces (`division`); later ops in that epoch it divides from the beginning, and has markers for them.
+3. What cannot be divided is a mismatch in truth, which all peers are told.
+4. Nobody waits for markers, and no result depends on them. A committed op leaves its own behind until all peers have
+   sent theirs, which may come last, or the epoch is over.
+
+A first piece that is the whole op has no marker, and looks on the wire as if there were no pieces.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import socket
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pccl.protocol.peer import SubmitOp
+from pccl.runtime.data_plane import division, pieces
 from pccl.runtime.data_plane.detached import PrivateCopy
-from pccl.runtime.data_plane.engine import (
-    Buffers,
+from pccl.runtime.data_plane.engine import Verdict
+from pccl.runtime.data_plane.events import (
     EngineEvent,
-    OpAgreed,
+    OpCompleted,
     OpDetached,
     OpDone,
     OpEnded,
     OpFrozen,
     OpMismatch,
     OpRefused,
-    OpSpec,
-    Verdict,
-    guard_spec,
-    guarded,
 )
-from pccl.runtime.data_plane.engine_threads import EngineThreads
-from pccl.types import Collective
+from pccl.runtime.data_plane.interfaces import OpEngine
+from pccl.runtime.data_plane.mailbox import Mailbox
+from pccl.runtime.data_plane.marker_ops import MarkerOps
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.data_plane.pieces import InMemory
 
-PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
-"""Of an op in pieces. 0: none is divided."""
 FIRST_PIECE_OP = 1 << 62
-"""Numbers of pieces and guards, in the engine's eyes, begin here; those of ops never come so far."""
+"""Numbers of pieces and markers, in the engine's eyes, begin here; those of ops never come so far."""
 PIECE_SHIFT = 40
-"""Bits of the key's sequence that count the uses of a tag in a view. Above them is 0, of the op itself or its guard, or
-the number of the piece from 1."""
-
-
-OpEvent = OpDone | OpAgreed | OpFrozen | OpEnded | OpMismatch | OpRefused
-
-
-def piece_elements(item_bytes: int) -> int:
-    """0: all of them."""
-    return max(PIECE_BYTES, item_bytes) // item_bytes if PIECE_BYTES else 0
-
-
-def hint(mismatch: OpMismatch) -> str:
-    """For whoever has met an op that is divided and cannot divide its own."""
-    if not mismatch.their_piece_bytes or mismatch.size_bytes[0] <= mismatch.their_piece_bytes:
-        return ""
-    return (
-        "; where arrays are on devices they are reduced in pieces, which all peers can do if PCCL_PIECE_BYTES is the "
-        "same for all and no two of them lack a link: else start those with devices with PCCL_PIECE_BYTES=0"
-    )
-
-
-class _InMemory:
-    """A feed of an op whose arrays are in memory."""
-
-    def __init__(self, spec: OpSpec) -> None:
-        assert isinstance(spec.buffers, Buffers)
-        self._whole = spec.buffers
-        self._item_bytes = spec.dtype.itemsize
-        self._length = piece_elements(self._item_bytes)
-        self.piece_count = -(-self._whole.count // self._length)
-
-    def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
-        for number in range(self.piece_count):
-            ready(number, self.piece(self._whole, number))
-
-    def piece(self, whole: Buffers, number: int) -> Buffers:
-        start = number * self._length
-        at = start * self._item_bytes
-        count = min(self._length, whole.count - start)
-        return Buffers(whole.send + at, whole.recv + at, count, whole.keep)
-
-    def abandon(self) -> None:
-        pass
-
-    def release(self, told: Callable[[], None]) -> None:
-        told()
-
-    def deliver(self) -> None:
-        pass
-
-
-@dataclass(slots=True)
-class _Guard:
-    """Until the engine has given it back."""
-
-    op: int
-    epoch: int
-    is_closed: bool = False
-
-
-@dataclass(slots=True)
-class _Dividing:
-    """A whole op that is being taken back, to go on in pieces."""
-
-    launch: SubmitOp
-    spec: OpSpec
-    is_closed: bool = False
-    """There is a verdict: it does not go on."""
-    is_frozen: bool = False
-    is_detached: bool = False
-    """It goes on with the copy, or not at all."""
-    copy: PrivateCopy | None = None
+"""Bits of the key's sequence that count the uses of a tag in a view. Above them is 0 for the op itself or its marker,
+or the number of the piece from 1."""
+OF_AN_OP = frozenset({OpDone, OpCompleted, OpFrozen, OpDetached, OpMismatch, OpEnded, OpRefused})
+"""Kinds of events that may be of a piece or a marker. Ops on the fast path have neither."""
 
 
 @dataclass(slots=True)
@@ -144,401 +73,335 @@ class _Staged:
     launch: SubmitOp
     spec: OpSpec
     undone: int
-    """Pieces that are not done, also those to come."""
-    unagreed: int
-    """The same of those that are not agreed on."""
+    """Number of pieces that are not done, also of those to come."""
+    uncompleted: int
+    """Number of pieces that are not completed, also of those to come."""
     pieces: list[int] = field(default_factory=list)
-    """Those submitted, in the engine's numbers."""
-    numbers: dict[int, int] = field(default_factory=dict)
-    """How-manieth of the op each of them is, from 0."""
+    """The pieces that were submitted, in the engine's numbers."""
+    places: dict[int, int] = field(default_factory=dict)
+    """The place of each of them in the op, from 0."""
     unended: set[int] = field(default_factory=set)
     tx_bytes: int = 0
     rx_bytes: int = 0
     is_mismatched: bool = False
     is_closed: bool = False
-    """There is a verdict, or it was refused: no further pieces."""
+    """There is a verdict, or the op was refused: no further pieces."""
     unfrozen: set[int] | None = None
     """Pieces that are being frozen; no further ones are taken."""
     refusal: str = ""
 
+    def close(self) -> None:
+        """Take no further pieces."""
+        self.is_closed = True
+        assert self.spec.source is not None
+        self.spec.source.abandon()
 
-class StagedOps(EngineThreads):
-    """Lanes that take specs with a feed, too."""
 
-    def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        super().__init__(group, segment_bytes, force_poll)
+class StagedOps:
+    """An engine's ops, of which those with a source are in pieces. Owns the engine. Only from one thread at a time."""
+
+    def __init__(self, engine: OpEngine) -> None:
+        """OSError if the system denies a descriptor."""
+        numbers = itertools.count(FIRST_PIECE_OP)
+        self._engine = engine
+        self._markers = MarkerOps(engine, numbers)
+        self._division = division.Division(engine, self._go_on_in_pieces)
+        self._numbers = numbers
         self._staged: dict[int, _Staged] = {}
         self._op_of: dict[int, int] = {}
-        """By piece."""
-        self._guards: dict[int, _Guard] = {}
-        self._divisible: dict[int, tuple[SubmitOp, OpSpec]] = {}
-        """Whole ops that can be taken back."""
-        self._dividing: dict[int, _Dividing] = {}
-        self._divided_epoch = -1
-        """In which others divide, and so does this peer."""
-        self._numbers = itertools.count(FIRST_PIECE_OP)
+        """The op of each piece."""
         self._frozen_epoch = -1
-        self._news: deque[Callable[[], None]] = deque()
-        """What feeds have said, in their threads."""
+        self._said = Mailbox()
+        """What sources have said, in their threads."""
         self._own: list[EngineEvent] = []
         """Events that no engine reports."""
-        self._detaching_pieces: dict[int, set[int]] = {}
+        self._detaching: dict[int, set[int]] = {}
         """Pieces of an op that are not detached yet."""
         self._detaching_op_of: dict[int, int] = {}
-        """By piece."""
-        self._was_rung = False
-        """Spares ops without pieces a system call for each batch of events."""
-        self._bell, self._button = socket.socketpair()
-        self._bell.setblocking(False)
-        self._button.setblocking(False)
+        """The op of each piece that is not detached yet, which may have ended meanwhile."""
+        # What an event means for the op: of a whole one, of a piece, of a marker. Without an entry: of a whole op it
+        # passes as it is, of a marker it means nothing.
+        self._whole: dict[type, Callable[[Any], EngineEvent | None]] = {
+            OpMismatch: self._division.mismatch,
+            OpEnded: self._division.ended,
+            OpRefused: self._division.refused,
+        }
+        self._piece: dict[type, Callable[[int, _Staged, Any], EngineEvent | None]] = {
+            OpDone: self._piece_done,
+            OpCompleted: self._piece_completed,
+            OpFrozen: self._piece_frozen,
+            OpMismatch: self._piece_mismatch,
+            OpEnded: self._piece_ended,
+            OpRefused: self._piece_refused,
+        }
+        self._marker: dict[type, Callable[[Any], EngineEvent | None]] = {
+            OpDone: self._markers.done,
+            OpEnded: self._markers.gone,
+            OpRefused: self._markers.gone,
+            OpMismatch: self._marker_mismatch,
+        }
 
     @property
     def event_fds(self) -> list[int]:
-        return [*super().event_fds, self._bell.fileno()]
+        return [*self._engine.event_fds, self._said.fileno()]
+
+    @property
+    def is_closed(self) -> bool:
+        return self._engine.is_closed
 
     def close(self) -> None:
-        super().close()
+        """Close the engine, and abandon all sources."""
+        self._engine.close()
         for staged in self._staged.values():
-            self._shut(staged)
-        self._bell.close()
-        self._button.close()
+            staged.close()
+        self._said.close()
 
     def forget_after_fork(self) -> None:
-        super().forget_after_fork()
-        self._bell.close()
-        self._button.close()
+        self._engine.forget_after_fork()
+        self._said.close()
+
+    # Launches.
 
     def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        if spec.feed is not None:
+        """Start an op, as `Ops.submit`."""
+        if spec.source is not None:
             assert launch.sequence < 1 << PIECE_SHIFT
-            self._request.fill(launch, spec)  # ValueError for what would be refused later
-            self._stage(launch, spec, has_guard=spec.feed.piece_count > 1)
-        elif not _can_divide(launch, spec):
-            super().submit(launch, spec)
-        elif launch.epoch == self._divided_epoch:
-            self._stage(launch, replace(spec, feed=_InMemory(spec)), has_guard=True)
+            self._engine.check(launch, spec)  # what would be refused later
+            self._stage(launch, spec, has_marker=spec.source.piece_count > 1)
+        elif not division.can_divide(launch, spec):
+            self._engine.submit(launch, spec)
+        elif self._division.is_due(launch):
+            self._stage(launch, replace(spec, source=InMemory(spec)), has_marker=True)
         else:
-            super().submit(launch, spec)
-            self._divisible[launch.op] = launch, spec
+            self._division.submit(launch, spec)
 
-    def _stage(self, launch: SubmitOp, spec: OpSpec, has_guard: bool) -> None:
-        assert spec.feed is not None
+    def _stage(self, launch: SubmitOp, spec: OpSpec, has_marker: bool) -> None:
+        assert spec.source is not None
         op = launch.op
-        self._end_guards(launch.epoch - 1)
-        if has_guard:
-            guard = next(self._numbers)
-            super().submit(replace(launch, op=guard, agrees=False), guard_spec(spec, PIECE_BYTES))
-            self._guards[guard] = _Guard(op, launch.epoch)
-        self._staged[op] = _Staged(launch, spec, spec.feed.piece_count, spec.feed.piece_count)
+        self._markers.end_up_to(launch.epoch - 1)
+        if has_marker:
+            self._markers.add(launch, spec)
+        self._staged[op] = _Staged(launch, spec, spec.source.piece_count, spec.source.piece_count)
 
-        def ready(number: int, buffers: Buffers) -> None:
-            self._tell(partial(self._submit_piece, op, number, buffers))
+        def ready(place: int, buffers: Buffers) -> None:
+            self._said.post(partial(self._submit_piece, op, place, buffers))
 
         def failed(error: BaseException) -> None:
-            self._tell(partial(self._refuse_staged, op, f"{type(error).__name__}: {error}"))
+            self._said.post(partial(self._refuse, op, f"{type(error).__name__}: {error}"))
 
-        spec.feed.begin(ready, failed)
+        spec.source.begin(ready, failed)
 
-    def end(self, op: int, verdict: Verdict) -> None:
-        self._divisible.pop(op, None)
-        dividing = self._dividing.get(op)
-        if dividing is not None:
-            assert verdict is Verdict.ABORT, "it cannot have been done"
-            dividing.is_closed = True
-            return
-        staged = self._staged.get(op)
-        if staged is None:
-            super().end(op, verdict)
-            return
-        if staged.refusal:
-            return
-        self._shut(staged)
-        if verdict is Verdict.ABORT:
-            self._drop_guard(op)
-        if verdict is Verdict.COMMIT_BY_ALL:
-            assert staged.undone == 0
-            self._forget(op, staged)
-        for piece in staged.pieces:
-            super().end(piece, verdict)
-        if not staged.pieces:
-            self._end_staged(op, staged)
+    def _go_on_in_pieces(self, launch: SubmitOp, spec: OpSpec, is_frozen: bool) -> None:
+        """Launch an op anew that was taken back. Other peers have sent markers for it already."""
+        self._stage(launch, replace(spec, source=InMemory(spec)), has_marker=False)
+        if is_frozen:
+            self._staged[launch.op].unfrozen = set()
 
-    def freeze(self, epoch: int) -> None:
-        self._frozen_epoch = max(self._frozen_epoch, epoch)
-        super().freeze(epoch)
-        self._end_guards(epoch)
-
-    def freeze_op(self, op: int) -> None:
-        dividing = self._dividing.get(op)
-        staged = self._staged.get(op)
-        if dividing is not None:
-            dividing.is_frozen = True
-            self._own.append(OpFrozen(op))
-            self._ring()
-        elif staged is None:
-            self._divisible.pop(op, None)
-            super().freeze_op(op)
-        elif not staged.refusal:
-            staged.unfrozen = set(staged.unended)
-            for piece in staged.unfrozen:
-                super().freeze_op(piece)
-            self._note_frozen(op, staged)
-
-    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
-        """Takes its caller's arrays from an op, which goes on with the copy, or, without one, stops. One whose arrays
-        are not in memory goes on when it has read them, unless its feed was abandoned. Ends with an OpDetached, also if
-        there is no such op."""
-        while self._news:  # pieces of the caller's arrays, which are submitted before they are detached
-            self._news.popleft()()
-        private = copy.buffers if copy is not None else None
-        staged = self._staged.get(op)
-        if staged is not None:
-            self._detach_staged(op, staged, private)
-            return
-        dividing = self._dividing.get(op)
-        if dividing is not None:  # what the engine will have put back by then is copied
-            dividing.is_detached, dividing.copy = True, copy
-            private = None
-        elif op in self._divisible:
-            launch, spec = self._divisible.pop(op)
-            if private is not None:
-                self._divisible[op] = launch, replace(spec, buffers=private)
-        if not self.detach(op, private):
-            self._own.append(OpDetached(op))
-            self._ring()
-
-    def _detach_staged(self, op: int, staged: _Staged, private: Buffers | None) -> None:
-        feed = staged.spec.feed
-        assert feed is not None
-        if not isinstance(feed, _InMemory):
-            feed.release(lambda: self._tell(lambda: self._own.append(OpDetached(op))))
-            return
-        left = self._detaching_pieces[op] = {
-            piece
-            for piece in staged.unended
-            if self.detach(piece, None if private is None else feed.piece(private, staged.numbers[piece]))
-        }
-        self._detaching_op_of |= dict.fromkeys(left, op)
-        self._note_detached(op)
-
-    def _note_detached(self, op: int) -> None:
-        if not self._detaching_pieces[op]:
-            del self._detaching_pieces[op]
-            self._own.append(OpDetached(op))
-            self._ring()
-
-    # Guards, and ops that become divided.
-
-    def _drop_guard(self, op: int) -> None:
-        for number, guard in self._guards.items():
-            if guard.op == op:
-                self._end_guard(number, guard)
-
-    def _end_guards(self, epoch: int) -> None:
-        """Those of all epochs up to this one."""
-        for number, guard in self._guards.items():
-            if guard.epoch <= epoch:
-                self._end_guard(number, guard)
-
-    def _end_guard(self, number: int, guard: _Guard) -> None:
-        if not guard.is_closed:
-            guard.is_closed = True
-            super().end(number, Verdict.ABORT)
-
-    def _divide(self, op: int) -> None:
-        launch, spec = self._divisible.pop(op)
-        self._divided_epoch = launch.epoch
-        self._dividing[op] = _Dividing(launch, spec)
-        super().end(op, Verdict.ABORT)
-
-    def _note_taken_back(self, event: OpEnded) -> EngineEvent | None:
-        dividing = self._dividing.pop(event.op)
-        if dividing.is_closed:
-            return event
-        spec = dividing.spec
-        if dividing.is_detached:
-            if dividing.copy is None:
-                return OpRefused(event.op, "its caller has given it up")
-            dividing.copy.fill()
-            spec = replace(spec, buffers=dividing.copy.buffers)
-        spec = replace(spec, feed=_InMemory(spec))
-        self._stage(dividing.launch, spec, has_guard=False)
-        if dividing.is_frozen:
-            self._staged[event.op].unfrozen = set()
-        return None
-
-    def _join_whole(self, event: EngineEvent) -> EngineEvent | None:
-        """What an event of an op that is none in pieces means, if anything."""
-        if isinstance(event, OpMismatch) and event.op in self._divisible:
-            if event.their_piece_bytes == guarded(PIECE_BYTES) and event.steps is None:
-                self._divide(event.op)
-                return None
-            del self._divisible[event.op]
-        elif isinstance(event, OpEnded) and event.op in self._dividing:
-            return self._note_taken_back(event)
-        elif isinstance(event, OpRefused):
-            self._divisible.pop(event.op, None)
-            self._dividing.pop(event.op, None)
-        return _described(event) if isinstance(event, OpMismatch) else event
-
-    def _join_guard(self, event: OpEvent) -> EngineEvent | None:
-        guard = self._guards.get(event.op)
-        if guard is None:
-            return None
-        if isinstance(event, OpDone):
-            self._end_guard(event.op, guard)
-        elif isinstance(event, OpEnded | OpRefused):
-            del self._guards[event.op]
-        elif isinstance(event, OpMismatch) and event.their_piece_bytes:
-            staged = self._staged.get(guard.op)
-            if staged is not None and not staged.is_closed and not staged.is_mismatched:
-                staged.is_mismatched = True
-                return _described(replace(event, op=guard.op, mine=f"an op in pieces of {PIECE_BYTES} bytes"))
-        # Any other op with which it differs is whole: its peer divides that, or says that it cannot.
-        return None
-
-    def _note_frozen(self, op: int, staged: _Staged) -> None:
-        if staged.unfrozen == set():
-            self._own.append(OpFrozen(op))
-            self._ring()
-
-    def events(self) -> list[EngineEvent]:
-        if self._was_rung:
-            self._was_rung = False
-            with suppress(OSError):
-                while self._bell.recv(4096):
-                    pass
-        while self._news:
-            self._news.popleft()()
-        found = super().events()
-        if self._op_of or self._guards or self._divisible or self._dividing or self._detaching_pieces:
-            found = [joined for event in found if (joined := self._join_piece(event)) is not None]
-        # Last: what ended in `_join_piece` is among them.
-        own, self._own = self._own, []
-        return found + own
-
-    # What feeds say.
-
-    def _tell(self, news: Callable[[], None]) -> None:
-        """From any thread."""
-        self._news.append(news)
-        self._ring()
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # closed; or so full that it will be heard anyway
-            self._button.send(b"\0")
-        # Last: where it is set, there is nothing to come that would be missed.
-        self._was_rung = True
-
-    def _submit_piece(self, op: int, number: int, buffers: Buffers) -> None:
+    def _submit_piece(self, op: int, place: int, buffers: Buffers) -> None:
         staged = self._staged.get(op)
         if staged is None or staged.is_closed or staged.launch.epoch <= self._frozen_epoch:
             return
         if staged.unfrozen is not None:
             return
         piece = next(self._numbers)
-        assert staged.spec.feed is not None
-        upper = number + 1 if staged.spec.feed.piece_count > 1 else 0
+        assert staged.spec.source is not None
+        upper = place + 1 if staged.spec.source.piece_count > 1 else 0
         launch = replace(staged.launch, op=piece, sequence=staged.launch.sequence + (upper << PIECE_SHIFT))
         try:
-            super().submit(launch, replace(staged.spec, buffers=buffers, feed=None))
+            self._engine.submit(launch, replace(staged.spec, buffers=buffers, source=None))
         except MemoryError as error:
-            self._refuse_staged(op, f"out of memory: {error}")
+            self._refuse(op, f"out of memory: {error}")
             return
         self._op_of[piece] = op
         staged.pieces.append(piece)
-        staged.numbers[piece] = number
+        staged.places[piece] = place
         staged.unended.add(piece)
 
-    def _refuse_staged(self, op: int, reason: str) -> None:
+    def _refuse(self, op: int, reason: str) -> None:
         staged = self._staged.get(op)
         if staged is None or staged.is_closed:
             return
         staged.refusal = reason
-        self._shut(staged)
-        self._drop_guard(op)
+        staged.close()
+        self._markers.end_of(op)
         for piece in staged.pieces:
-            super().end(piece, Verdict.ABORT)
+            self._engine.end(piece, Verdict.ABORT)
         if not staged.pieces:
             self._end_staged(op, staged)
 
-    # What becomes of pieces.
+    # Verdicts, freezing, detaching.
 
-    def _join_piece(self, event: EngineEvent) -> EngineEvent | None:
-        """What an event of a piece means for its op, if anything."""
-        if isinstance(event, OpDetached) and event.op >= FIRST_PIECE_OP:
-            detached = self._detaching_op_of.pop(event.op)
-            self._detaching_pieces[detached].discard(event.op)
-            self._note_detached(detached)
-            return None
-        if not isinstance(event, OpEvent):
-            return event
-        if event.op < FIRST_PIECE_OP:
-            return self._join_whole(event)
-        op = self._op_of.get(event.op)
-        if op is None:
-            return self._join_guard(event)
-        staged = self._staged[op]
-        if isinstance(event, OpDone):
-            staged.undone -= 1
-            staged.tx_bytes += event.tx_bytes
-            staged.rx_bytes += event.rx_bytes
-            is_done = staged.undone == 0 and not staged.is_closed
-            return OpDone(op, staged.tx_bytes, staged.rx_bytes) if is_done else None
-        if isinstance(event, OpAgreed):
-            staged.unagreed -= 1
-            return OpAgreed(op) if staged.unagreed == 0 and not staged.is_closed else None
-        if isinstance(event, OpFrozen):
-            if staged.unfrozen is not None:
-                staged.unfrozen.discard(event.op)
-                self._note_frozen(op, staged)
-            return None
-        if isinstance(event, OpMismatch):
-            if staged.is_mismatched or staged.is_closed:
-                return None
-            staged.is_mismatched = True
-            assert staged.spec.feed is not None
-            whole = f", as piece {staged.pieces.index(event.op) + 1} of {staged.spec.feed.piece_count}"
-            return _described(replace(event, op=op, mine=event.mine + whole))
-        if isinstance(event, OpRefused):
-            # All its slices have ended.
-            staged.pieces.remove(event.op)
-            self._refuse_staged(op, event.reason)
-        staged.unended.discard(event.op)
-        del self._op_of[event.op]
-        if staged.is_closed and not staged.unended:
+    def end(self, op: int, verdict: Verdict) -> None:
+        """Carry a verdict out, as `Ops.end`."""
+        if self._division.end(op, verdict):
+            return
+        staged = self._staged.get(op)
+        if staged is None:
+            self._engine.end(op, verdict)
+            return
+        if staged.refusal:
+            return
+        staged.close()
+        if verdict is Verdict.ABORT:
+            self._markers.end_of(op)
+        if verdict is Verdict.COMMIT_BY_ALL:
+            assert staged.undone == 0
+            self._forget(op, staged)
+        for piece in staged.pieces:
+            self._engine.end(piece, verdict)
+        if not staged.pieces:
             self._end_staged(op, staged)
-        return None
 
     def _end_staged(self, op: int, staged: _Staged) -> None:
         if self._staged.pop(op, None) is None:
             return
         if staged.refusal:
-            self._own.append(OpRefused(op, staged.refusal))
+            self._report(OpRefused(op, staged.refusal))
         else:
-            self._own.append(OpEnded(op, staged.tx_bytes, staged.rx_bytes))
-        self._ring()
+            self._report(OpEnded(op, staged.tx_bytes, staged.rx_bytes))
 
     def _forget(self, op: int, staged: _Staged) -> None:
         del self._staged[op]
         for piece in staged.pieces:
             del self._op_of[piece]
 
-    @staticmethod
-    def _shut(staged: _Staged) -> None:
-        staged.is_closed = True
-        assert staged.spec.feed is not None
-        staged.spec.feed.abandon()
+    def freeze(self, epoch: int) -> None:
+        """Stop all ops up to this epoch, as `Ops.freeze`."""
+        self._frozen_epoch = max(self._frozen_epoch, epoch)
+        self._engine.freeze(epoch)
+        self._markers.end_up_to(epoch)
 
+    def freeze_op(self, op: int) -> None:
+        """Stop an op, as `Ops.freeze_op`."""
+        staged = self._staged.get(op)
+        if self._division.freeze(op):
+            self._report(OpFrozen(op))
+        elif staged is None:
+            self._engine.freeze_op(op)
+        elif not staged.refusal:
+            staged.unfrozen = set(staged.unended)
+            for piece in staged.unfrozen:
+                self._engine.freeze_op(piece)
+            self._note_frozen(op, staged)
 
-def _can_divide(launch: SubmitOp, spec: OpSpec) -> bool:
-    """Whether an op with arrays in memory can be one in pieces: all will hear of it, if one is."""
-    if spec.collective is not Collective.ALL_REDUCE or not launch.agrees or not isinstance(spec.buffers, Buffers):
-        return False
-    return 0 < piece_elements(spec.dtype.itemsize) < spec.buffers.count
+    def _note_frozen(self, op: int, staged: _Staged) -> None:
+        if staged.unfrozen == set():
+            self._report(OpFrozen(op))
 
+    def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
+        self._engine.forget_ops(epoch, tag, uses)
 
-def _described(mismatch: OpMismatch) -> OpMismatch:
-    if not mismatch.their_piece_bytes:
-        return mismatch
-    return replace(mismatch, theirs=f"an op in pieces of {mismatch.their_piece_bytes} bytes")
+    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
+        """Take its caller's arrays from an op, as `Ops.detach_from`. An op whose arrays are not in memory goes on when
+        it has read them, unless its source was abandoned."""
+        self._said.run_posted()  # pieces of the caller's arrays, which are submitted before they are detached
+        staged = self._staged.get(op)
+        if staged is not None:
+            self._detach_staged(op, staged, copy.buffers if copy is not None else None)
+        elif not self._engine.detach(op, self._division.detach(op, copy)):
+            self._report(OpDetached(op))
+
+    def _detach_staged(self, op: int, staged: _Staged, private: Buffers | None) -> None:
+        source = staged.spec.source
+        assert source is not None
+        if not isinstance(source, InMemory):
+            source.release(lambda: self._said.post(lambda: self._own.append(OpDetached(op))))
+            return
+        left = self._detaching[op] = {
+            piece
+            for piece in staged.unended
+            if self._engine.detach(piece, None if private is None else source.piece(private, staged.places[piece]))
+        }
+        self._detaching_op_of |= dict.fromkeys(left, op)
+        self._note_detached(op)
+
+    def _note_detached(self, op: int) -> None:
+        if not self._detaching[op]:
+            del self._detaching[op]
+            self._report(OpDetached(op))
+
+    # Events.
+
+    def _report(self, event: EngineEvent) -> None:
+        self._own.append(event)
+        self._said.wake()
+
+    def events(self) -> list[EngineEvent]:
+        """Return what has happened since the last call; for each op and for each link in order."""
+        self._said.empty()
+        found = self._engine.events()
+        if self._op_of or self._markers or self._division or self._detaching:
+            found = [joined for event in found if (joined := self._join(event)) is not None]
+        # Last: what `_join` ended is among them.
+        own, self._own = self._own, []
+        return found + own
+
+    def _join(self, event: EngineEvent) -> EngineEvent | None:
+        """Return what an event of the engine means for the op that it belongs to, if anything."""
+        kind = type(event)
+        if kind not in OF_AN_OP:
+            return event
+        number: int = event.op  # type: ignore[union-attr]
+        if number < FIRST_PIECE_OP:
+            of_whole = self._whole.get(kind)
+            return event if of_whole is None else of_whole(event)
+        if kind is OpDetached:
+            self._piece_detached(number)
+            return None
+        op = self._op_of.get(number)
+        if op is not None:
+            return self._piece[kind](op, self._staged[op], event)
+        of_marker = self._marker.get(kind) if self._markers.op_of(number) is not None else None
+        return None if of_marker is None else of_marker(event)
+
+    def _piece_detached(self, piece: int) -> None:
+        op = self._detaching_op_of.pop(piece)
+        self._detaching[op].discard(piece)
+        self._note_detached(op)
+
+    def _piece_done(self, op: int, staged: _Staged, event: OpDone) -> EngineEvent | None:
+        staged.undone -= 1
+        staged.tx_bytes += event.tx_bytes
+        staged.rx_bytes += event.rx_bytes
+        is_done = staged.undone == 0 and not staged.is_closed
+        return OpDone(op, staged.tx_bytes, staged.rx_bytes) if is_done else None
+
+    def _piece_completed(self, op: int, staged: _Staged, _: OpCompleted) -> EngineEvent | None:
+        staged.uncompleted -= 1
+        return OpCompleted(op) if staged.uncompleted == 0 and not staged.is_closed else None
+
+    def _piece_frozen(self, op: int, staged: _Staged, event: OpFrozen) -> None:
+        if staged.unfrozen is not None:
+            staged.unfrozen.discard(event.op)
+            self._note_frozen(op, staged)
+
+    def _piece_mismatch(self, op: int, staged: _Staged, event: OpMismatch) -> EngineEvent | None:
+        if staged.is_mismatched or staged.is_closed:
+            return None
+        staged.is_mismatched = True
+        assert staged.spec.source is not None
+        which = f", as piece {staged.pieces.index(event.op) + 1} of {staged.spec.source.piece_count}"
+        return replace(event, op=op, mine=event.mine + which).in_pieces()
+
+    def _piece_refused(self, op: int, staged: _Staged, event: OpRefused) -> None:
+        # All its slices have ended.
+        staged.pieces.remove(event.op)
+        self._refuse(op, event.reason)
+        self._piece_ended(op, staged, event)
+
+    def _piece_ended(self, op: int, staged: _Staged, event: OpEnded | OpRefused) -> None:
+        staged.unended.discard(event.op)
+        del self._op_of[event.op]
+        if staged.is_closed and not staged.unended:
+            self._end_staged(op, staged)
+
+    def _marker_mismatch(self, event: OpMismatch) -> EngineEvent | None:
+        """Another op has the name of this peer's op in pieces. If it is whole, its peer divides it or says that it
+        cannot; if it is in pieces of another size, both say so."""
+        op = self._markers.op_of(event.op)
+        staged = self._staged.get(op) if op is not None else None
+        if not event.their_piece_bytes or staged is None or staged.is_closed or staged.is_mismatched:
+            return None
+        staged.is_mismatched = True
+        mine = f"an op in pieces of {pieces.PIECE_BYTES} bytes"
+        return replace(event, op=staged.launch.op, mine=mine).in_pieces()

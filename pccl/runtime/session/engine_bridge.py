@@ -21,23 +21,34 @@ from typing import Any
 import trio
 
 from pccl.protocol import peer as ps
-from pccl.runtime.data_plane import engine as native
+from pccl.runtime.data_plane import events
+from pccl.runtime.data_plane.engine import Verdict
 from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.data_plane.interfaces import Ops
+from pccl.runtime.data_plane.op_spec import RootLostError
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import StagedOps, hint
 from pccl.runtime.session.driver import Handlers
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.reports import WorkCounters
 from pccl.types import Result
 
-NOTHING_BUT_OPS = native.OpStarted | native.OpRan | native.OpDone | native.OpAgreed | native.OpEnded | native.OpDetached
-"""Events that tell of what the machine has decided, or will."""
+OPS_AS_EXPECTED = frozenset(
+    {
+        events.OpHandedOver,
+        events.OpFastCompleted,
+        events.OpDone,
+        events.OpCompleted,
+        events.OpEnded,
+        events.OpDetached,
+    }
+)
+"""Kinds of events that tell what the machine has decided about ops, or will."""
 
 
 class EngineBridge:
     """Carries out what the machine decides about ops, and tells it what the engine reports."""
 
-    def __init__(self, engine: StagedOps, fast_path: FastPath, table: OpTable, tally: WorkCounters) -> None:
+    def __init__(self, engine: Ops, fast_path: FastPath, table: OpTable, tally: WorkCounters) -> None:
         self.detaching: dict[int, PendingOp] = {}
         """Ops whose arrays the engine was told to let go of, and has not yet."""
         self._engine = engine
@@ -45,26 +56,26 @@ class EngineBridge:
         self._table = table
         self._tally = tally
         self._reports: dict[type, Callable[[ps.Peer, Any], None]] = {
-            native.OpStarted: self._op_started,
-            native.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
-            native.OpAgreed: lambda machine, event: machine.op_agreed(event.op),
-            native.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
-            native.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
-            native.OpFrozen: lambda machine, event: machine.op_frozen(event.op),
-            native.OpMismatch: self._op_mismatch,
-            native.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
-            native.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
-            native.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
-            native.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.lane),
-            native.LinkCounted: lambda _, event: tally.link_counted(event),
-            native.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.lane),
+            events.OpHandedOver: self._op_handed_over,
+            events.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
+            events.OpCompleted: lambda machine, event: machine.op_agreed(event.op),
+            events.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
+            events.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
+            events.OpFrozen: lambda machine, event: machine.op_frozen(event.op),
+            events.OpMismatch: self._op_mismatch,
+            events.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
+            events.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
+            events.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
+            events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
+            events.LinkCounters: lambda _, event: tally.link_counted(event),
+            events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread),
         }
         self.handlers: Handlers = {
             ps.SubmitOp: self._submit,
             ps.FreezeOps: lambda _, effect: engine.freeze(effect.epoch),
             ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
             ps.EndOp: self._end_op,
-            ps.ForgetOp: lambda _, effect: engine.end(effect.op, native.Verdict.COMMIT_BY_ALL),
+            ps.ForgetOp: lambda _, effect: engine.end(effect.op, Verdict.COMMIT_BY_ALL),
             ps.ForgetUnmade: self._forget_unmade,
             ps.OpResult: self._op_result,
         }
@@ -72,45 +83,47 @@ class EngineBridge:
     # Events.
 
     def hear(self, machine: ps.Peer) -> None:
-        """Tells the machine all that the engine has reported by now."""
+        """Tell the machine all that the engine has reported by now."""
         engine, fast_path = self._engine, self._fast_path
-        has_threads = fast_path.has_lanes
+        has_threads = fast_path.has_threads
         if has_threads:
             fast_path.close()  # else what is heard of one thread might come after what is not heard yet of another
-        events = engine.events()
-        if not all(isinstance(event, NOTHING_BUT_OPS) for event in events) and fast_path.close():
-            events += engine.events()
+        heard = engine.events()
+        if not OPS_AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
+            heard += engine.events()
         # First: whatever else there is to tell depends on what has been committed.
-        ran = [(event, fast_path.ran(event)) for event in events if isinstance(event, native.OpRan)]
+        ran = [(event, fast_path.ran(event)) for event in heard if type(event) is events.OpFastCompleted]
         for each, op in sorted(ran, key=lambda one: one[0].sequence) if has_threads else ran:
             assert op.epoch is not None
             self._tally.op_ended(op.epoch, is_committed=True)
             machine.op_ran(op.tag, each.sequence)
-        failed = next((event for event in events if isinstance(event, native.EngineFailed)), None)
+        if len(ran) == len(heard):
+            return
+        failed = next((event for event in heard if type(event) is events.EngineFailed), None)
         if failed is not None:  # what else there is follows from it
-            raise native.EngineFailedError(failed.reason)
-        for event in events:
-            if not isinstance(event, native.OpRan):
+            raise events.EngineFailedError(failed.reason)
+        for event in heard:
+            if type(event) is not events.OpFastCompleted:
                 self._reports[type(event)](machine, event)
 
     def hear_last(self) -> None:
-        """Ends committed ops whose callers may not have been told in a wait that was interrupted."""
+        """End committed ops whose callers were interrupted before they took note of it."""
         for event in self._engine.events() if not self._engine.is_closed else ():
-            if isinstance(event, native.OpRan):
+            if type(event) is events.OpFastCompleted:
                 self._fast_path.ran(event)
 
-    def _op_started(self, machine: ps.Peer, event: native.OpStarted) -> None:
+    def _op_handed_over(self, machine: ps.Peer, event: events.OpHandedOver) -> None:
         op = self._table.ops[event.op] = self._fast_path.started(event)
         machine.op_started(event.op, op.tag, event.sequence, trio.current_time())
 
     @staticmethod
-    def _op_mismatch(machine: ps.Peer, event: native.OpMismatch) -> None:
+    def _op_mismatch(machine: ps.Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
         other = machine.peer_at(event.link)
         who = "another one" if other is None else f"peer {other}"
         lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
         mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
-        text = f"{lead}peers called {what}: {mine}, {theirs}{hint(event)}"
+        text = f"{lead}peers called {what}: {mine}, {theirs}{event.hint}"
         machine.op_mismatch(event.op, text, event.is_other_call)
 
     # Effects.
@@ -125,13 +138,13 @@ class EngineBridge:
         except ValueError as error:
             reason = f"peer {machine.peer} cannot take part: {error}"
             machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)
-        except native.RootLostError as error:
+        except RootLostError as error:
             machine.op_refused(effect.op, Result.RANK_CONNECTION_LOST, str(error))
         except MemoryError as error:
             machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
 
     def _end_op(self, _: ps.Peer, effect: ps.EndOp) -> None:
-        self._engine.end(effect.op, native.Verdict.COMMIT if effect.commit else native.Verdict.ABORT)
+        self._engine.end(effect.op, Verdict.COMMIT if effect.commit else Verdict.ABORT)
 
     def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnmade) -> None:
         with suppress(MemoryError):

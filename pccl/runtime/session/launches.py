@@ -17,8 +17,8 @@ from contextlib import suppress
 import trio
 
 from pccl.protocol import peer as ps
-from pccl.runtime.data_plane import engine as native
 from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime
@@ -61,7 +61,7 @@ class Launches:
 
     # Any thread.
 
-    def new(self, spec: native.OpSpec) -> PendingOp:
+    def new(self, spec: OpSpec) -> PendingOp:
         """An op to `launch`. Who has it before that can cancel it, should a signal come in the middle of `launch`."""
         return PendingOp(next(self._numbers), spec.launched(), self)
 

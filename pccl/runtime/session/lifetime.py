@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 
 import trio
 
-from pccl.runtime.data_plane.engine import EngineFailedError
+from pccl.runtime.data_plane.events import EngineFailedError
 from pccl.runtime.session.options import SessionError
 from pccl.runtime.threads import faults
 from pccl.runtime.threads.tasks import start_task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.peer import OpResult
-from pccl.runtime.data_plane.engine import Pair
+from pccl.runtime.data_plane.op_spec import Pair
 from pccl.runtime.data_plane.pending import PendingOp
 
 

@@ -15,7 +15,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
-from pccl.runtime.data_plane.staged_ops import StagedOps
+from pccl.runtime.data_plane.interfaces import Links
 from pccl.runtime.network import links
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.lifetime import Lifetime
@@ -39,7 +39,7 @@ class Outbound:
         options: SessionOptions,
         driver: Driver,
         lifetime: Lifetime,
-        engine: StagedOps,
+        engine: Links,
         tally: WorkCounters,
         logger: logging.LoggerAdapter[logging.Logger],
         master_host: Callable[[], str],

@@ -34,6 +34,7 @@ import trio
 from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
@@ -72,12 +73,14 @@ class PeerSession:
         self,
         connection: ControlConnection[m.FromMaster],
         listener: socket.socket,
-        engine: StagedOps,
+        engine: EngineThreads,
+        staged_ops: StagedOps,
         options: SessionOptions,
         candidates: MasterAddresses,
         address: Address,
     ) -> None:
-        """`connection` leads to `address`, one of the `candidates`, for whose host its certificate must be."""
+        """`connection` leads to `address`, one of the `candidates`, for whose host its certificate must be.
+        `staged_ops` are those of `engine`."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.is_forgotten = False
@@ -92,9 +95,9 @@ class PeerSession:
         tally = WorkCounters()
         table = OpTable()
         fast_path = FastPath(machine, engine)
-        bridge = EngineBridge(engine, fast_path, table, tally)
+        bridge = EngineBridge(staged_ops, fast_path, table, tally)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, line.send)
-        reclaims = Reclaims(driver, lifetime, engine, fast_path, table, bridge)
+        reclaims = Reclaims(driver, lifetime, staged_ops, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, tally, about, lambda: line.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, tally)
@@ -120,6 +123,7 @@ class PeerSession:
         self._line = line
         self._listener = listener
         self._engine = engine
+        self._staged_ops = staged_ops
         self._lifetime = lifetime
         self._tally = tally
         self._table = table
@@ -171,7 +175,7 @@ class PeerSession:
         failure = self._lifetime.failure = SessionError(
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
         )
-        self._engine.forget_after_fork()
+        self._staged_ops.forget_after_fork()
         self._heartbeats.forget_after_fork()
         self._line.connection.forget_after_fork()
         self._listener.close()
@@ -242,7 +246,7 @@ class PeerSession:
             with suppress(Exception):
                 self._fast_path.close()
             with suppress(Exception):
-                self._engine.close()
+                self._staged_ops.close()
             self._end_all()
 
     def _release(self) -> None:
@@ -251,7 +255,7 @@ class PeerSession:
         with self._lifetime.contain, ExitStack() as last:
             last.callback(self.over.set)
             last.callback(self._end_all)
-            last.callback(self._engine.close)
+            last.callback(self._staged_ops.close)
             last.callback(self._bridge.hear_last)
             last.callback(self._fast_path.close)
             last.callback(self._heartbeats.close)
@@ -274,7 +278,7 @@ class PeerSession:
             machine.fail(f"{effect.threads} engine threads cannot be had: {error}")
             return
         self._fast_path.attach()
-        for event_fd in self._engine.event_fds:
+        for event_fd in self._staged_ops.event_fds:
             self._lifetime.spawn(self._read_engine, event_fd)
 
     def _welcomed(self, machine: ps.Peer, effect: ps.KeepHeartbeats) -> None:
@@ -345,10 +349,12 @@ async def open_session(masters: Sequence[Address], options: SessionOptions) -> P
             raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
         undo.callback(listener.close)
         try:
-            engine = StagedOps(options.group, options.segment_bytes, options.force_poll)
+            engine = EngineThreads(options.group, options.segment_bytes, options.force_poll)
+            undo.callback(engine.close)
+            staged_ops = StagedOps(engine)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
-        undo.callback(engine.close)
-        session = PeerSession(connection, listener, engine, options, candidates, address)
+        undo.callback(staged_ops.close)
+        session = PeerSession(connection, listener, engine, staged_ops, options, candidates, address)
         undo.pop_all()
     return session

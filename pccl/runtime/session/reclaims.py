@@ -11,11 +11,11 @@ from dataclasses import replace
 import trio
 
 from pccl.protocol import peer as ps
-from pccl.runtime.data_plane import engine as native
 from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.data_plane.interfaces import Ops
+from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.engine_bridge import EngineBridge
 from pccl.runtime.session.lifetime import Lifetime
@@ -34,7 +34,7 @@ class Reclaims:
         self,
         driver: Driver,
         lifetime: Lifetime,
-        engine: StagedOps,
+        engine: Ops,
         fast_path: FastPath,
         table: OpTable,
         bridge: EngineBridge,
@@ -78,7 +78,7 @@ class Reclaims:
         while not op.is_released:
             poller.poll(ENGINE_POLL_MS)
             with self._lifetime.contain, self._driver.hearing as machine:
-                if op.feed is not None and trio.current_time() >= end_s:
+                if op.source is not None and trio.current_time() >= end_s:
                     self._stop_reading(machine, op)
             if self._lifetime.is_broken:
                 self._bridge.hear_last()
@@ -88,7 +88,7 @@ class Reclaims:
     def _reclaim_queued(self, machine: ps.Peer, op: PendingOp, goes_on: bool) -> None:
         spec = op.spec
         assert spec is not None
-        if goes_on and spec.feed is None and isinstance(spec.buffers, native.Buffers):
+        if goes_on and spec.source is None and isinstance(spec.buffers, Buffers):
             copy = self._copied(machine, op)
             if copy is not None:
                 copy.fill()
@@ -101,14 +101,14 @@ class Reclaims:
 
     def _detach(self, machine: ps.Peer, op: PendingOp, goes_on: bool) -> None:
         copy = None
-        if op.feed is None:
+        if op.source is None:
             copy = self._copied(machine, op) if goes_on else None
         elif not goes_on:
-            op.feed.abandon()
+            op.source.abandon()
         op.copy, op.is_detached = copy, True
         self._bridge.detaching[op.op] = op
         self._engine.detach_from(op.op, copy)
-        if op.feed is not None and goes_on:
+        if op.source is not None and goes_on:
             self._lifetime.spawn(self._bound_reading, op)
 
     async def _bound_reading(self, op: PendingOp) -> None:
@@ -121,8 +121,8 @@ class Reclaims:
         """Gives up an op that should go on: its device has not copied what its caller wants back."""
         if op.is_released:
             return
-        if op.feed is not None:
-            op.feed.abandon()
+        if op.source is not None:
+            op.source.abandon()
         reason = f"peer {machine.peer} gave up; its device has copied nothing for {DEVICE_GRACE_S:g} s"
         machine.cancel(op.op, Result.INTERNAL_ERROR, f"aborted on all peers: {reason}")
         op.release()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol.messages import LinkReport, Report
-from pccl.runtime.data_plane.engine import LinkCounted
+from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 2.0
 REPORTS_PER_S_MAX = 250
@@ -25,7 +25,7 @@ def interval_s(peers: int) -> float:
 @dataclass
 class _Link:
     peer: int
-    lanes: dict[int, LinkCounted] = field(default_factory=dict)
+    lanes: dict[int, LinkCounters] = field(default_factory=dict)
 
     def report(self) -> LinkReport:
         lanes = self.lanes.values()
@@ -71,9 +71,9 @@ class WorkCounters:
     def link_made(self, link: int, peer: int) -> None:
         self._links[link] = _Link(peer)
 
-    def link_counted(self, counted: LinkCounted) -> None:
+    def link_counted(self, counted: LinkCounters) -> None:
         if counted.link in self._links:
-            self._links[counted.link].lanes[counted.lane] = counted
+            self._links[counted.link].lanes[counted.thread] = counted
 
     def link_closed(self, link: int) -> None:
         self._links.pop(link, None)

@@ -25,9 +25,10 @@ from pccl import (
     ReduceOp,
     Result,
 )
-from pccl.runtime.data_plane import engine_threads as lanes_module
-from pccl.runtime.data_plane.engine import Engine, OpRequest
+from pccl.runtime.data_plane import engine_threads
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.engine_threads import EngineThreads
+from pccl.runtime.data_plane.op_request import OpRequest
 from tests.support.cluster import Cluster, results, until
 
 Array = npt.NDArray[Any]
@@ -296,7 +297,7 @@ def test_threads_that_cannot_be_had_fail_the_connect(monkeypatch: pytest.MonkeyP
         made.append(Engine(group, force_poll, engines))
         return made[-1]
 
-    monkeypatch.setattr(lanes_module, "Engine", deny)
+    monkeypatch.setattr(engine_threads, "Engine", deny)
     with (
         MasterNode("127.0.0.1:0", engine_threads=2) as master,
         pytest.raises(PCCLError, match=r"2 engine threads cannot be had.*no more threads") as error,

@@ -7,7 +7,7 @@ import pytest
 
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.messages import LinkReport, Report
-from pccl.runtime.data_plane.engine import LinkCounted
+from pccl.runtime.data_plane.events import LinkCounters
 from pccl.runtime.session.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
 from pccl.status import RunStatus, run_status
 from tests.support.cluster import Cluster, until
@@ -24,11 +24,11 @@ def test_what_is_counted() -> None:
     tally.reconnected()
     for link, peer in ((1, 2), (2, 5), (3, 6)):
         tally.link_made(link, peer)
-    tally.link_counted(LinkCounted(1, 4, 0, 700, 500, 0))
-    tally.link_counted(LinkCounted(1, 6, 0, 700, 500, 1))
-    tally.link_counted(LinkCounted(3, 8, 0, 700, 500, 0))
+    tally.link_counted(LinkCounters(1, 4, 0, 700, 500, 0))
+    tally.link_counted(LinkCounters(1, 6, 0, 700, 500, 1))
+    tally.link_counted(LinkCounters(3, 8, 0, 700, 500, 0))
     tally.link_closed(3)
-    tally.link_counted(LinkCounted(3, 9, 0, 700, 500, 0))  # asked for before
+    tally.link_counted(LinkCounters(3, 9, 0, 700, 500, 0))  # asked for before
     assert tally.links == [1, 2]
     assert tally.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10, 700, 1000)])
 

@@ -1,0 +1,283 @@
+"""What an engine reports: one class for each kind of event, and how each is read from the C library.
+
+Whoever handles events dispatches them by their type, with a table of one function for each; what is not in its table
+does not concern it. So an event takes one look-up at each of its stations:
+
+    Engine          makes it from the C library's (`READERS`)
+    EngineThreads   joins those of several threads
+    StagedOps       joins those of an op's pieces
+    EngineBridge    tells the session's machine
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pccl.runtime.data_plane.op_description import describe, size_bytes
+from pccl.runtime.data_plane.pieces import piece_bytes_of
+from pccl.runtime.extension import lib, text
+from pccl.types import Collective
+
+
+class EngineFailedError(Exception):
+    """An engine has failed because of this machine or this process; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpHandedOver:
+    """The fast path has handed an op over: from here on it is as if the session had submitted it."""
+
+    op: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpFastCompleted:
+    """An op on the fast path is over: all its participants are done, and its caller has the result."""
+
+    op: int
+    sequence: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpDone:
+    """This peer has its result."""
+
+    op: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpCompleted:
+    """All participants are done."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpFrozen:
+    """The op has stopped: if it is not done by now it never will be."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepMismatch:
+    """Two peers gave an op different steps; None: that one gave none."""
+
+    verb: str
+    """What the collective does to its step, for the text."""
+    mine: int | None
+    theirs: int | None
+
+    def text(self, me: str, them: str) -> str:
+        """Return what differs, naming the two peers, for their callers."""
+        if self.mine is None or self.theirs is None:
+            mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
+            return f"{me} gives {mine} where {them} gives {theirs}; all have to give the same step, or none"
+        return (
+            f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
+            "one of them has missed or repeated a step"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpDetached:
+    """The caller's arrays are neither read nor written any more, and hold what they held when the op was submitted.
+    Also reported for an op that has ended meanwhile."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpMismatch:
+    """Another peer has a different op under the same name. The texts describe both."""
+
+    op: int
+    link: int
+    mine: str
+    theirs: str
+    is_other_call: bool = False
+    """Another collective was called, rather than the same one with other arguments."""
+    size_bytes: tuple[int, int] = (0, 0)
+    """Sizes of this peer's op and of the other's."""
+    steps: StepMismatch | None = None
+    """The steps, where these differ."""
+    their_piece_bytes: int = 0
+    """The other peer has the op in pieces of this size (`pieces`); 0: it has not."""
+
+    def in_pieces(self) -> OpMismatch:
+        """Return the event with the other peer's op described by its pieces, if it is in pieces."""
+        if not self.their_piece_bytes:
+            return self
+        return replace(self, theirs=f"an op in pieces of {self.their_piece_bytes} bytes")
+
+    @property
+    def hint(self) -> str:
+        """What to do where the other peer's op is in pieces and this peer cannot divide its own; else empty."""
+        if not self.their_piece_bytes or self.size_bytes[0] <= self.their_piece_bytes:
+            return ""
+        return (
+            "; where arrays are on devices they are reduced in pieces, which all peers can do if PCCL_PIECE_BYTES is "
+            "the same for all and no two of them lack a link: else start those with devices with PCCL_PIECE_BYTES=0"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpEnded:
+    """The engine has given the op's buffers back after the verdict."""
+
+    op: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpRefused:
+    """The engine does not take an op after all that was submitted; its buffers are as they were."""
+
+    op: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFrozen:
+    """All ops of this epoch and earlier ones have stopped."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The link has no connection left in one engine thread."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDegraded:
+    """The link has lost a connection and goes on over its others."""
+
+    link: int
+    reason: str
+    thread: int = 0
+    """The engine thread to which the connection belonged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCounters:
+    """A link's counters in one engine thread: payload so far, how long it was what held up its ops, and how much got
+    across meanwhile."""
+
+    link: int
+    tx_bytes: int
+    rx_bytes: int
+    full_ms: int
+    full_bytes: int
+    thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimited:
+    """More connections would let the link send faster."""
+
+    link: int
+    thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine can only be closed, and no peer is to blame."""
+
+    reason: str
+
+
+EngineEvent = (
+    OpHandedOver
+    | OpFastCompleted
+    | OpDone
+    | OpCompleted
+    | OpFrozen
+    | OpDetached
+    | OpMismatch
+    | OpEnded
+    | OpRefused
+    | GroupFrozen
+    | LinkDown
+    | LinkDegraded
+    | LinkLimited
+    | LinkCounters
+    | EngineFailed
+)
+
+
+def _read_mismatch(event: Any) -> OpMismatch:
+    mine, theirs = event.mine, event.theirs
+    has_other_shape = mine.dimensions != theirs.dimensions
+    return OpMismatch(
+        event.id,
+        event.link,
+        describe(mine, has_other_shape),
+        describe(theirs, has_other_shape),
+        is_other_call=mine.collective != theirs.collective,
+        size_bytes=(size_bytes(mine), size_bytes(theirs)),
+        steps=_compare_steps(mine, theirs),
+        their_piece_bytes=piece_bytes_of(theirs),
+    )
+
+
+def _compare_steps(mine: Any, theirs: Any) -> StepMismatch | None:
+    if mine.step == theirs.step:
+        return None
+    is_reduce = mine.collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+    steps = (shape.step - 1 if shape.step else None for shape in (mine, theirs))
+    return StepMismatch("reduces" if is_reduce else "is at", *steps)
+
+
+def _loss_reason(event: Any) -> str:
+    reason = text(event.detail)
+    if event.system_error:
+        error = os.strerror(event.system_error)
+        return f"{reason}: {error}" if reason else error
+    return reason or "closed by the other side"
+
+
+def _failure_reason(event: Any) -> str:
+    detail = text(event.detail)
+    if event.system_error == errno.ENOMEM:
+        return f"this process is out of memory: {detail}"
+    return (
+        f"the engine has ended: {detail}: {os.strerror(event.system_error)}; something in this process closes "
+        "descriptors that are not its own"
+    )
+
+
+READERS: dict[int, Callable[[Any], EngineEvent]] = {
+    lib.PCCL_EVENT_OP_FAST_COMPLETED: lambda event: OpFastCompleted(
+        event.id, event.sequence, event.tx_bytes, event.rx_bytes
+    ),
+    lib.PCCL_EVENT_OP_HANDED_OVER: lambda event: OpHandedOver(event.id, event.sequence),
+    lib.PCCL_EVENT_OP_DONE: lambda event: OpDone(event.id, event.tx_bytes, event.rx_bytes),
+    lib.PCCL_EVENT_OP_COMPLETED: lambda event: OpCompleted(event.id),
+    lib.PCCL_EVENT_OP_FROZEN: lambda event: OpFrozen(event.id),
+    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id),
+    lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
+    lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
+    lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id),
+    lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
+        event.id, event.tx_bytes, event.rx_bytes, event.full_ms, event.full_bytes
+    ),
+    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event)),
+    lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),
+    lib.PCCL_EVENT_ENGINE_FAILED: lambda event: EngineFailed(_failure_reason(event)),
+}
+"""By kind of a `pccl_event` of the C library, how it becomes an event."""

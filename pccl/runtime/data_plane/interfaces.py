@@ -1,0 +1,84 @@
+"""What the data plane's parts, and the session above them, ask of each other.
+
+    OpEngine   ops whose arrays are in memory: `EngineThreads`, as `StagedOps` needs it
+    Links      connections to other peers: `EngineThreads`, as the session's `Outbound` needs it
+    Ops        all ops: `StagedOps`, as the session's `EngineBridge` and `Reclaims` need it
+
+All of them are for one thread at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pccl.protocol.auth import Keys
+from pccl.protocol.peer import SubmitOp
+from pccl.runtime.data_plane.detached import PrivateCopy
+from pccl.runtime.data_plane.engine import Verdict
+from pccl.runtime.data_plane.events import EngineEvent
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+
+
+class OpLifecycle(Protocol):
+    """Ops from their launch to their end. Every call that is followed by an event says so."""
+
+    @property
+    def event_fds(self) -> list[int]:
+        """Descriptors, one of which is readable while `events` has something to return."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Start an op. ValueError for arguments that cannot be had, RootLostError, MemoryError."""
+
+    def end(self, op: int, verdict: Verdict) -> None:
+        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL, or an OpRefused that is on its way
+        already."""
+
+    def freeze(self, epoch: int) -> None:
+        """Stop all ops up to this epoch. GroupFrozen follows."""
+
+    def freeze_op(self, op: int) -> None:
+        """Stop an op. OpFrozen follows, or an OpRefused that is on its way already."""
+
+    def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
+        """Drop what has come for these uses of a tag, which will not be submitted here."""
+
+    def events(self) -> list[EngineEvent]:
+        """Return what has happened since the last call; for each op and for each link in order."""
+
+    def close(self) -> None:
+        """Stop all threads; open ops are aborted and their buffers restored."""
+
+    def forget_after_fork(self) -> None:
+        """Close the copies in a forked child."""
+
+
+class OpEngine(OpLifecycle, Protocol):
+    """Ops whose arrays are in memory."""
+
+    def check(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Raise what `submit` would raise for the arguments, without submitting anything."""
+
+    def detach(self, op: int, private: Buffers | None) -> bool:
+        """Take the caller's arrays from an op, which goes on with this memory, or stops. OpDetached follows. False:
+        there is no such op, and no event follows."""
+
+
+class Ops(OpLifecycle, Protocol):
+    """Ops whose arrays may come piece by piece."""
+
+    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
+        """Take its caller's arrays from an op, which goes on with the copy, or, without one, stops. OpDetached follows,
+        also if there is no such op."""
+
+
+class Links(Protocol):
+    """Connections to other peers."""
+
+    def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
+        """Take ownership of a connected socket, the link's connection of this index. `keys`: all that travels on it is
+        encrypted."""
+
+    def link_close(self, link: int) -> None: ...

@@ -1,0 +1,110 @@
+"""An op in the engine's terms: fills a `pccl_op_request` of the C library from what the caller and the machine say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.peer import SubmitOp
+from pccl.runtime.data_plane import dimensions
+from pccl.runtime.data_plane.op_description import code_type
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.extension import ffi, lib
+from pccl.types import Collective, DataType, QuantizationAlgorithm, ReduceAlgorithm
+
+
+class OpRequest:
+    """A `pccl_op_request`, filled anew for each op. Only from one thread at a time."""
+
+    def __init__(self, group: int, segment_bytes: int = 0) -> None:
+        """`segment_bytes` 0: what suits the op."""
+        self._segment_bytes = segment_bytes
+        self._rank_links: Any = ffi.NULL
+        self._spread_count = 0
+        self.count = 0
+        """Elements of the op that it was filled for."""
+        self.native = ffi.new("pccl_op_request *")
+        self.native.key.group = group
+
+    def fill(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Describe the op that the machine launches so. ValueError for an algorithm that the links leave no way for,
+        and as in `Placement.place` and `Root.rank_in`."""
+        request = self.native
+        rank, world_size, links = launch.rank, launch.world_size, launch.links
+        buffers = spec.buffers
+        if not isinstance(buffers, Buffers):
+            buffers = buffers.place(rank, world_size)
+        request.op = launch.op
+        request.key.epoch = launch.epoch
+        request.key.tag = launch.tag
+        request.key.sequence = launch.sequence
+        shape = request.shape
+        shape.collective = spec.collective
+        shape.root = spec.root.rank_in(launch.ring) if spec.root is not None else 0
+        shape.count = self.count = buffers.count
+        # As if each rank had a chunk: a broadcast's only one is all of it.
+        is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
+        self._spread_count = buffers.count * (world_size if is_whole else 1)
+        shape.dtype = spec.dtype
+        shape.reduce_op = spec.reduce_op
+        quantization = spec.quantization
+        if quantization is None or quantization.algorithm is QuantizationAlgorithm.NONE:
+            shape.quantization = shape.quantized_dtype = shape.quantization_block = 0
+            request.rounding = request.rounding_seed = 0
+        else:
+            shape.quantization = quantization.algorithm
+            shape.quantized_dtype = code_type(quantization)
+            shape.quantization_block = quantization.block_size
+            request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
+            request.rounding_seed = quantization.seed
+        shape.step = 0 if spec.step is None else spec.step + 1
+        shape.dimensions = dimensions.number_of(spec.shape, spec.bytes_of)
+        shape.segment_bytes = max(
+            spec.dtype.itemsize,
+            spec.segment_bytes
+            or self._segment_bytes
+            or lib.pccl_segment_bytes_default(self._spread_count, spec.dtype, world_size, launch.is_local),
+        )
+        shape.world_size = world_size
+        algorithm: int | None = spec.algorithm
+        if algorithm is None:
+            algorithm = ReduceAlgorithm.RING
+            if launch.is_meshed:
+                algorithm = self._algorithm(launch, spec.dtype)
+        elif algorithm is ReduceAlgorithm.DIRECT and not launch.is_meshed:
+            raise ValueError("algorithm DIRECT needs a link between every two peers of the group, which there is not")
+        shape.algorithm = algorithm
+        request.rank = rank
+        request.link_prev = links[rank - 1]
+        request.link_next = links[(rank + 1) % world_size]
+        self._rank_links = ffi.new("uint64_t[]", links) if launch.is_meshed else ffi.NULL
+        request.rank_links = self._rank_links
+        request.awaits_completion = launch.agrees
+        request.send = ffi.cast("void *", buffers.send)
+        request.recv = ffi.cast("void *", buffers.recv)
+
+    def _algorithm(self, launch: SubmitOp, dtype: DataType) -> int:
+        """Return the ReduceAlgorithm that suits the op, the same on all peers."""
+        shape = self.native.shape
+        if launch.direct_limit != UNKNOWN and not shape.quantization:
+            is_direct = self._spread_count * dtype.itemsize <= launch.direct_limit
+            return ReduceAlgorithm.DIRECT if is_direct else ReduceAlgorithm.RING
+        found: int = lib.pccl_algorithm_default(self._spread_count, dtype, shape.quantization, launch.world_size)
+        return found
+
+    def rename(self, op: int, tag: int) -> None:
+        """Make it another op, which is alike in everything else."""
+        self.native.op, self.native.key.tag = op, tag
+
+    def slices(self, engines: int) -> int:
+        """Return into how many slices the op is best divided where each peer has so many engines."""
+        shape = self.native.shape
+        found: int = lib.pccl_slices_default(
+            self._spread_count, shape.dtype, shape.segment_bytes, shape.world_size, engines
+        )
+        return found
+
+    def cut(self, number: int, slices: int) -> None:
+        """Make it one slice of the op, or, with one slice, the whole op again."""
+        self.native.shape.slice = number
+        self.native.shape.last_slice = slices - 1

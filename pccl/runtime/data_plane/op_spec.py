@@ -1,0 +1,127 @@
+"""What a caller asks of an op: the arithmetic, this peer's arrays, and what all peers must have alike.
+
+An `OpSpec` is made in the caller's thread, before it is known who takes part. What depends on that is left to objects
+that are asked later:
+
+    Buffers     addresses that are known already
+    Placement   buffers whose sizes follow from the number of peers, known when the op starts
+    Source      arrays that are not in this machine's memory, which come piece by piece (`staged_ops`)
+
+`op_request` turns a spec into the engine's terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pccl.types import Collective, DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Memory that an op reads and writes. `keep` holds whoever owns it."""
+
+    send: int
+    recv: int
+    count: int
+    keep: Any
+
+
+class Placement(Protocol):
+    """Buffers whose sizes depend on who takes part in the op, which is known when it starts."""
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        """Return the buffers, with the engine's `count` for the collective. ValueError if the caller's arrays do not
+        fit."""
+
+
+class Source(Protocol):
+    """Arrays that the engine cannot read, for one launch of an op; see `staged_ops`."""
+
+    @property
+    def piece_count(self) -> int:
+        """Number of pieces, at least 1; the same on all peers."""
+
+    def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
+        """Start to bring the pieces into memory. Called once. `ready` is called from any thread with each piece that is
+        there, `failed` if no more will come."""
+
+    def abandon(self) -> None:
+        """Stop: no more pieces are wanted."""
+
+    def release(self, released: Callable[[], None]) -> None:
+        """Have `released` called once, from any thread, when the caller's arrays are not being read any more."""
+
+    def deliver(self) -> None:
+        """Copy the results of a committed op to where the caller wants them, in the caller's thread."""
+
+
+class RootLostError(Exception):
+    """The root of a broadcast has left the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The root of a broadcast, as its caller saw the group."""
+
+    rank: int
+    peer: int
+    """0: there was no such rank."""
+
+    def rank_in(self, ring: Sequence[int]) -> int:
+        """Return the root's rank in this ring. ValueError if there was no such rank, RootLostError if the peer has
+        left."""
+        if self.peer == 0:
+            raise ValueError(f"there is no rank {self.rank} in a group of {len(ring)} peers")
+        if self.peer not in ring:
+            raise RootLostError(f"peer {self.peer}, the root, has left; call again with a rank of the present group")
+        return ring.index(self.peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The other peer of a point-to-point op, and whether this peer sends."""
+
+    peer: int
+    is_sender: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """An op as its caller describes it: what all peers must have alike, and this peer's buffers."""
+
+    tag: int
+    dtype: DataType
+    reduce_op: ReduceOp
+    quantization: QuantizationOptions | None
+    buffers: Buffers | Placement
+    """Where the op has a source, only their count is used."""
+    algorithm: ReduceAlgorithm | None = None
+    collective: Collective = Collective.ALL_REDUCE
+    root: Root | None = None
+    """For a broadcast."""
+    pair: Pair | None = None
+    """For a send or recv."""
+    source: Source | None = None
+    """The source of this launch, made by `new_source`."""
+    new_source: Callable[[], Source] | None = None
+    """Makes a source for each launch, in the thread that launches."""
+    segment_bytes: int = 0
+    """0: what suits the op."""
+    step: int | None = None
+    """The caller's own count of steps, the same on all peers; None: the caller gives none."""
+    shape: tuple[int, ...] | None = None
+    """Shape of the caller's array, the same on all peers; None: there is no array."""
+    bytes_of: str = ""
+    """Dtype of an array that travels as bytes, the same on all peers."""
+
+    def launched(self) -> OpSpec:
+        """Return the spec for one launch, with a source of its own where it needs one."""
+        return self if self.new_source is None else replace(self, source=self.new_source(), new_source=None)
+
+    def placed(self, rank: int, world_size: int) -> OpSpec:
+        """Return the spec with buffers for this many peers. ValueError as in `Placement.place`."""
+        buffers = self.buffers
+        return self if isinstance(buffers, Buffers) else replace(self, buffers=buffers.place(rank, world_size))
