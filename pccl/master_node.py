@@ -16,7 +16,7 @@ import trio
 
 from pccl import _timeouts, security
 from pccl.errors import PCCLError
-from pccl.protocol.failover import Beginning
+from pccl.protocol.founding import Beginning
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.runtime.master.fence_file import FenceFile, StateError

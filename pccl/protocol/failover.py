@@ -30,11 +30,8 @@ How long is enough depends on who else can have led the run on:
 So nobody is bound to a term that no majority has made: a few who are cut off from a master that leads gather elsewhere
 without leaving its term, and when they come back they have nothing that it would have to give way to.
 
-Birth. A run is founded by peers that have none. A fresh master at an address where another may have been lets nobody
-found one until `birth_at`, when peers of a run would have come, nor as long as such peers are here. Whose fence names a
-run that is not over founds none as long as peers of that may look for a master. A standby founds none, and tells
-newcomers to ask elsewhere; who knows several masters founds none before all of them have said so. A peer of a run never
-joins another: it waits for its own until its patience ends.
+Founding. Newcomers may found a run only when no other can come back: see `founding`. A peer of a run never joins
+another: it waits for its own until its patience ends.
 
 Deposition. A master lets go of all its peers, and they, and it, begin to gather again, when it may have been given up:
 
@@ -67,13 +64,12 @@ in one term (`recovery.block`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
-from math import inf
 
 import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence, bounded_s
+from pccl.protocol.founding import BIRTH_MARGIN_S, Founding
 from pccl.protocol.gathering import Claim, Gathering
 from pccl.protocol.known_runs import KnownRuns
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
@@ -84,40 +80,10 @@ from pccl.protocol.recovery import Survivor, take_over
 from pccl.protocol.recovery_report import is_sound, rebuild
 from pccl.types import Result
 
-BIRTH_MARGIN_S = 2.0
-"""By so much later than a silence is noticed, the peers of a run have dialled this master."""
 STANDSTILL_SHARE = 0.5
 """Of the peer timeout: a master that stood still for less is not missed by its peers."""
-HOLD_S = 8.0
-"""For so long a newcomer waits here for a run. Then it is sent away, and may come again: before it takes the silence
-for that of something else than a master."""
 DEPOSED_TIMEOUTS = 2.0
 """For so many peer timeouts one that was deposed lets nobody found a run, where peers may follow another master."""
-END_TIMEOUTS = 3.0
-"""After so many peer timeouts a run of which nobody has come is over, if as many newcomers have."""
-
-
-class Beginning(Enum):
-    """What is known of a run when its master starts."""
-
-    FOUND = "found"
-    """There is none that could come back."""
-    RESUME = "resume"
-    """There is one, and none is to be founded before that has been led."""
-    UNKNOWN = "unknown"
-
-
-def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, has_state: bool) -> float:
-    """For how long after its start a master lets nobody found a run. With state it knows whether there was one."""
-    if beginning is not Beginning.UNKNOWN:
-        return 0.0 if beginning is Beginning.FOUND else inf
-    if not has_state:
-        return options.peer_timeout_s + BIRTH_MARGIN_S
-    if fence is None:
-        return 0.0
-    if not fence.is_over:
-        return fence.master_timeout_s + options.peer_timeout_s
-    return options.peer_timeout_s + BIRTH_MARGIN_S if fence.newest.peers else 0.0
 
 
 class Failover:
@@ -143,16 +109,8 @@ class Failover:
         self.is_standby = is_standby
         self.others = ""
         """What is known of other masters, for those who are sent away."""
-        self.birth_at = birth_at
-        self._missed_since = inf
-        """Since when the peers of the fence's run could have come here."""
-        self._ended: Fence | None = None
-        """Of a run that was over although some of its peers might come: others have founded one."""
-        self._back_by = 0.0
-        """By then those whose connections were lost may have come again."""
+        self._founding = Founding(self.options.peer_timeout_s, birth_at)
         self._names = run
-        self._held: dict[int, tuple[str, m.Hello, float]] = {}
-        """Newcomers who wait for a run, longest first: their hosts, and since when."""
         self._claims: dict[int, Claim] = {}
         self._gatherings: dict[str, Gathering] = {}
         """By run."""
@@ -165,15 +123,14 @@ class Failover:
     def begin(self, now: float, hold_s: float) -> list[Effect]:
         """The process starts. For `hold_s` nobody may found a run."""
         self._now = now
-        self.birth_at = now + hold_s
-        self._missed_since = now
+        self._founding.wait(now, hold_s)
         if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
             self._log("info", f"waits for {self._whom_it_waits_for()}")
         return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         self._now = now
-        if len(self._claims) + len(self._held) >= self.options.connections_max:
+        if len(self._claims) + len(self._founding) >= self.options.connections_max:
             self._dismiss(connection, m.Elsewhere("this master has too many connections"))
         else:
             self._effects += self.master.connected(connection, host, now)
@@ -184,11 +141,11 @@ class Failover:
         host = self.master.host_of(connection)
         if connection in self._claims:
             self._claimant_said(self._claims[connection], message)
-        elif connection in self._held:
+        elif connection in self._founding:
             self._release(connection)
             self._dismiss(connection, m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__}"))
         elif host is not None and isinstance(message, m.Resume):
-            # The master has known it as a stranger.
+            # The master has known this connection as one that had said nothing.
             self._effects += self.master.disconnected(connection, "it has a run", now)
             self._resume(connection, host, message)
         elif host is not None and isinstance(message, m.Hello) and not self.is_leading:
@@ -255,10 +212,7 @@ class Failover:
         return self._drain()
 
     def deadline(self) -> float | None:
-        times = [self._founds_at()] if self._held and not self._claims else []
-        if self._held:
-            _, _, since = next(iter(self._held.values()))
-            times.append(since + HOLD_S)
+        times = self._founding.deadlines(self._known.fence, is_missed=not self._claims)
         for gathering in self._gatherings.values():
             times += gathering.deadlines(self._now, self._known.is_fenced(gathering))
         deadline = self.master.deadline()
@@ -272,6 +226,11 @@ class Failover:
     def run(self) -> str:
         return self.master.run
 
+    @property
+    def birth_at(self) -> float:
+        """When newcomers may found a run here, unless peers of one come first."""
+        return self._founding.birth_at
+
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
@@ -280,7 +239,7 @@ class Failover:
             text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        ended = self._ended
+        ended = self._founding.ended
         if ended is not None and ended.run == message.run and message.term <= ended.term and message.masters == 1:
             text = f"evicted: run {message.run!r} is over, since none of its peers came for long; connect again"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret))
@@ -316,7 +275,7 @@ class Failover:
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._put_out(connection, text)
             return
-        refusal = self._known.refusal(message, is_waiting=self._now < self.birth_at)
+        refusal = self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))
         if refusal is not None:
             self._dismiss(connection, refusal)
             return
@@ -416,7 +375,7 @@ class Failover:
         fence = self._known.fence_of(gathering)
         if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
             self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))
-            self.birth_at = min(self.birth_at, self._now)
+            self._founding.allow(self._now)
         for claim in list(gathering.claims.values()):
             if claim.peer in gathering.here.heard:
                 self._release(claim.connection)
@@ -458,7 +417,7 @@ class Failover:
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._known.forget(run)
-        self.birth_at = min(self.birth_at, self._now)
+        self._founding.allow(self._now)
         for claim in list(self._claims.values()):
             self._release(claim.connection)
             if claim.run == run and claim.peer in recovered.members:
@@ -493,8 +452,7 @@ class Failover:
         else:
             # Its peers may look for a master for so long.
             hold_s = self._known.fence.master_timeout_s + self.options.peer_timeout_s
-        self.birth_at = self._now + hold_s
-        self._missed_since = self._now
+        self._founding.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
         self.master = Master(RunState(name, self.options, secret=self._secret))
         for connection, host in old.unidentified.items():
@@ -516,8 +474,8 @@ class Failover:
     # Newcomers.
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
-        if self._claims or (self._now < self.birth_at and message.may_found and not self.is_standby):
-            self._held[connection] = host, message, self._now
+        if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
+            self._founding.hold(connection, host, message, self._now)
             who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"
             self._effects.append(MasterLog("info", who, is_unauthenticated=True))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
@@ -534,42 +492,23 @@ class Failover:
             self._check_deposition()
 
     def _found(self) -> None:
-        """Lets those who wait found a run, unless peers of one are here."""
-        if self._held and not self._claims and self._now >= self._founds_at():
-            if self._now < self.birth_at:
-                self._ended = self._known.fence
-                self.birth_at = self._now
+        """Let those who wait found a run, unless peers of one are here."""
+        if not self._claims and self._founding.may_found(self._known.fence, self._now):
             self._release_held()
 
-    def _founds_at(self) -> float:
-        """When newcomers may found a run, as things stand. Where as many are here as peers of the last one are missing,
-        it is these who are cut off, or dead, and not this master."""
-        fence = self._known.fence
-        if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
-            return self.birth_at
-        ends_at = self._missed_since + END_TIMEOUTS * self.options.peer_timeout_s
-        return min(self.birth_at, max(ends_at, self._back_by))
-
     def _send_away_held(self) -> None:
-        """Those who have waited for long may try another master, and come again."""
-        for connection, (_, _, since) in list(self._held.items()):
-            if self._now >= since + HOLD_S:
-                del self._held[connection]
-                self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for()}"))
+        """Send those who have waited for long to another master. They may come again."""
+        for connection in self._founding.overdue(self._now):
+            self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for()}"))
 
     def _whom_it_waits_for(self) -> str:
         if self._gatherings:
             runs = ", ".join(f"{run!r} ({each.quorum()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
-        left_s = self._founds_at() - self._now
-        until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
-        if self._known.fence is not None and not self._known.fence.is_over:
-            return f"the peers of {self._known.fence}, {until}"
-        return f"peers of a run, which may come, {until}"
+        return self._founding.whom_it_waits_for(self._known.fence, self._now)
 
     def _release_held(self) -> None:
-        held, self._held = self._held, {}
-        for connection, (host, hello, _) in held.items():
+        for connection, (host, hello) in self._founding.take_all().items():
             self._effects += self.master.connected(connection, host, self._now)
             if self.is_leading:
                 self._effects += self.master.received(connection, hello, self._now)
@@ -578,8 +517,7 @@ class Failover:
 
     def _release(self, connection: int) -> bool:
         """Lets go of who waits here. False if it does not."""
-        if connection in self._held:
-            del self._held[connection]
+        if self._founding.discard(connection):
             return True
         claim = self._claims.pop(connection, None)
         if claim is None:
@@ -592,9 +530,7 @@ class Failover:
             elif not gathering.quorum().has_majority:
                 gathering.majority_at = None
         if not self._claims:
-            # They may be back in a moment.
-            self._back_by = self._now + self.options.peer_timeout_s
-            self.birth_at = max(self.birth_at, self._back_by)
+            self._founding.peers_have_left(self._now)
         return True
 
     # Small helpers.

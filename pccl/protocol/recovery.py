@@ -139,7 +139,7 @@ def block(heard: int, term: int, size: int, salt: int) -> int:
 
 
 def _highest_peer(recovered: Recovered) -> int:
-    return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.strangers})
+    return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.left_out})
 
 
 def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:

@@ -151,7 +151,7 @@ class Recovered:
     """Reports of the peers that go on."""
     newcomers: set[int]
     """Survivors who say Hello again."""
-    strangers: set[int]
+    left_out: set[int]
     """Survivors who were lost before."""
     missing: list[int]
     """Peers that have not come."""
@@ -271,7 +271,7 @@ def rebuild(
         quorum_views=quorum.quorum_views,
         members=members,
         newcomers={peer for peer, each in others.items() if each.installed is None},
-        strangers={peer for peer, each in others.items() if each.installed is not None},
+        left_out={peer for peer, each in others.items() if each.installed is not None},
         missing=sorted(quorum.peers - set(members)),
         groups=[group for group in groups if group.ring],
         is_unchanged=is_unchanged and all(group.is_steady for group in groups),

@@ -129,7 +129,7 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
 def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.failover.HOLD_S", 0.1)
+    monkeypatch.setattr("pccl.protocol.founding.HOLD_S", 0.1)
     state = FenceFile(str(tmp_path), "before")
     state.write(Fence("run", b"secret", 1, FencedView.of(3, [1, 2])))
     state.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.protocol import failover, gathering
+from pccl.protocol import founding, gathering
 from pccl.protocol.master.options import ANSWER_TIMEOUTS, MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.protocol.peer import links
@@ -22,7 +22,7 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     assert 2 * links.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
     assert 1.0 < master_addresses.LEAD_TIMEOUTS < gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
     assert ANSWER_TIMEOUTS > links.LINK_TIMEOUTS
-    assert failover.HOLD_S < control.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
+    assert founding.HOLD_S < control.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
     assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_BEAT_S
     assert control.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 

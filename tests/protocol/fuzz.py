@@ -155,7 +155,7 @@ def drain(decoder: Decoder[Any], frame: bytes) -> list[Any]:
 
 
 class AgainstMaster:
-    """Strangers, and some who wait to be let in, talk to the master of a run that goes on."""
+    """Connections that have proved nothing, and some that wait to be let in, talk to a master that leads a run."""
 
     def __init__(self, mutator: Mutator) -> None:
         self._mutator = mutator

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import DEPOSED_TIMEOUTS, HOLD_S, Failover
+from pccl.protocol.failover import DEPOSED_TIMEOUTS, Failover
 from pccl.protocol.fence import Fence
+from pccl.protocol.founding import HOLD_S
 from pccl.protocol.link_metrics import KnownMetric
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.options import MasterOptions

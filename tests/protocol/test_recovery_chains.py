@@ -156,17 +156,17 @@ class _Story:
             self.peers[peer].term = self.terms
         for peer in self.some(members, 0.7):
             self.peers[peer].resume(set(found.quorum_views))
-        for peer in self.some(found.newcomers | found.strangers, 0.3):
+        for peer in self.some(found.newcomers | found.left_out, 0.3):
             del self.peers[peer]
         last = max((each.installed for each in told.values() if each.installed), key=lambda each: each.view)
         circles = [(len(listed), set(listed) & members) for listed in found.quorum_views.values()]
         accepted = {peer for peer in members if found.members[peer].installed is not None}
         number = max(found.view_heard, self.terms * BLOCK)
-        successor = _Master(self.terms, number, last, accepted, members, circles)
+        next_master = _Master(self.terms, number, last, accepted, members, circles)
         if not found.is_unchanged:
-            successor.number += 1
-            successor.awaiting = set(members)
-        self.masters.append(successor)
+            next_master.number += 1
+            next_master.awaiting = set(members)
+        self.masters.append(next_master)
 
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))

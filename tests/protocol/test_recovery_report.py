@@ -1,4 +1,4 @@
-"""What a successor makes of recovery reports: beside a naive model of how a master came to die."""
+"""What a new master makes of recovery reports: beside a naive model of how a master came to die."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_settled_survivor_speaks_for_the_peers_of_its_view_only() -> None:
     found = rebuild(here)
     (group,) = found.groups
     assert set(found.members) == {1, 2}
-    assert found.strangers == {3}
+    assert found.left_out == {3}
     assert (group.is_decided, group.commits, group.unsettled) == (True, {OpRef(7, 0)}, {2: 4})
     assert found.view_heard == 5
 
@@ -139,7 +139,7 @@ def test_so_it_does_beside_an_older_view_that_may_be_in_force() -> None:
     here[1] = report_of(1, last, prepared(9, *range(1, 6), answered=False), answered=[before], commits=[OpRef(7, 0)])
     assert set(quorum_of(here).quorum_views) == {4, 5}
     found = rebuild(here)
-    assert (set(found.members), found.strangers) == ({1, 2, 3, 4}, {6})
+    assert (set(found.members), found.left_out) == ({1, 2, 3, 4}, {6})
 
 
 def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> None:
@@ -279,7 +279,7 @@ def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -
     if not quorum.has_majority:
         return
     found = rebuild(told)
-    assert {*found.members, *found.newcomers, *found.strangers} == set(told)
+    assert {*found.members, *found.newcomers, *found.left_out} == set(told)
     assert found.members
     assert set(found.members).isdisjoint(found.missing)
     assert found.view_heard >= found.view

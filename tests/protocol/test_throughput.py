@@ -32,7 +32,7 @@ def test_a_link_made_anew_counts_from_the_start() -> None:
     assert throughput.reported(1, report(LinkReport(2, 1, 1500, 1_500_000))) == [(2, 1e6)]
 
 
-def test_what_was_before_a_succession_is_in_no_metric_after_it() -> None:
+def test_what_was_before_a_failover_is_in_no_metric_after_it() -> None:
     throughput = Throughput()
     throughput.inherit([1])
     assert throughput.reported(1, report(LinkReport(2, 1, 9000, 9_000_000))) == []

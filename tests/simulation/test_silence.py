@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import BIRTH_MARGIN_S
+from pccl.protocol.founding import BIRTH_MARGIN_S
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result

@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.failover import Beginning, hold_s
+from pccl.protocol.founding import Beginning, hold_s
 from pccl.protocol.master.options import MasterOptions
 from pccl.types import Result
 from tests.simulation.control_plane import ControlPlane

@@ -8,10 +8,10 @@ connection costs a living peer nothing:
     2  A peer whose control connection breaks is *absent*: it dials again and goes on in its session. It is kept for
        `peer_timeout_s` while its heartbeats stand, and lost after that.
     3  When a process ends, its heartbeats and its links end, too. So an absent peer without heartbeats is lost at once
-       when all its witnesses, and at least one, have lost their links with it, or failed to make them. Its witnesses
+       when all its observers, and at least one, have lost their links with it, or failed to make them. Its observers
        are the peers of its ring that have a link with it and are not absent, newcomers only if there is nobody else. A
-       peer that is still making its link is no witness: it may wait for the dead one to dial.
-    4  An absent peer without witnesses, because it is alone in its group or the others are absent, is kept as in 2: if
+       peer that is still making its link is no observer: it may wait for the dead one to dial.
+    4  An absent peer without observers, because it is alone in its group or the others are absent, is kept as in 2: if
        all are gone at once, the network is more likely to have failed here than all of them there.
     5  A pending peer that holds up others since it is being admitted is lost as soon as both its connections have
        ended: it loses nothing by starting over.
@@ -19,8 +19,8 @@ connection costs a living peer nothing:
        first of them would be lost, it is rather this master that hears nobody (`has_lost_sight`). It evicts none of
        them then and is deposed.
 
-A witness that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
-session: an eviction. The links that witnesses have lost are forgotten when a view is installed that has made them anew.
+A observer that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
+session: an eviction. The links that observers have lost are forgotten when a view is installed that has made them anew.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Liveness:
         self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
     def suspect_cut(self) -> None:
-        """A witness is gone: the word of the others may suffice."""
+        """A observer is gone: the word of the others may suffice."""
         self._suspects.update(other for _, other in self._cut if other in self.absent_until)
 
     # Judgement.
@@ -156,8 +156,8 @@ class Liveness:
         group = state.groups.get(member.hello.group)
         if not member.accepted:
             return member.has_heartbeat and state.accepted_count > 0 and group is not None and member.peer in group.ring
-        witnesses = self._witnesses(member)
-        return bool(witnesses) and all((peer, member.peer) in self._cut for peer in witnesses)
+        observers = self._witnesses(member)
+        return bool(observers) and all((peer, member.peer) in self._cut for peer in observers)
 
     def _witnesses(self, member: Member) -> list[int]:
         members, group = self._state.members, self._state.group_of(member)

@@ -457,7 +457,7 @@ class Master:
         state.told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
-        self._liveness.suspect_cut()  # those who make their links anew are no witnesses
+        self._liveness.suspect_cut()  # those who make their links anew are no observers
 
     def _take_in(self, peers: Iterable[int]) -> None:
         state = self.state

@@ -28,7 +28,8 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.failover import Beginning, Failover, hold_s
+from pccl.protocol.failover import Failover
+from pccl.protocol.founding import Beginning, hold_s
 from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Persist, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.options import MasterOptions

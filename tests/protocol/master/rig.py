@@ -18,7 +18,7 @@ TAG = 7
 
 
 HEARTBEATS_FROM = 1_000_000
-"""Peer n's signs of life come on this connection + n."""
+"""Peer n's heartbeats come on this connection + n."""
 
 
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2)
@@ -50,7 +50,7 @@ class Rig:
         return connection
 
     def heartbeat(self, peer: int, connection: int = 0) -> int:
-        """Makes a connection for signs of life. `effects` becomes what it led to, after what was there."""
+        """Makes a connection for heartbeats. `effects` becomes what it led to, after what was there."""
         connection = connection or HEARTBEATS_FROM + peer
         before = self.effects + self.master.connected(connection, f"10.0.0.{peer}", self.now)
         self.hear(connection, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", peer))

@@ -153,7 +153,7 @@ def test_with_nobody_left_who_was_evicted_for_its_links_is_let_in() -> None:
     assert rig.master.accepted == [peer]
 
 
-def test_nobody_is_admitted_before_it_shows_a_sign_of_life() -> None:
+def test_nobody_is_admitted_before_it_has_sent_a_heartbeat() -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, HELLO)

@@ -49,7 +49,7 @@ class Liars:
         self.now = 0.0
         self.open: set[int] = set()
         self.heartbeats: set[int] = set()
-        """Connections for signs of life."""
+        """Connections for heartbeats."""
         self.group: dict[int, int] = {}
         self.next_connection = 1
         self.asked: dict[int, m.FromMaster] = {}

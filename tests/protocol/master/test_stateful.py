@@ -26,7 +26,7 @@ GROUPS = (0, 1)
 TAGS = (1, 2)
 PEERS_MAX = 6
 HEARTBEATS_FROM = 1_000_000
-"""Peer n's signs of life come on this connection + n."""
+"""Peer n's heartbeats come on this connection + n."""
 OFFER = m.SyncOffer("enforce_popular", 3, b"root", [])
 ANSWERS = {Kind.SYNC: OFFER.revision}
 """The value of a joint call that succeeds; of are_peers_pending it is how many wait."""

@@ -73,8 +73,8 @@ def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> Non
     assert 1 + sum(counts) == GROWN_CONNECTIONS_MAX
 
 
-def test_links_have_connections_to_each_lane() -> None:
-    """To begin with, where one is lost, and where a lane is held back."""
+def test_links_have_connections_to_each_engine_thread() -> None:
+    """To begin with, where one is lost, and where a thread is held back."""
     rig = Rig(may_grow=True, engine_threads=3)
     rig.hear(prepare([1, 2, 3], 1))
     assert rig.missing == {rig.links[1]: 3, rig.links[3]: 3}
@@ -82,13 +82,13 @@ def test_links_have_connections_to_each_lane() -> None:
     rig.connect(3)
     rig.hear(m.Install(1))
     added = []
-    for lane in (2, 2, 0, 1):
-        rig.machine.connection_lost(rig.links[1], "reset", lane)
-        added += [(lane, *effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    for thread in (2, 2, 0, 1):
+        rig.machine.connection_lost(rig.links[1], "reset", thread)
+        added += [(thread, *effect.indices) for effect in of(ps.AddConnections, rig.effects())]
     assert added == [(2, 5), (2, 8), (0, 3), (1, 4)]
     rig.machine.link_limited(rig.links[3], 1)
     (grown,) = of(ps.AddConnections, rig.effects())
-    assert list(grown.indices) == [4], "as many more as the lane has"
+    assert list(grown.indices) == [4], "as many more as the thread has"
     for _ in range(3):
         assert rig.machine.link_connected(rig.links[3])
     rig.machine.link_limited(rig.links[3], 1)
@@ -96,12 +96,12 @@ def test_links_have_connections_to_each_lane() -> None:
     assert list(grown.indices) == [7, 10]
 
 
-def test_links_with_more_connections_than_lanes_continue_their_numbers() -> None:
+def test_links_with_more_connections_than_engine_threads_continue_their_numbers() -> None:
     rig = Rig(connections=4, engine_threads=3)
     rig.join([1, 2, 3])
     added = []
-    for lane in (0, 1, 2, 1):
-        rig.machine.connection_lost(rig.links[1], "reset", lane)
+    for thread in (0, 1, 2, 1):
+        rig.machine.connection_lost(rig.links[1], "reset", thread)
         added += [list(effect.indices) for effect in of(ps.AddConnections, rig.effects())]
     assert added == [[6], [4], [5], [7]]
 

@@ -1,0 +1,154 @@
+"""Founding: when newcomers may begin a run at a master that leads none, and those who wait for that.
+
+Two runs where there should be one cannot be joined again, so a master that leads none must not let newcomers found a
+run while another might come back to it.
+
+    1  A fresh master at an address where another may have been lets nobody found a run until `birth_at`. Peers of a run
+       would have come by then, for they notice the silence of their master after a peer timeout.
+    2  Nobody founds a run while peers of one are here, nor for a peer timeout after the last of them has left: they may
+       be back in a moment.
+    3  A master whose fence names a run that is not over lets nobody found another for as long as peers of that run may
+       look for a master. If nobody has come for END_TIMEOUTS, and as many newcomers are here as peers are missing, it
+       is these peers that are cut off, or dead, and not this master: then that run is over.
+    4  A standby founds none and tells newcomers to ask elsewhere. A newcomer that knows several masters founds a run
+       only after all of them have said that they lead none (`Hello.may_found`). The machine that holds this part
+       (`failover`) sees to both.
+    5  A newcomer that has waited for HOLD_S is sent away and may come again, lest it take the silence for that of
+       something else than a master.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import inf
+
+from pccl.protocol import messages as m
+from pccl.protocol.fence import Fence
+from pccl.protocol.master.options import MasterOptions
+
+BIRTH_MARGIN_S = 2.0
+"""Seconds that peers of a run have to dial this master after they have noticed the silence of their own."""
+HOLD_S = 8.0
+"""Seconds that a newcomer is kept waiting before it is sent away."""
+END_TIMEOUTS = 3.0
+"""Number of peer timeouts after which rule 3 takes a run for over."""
+
+
+class Beginning(Enum):
+    """What is known of a run when its master starts."""
+
+    FOUND = "found"
+    """There is no run that could come back."""
+    RESUME = "resume"
+    """There is a run, and none is to be founded before it has been led on."""
+    UNKNOWN = "unknown"
+
+
+def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, has_state: bool) -> float:
+    """Return for how many seconds after its start a master lets nobody found a run.
+
+    `has_state`: the process keeps a fence on disk, so without one there was no run.
+    """
+    if beginning is not Beginning.UNKNOWN:
+        return 0.0 if beginning is Beginning.FOUND else inf
+    if not has_state:
+        return options.peer_timeout_s + BIRTH_MARGIN_S
+    if fence is None:
+        return 0.0
+    if not fence.is_over:
+        return fence.master_timeout_s + options.peer_timeout_s
+    return options.peer_timeout_s + BIRTH_MARGIN_S if fence.newest.peers else 0.0
+
+
+class Founding:
+    """When a run may be founded at one master, and the newcomers that wait for it."""
+
+    def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
+        self.birth_at = birth_at
+        """When newcomers may found a run, unless peers of one come first."""
+        self.ended: Fence | None = None
+        """The fence of a run that was taken for over by rule 3, although some of its peers may still come."""
+        self._peer_timeout_s = peer_timeout_s
+        self._missed_since = inf
+        """Since when the peers of the fence's run could have come here."""
+        self._back_by = 0.0
+        """When those that have left last must have come again, if they live."""
+        self._held: dict[int, tuple[str, m.Hello, float]] = {}
+        """By connection of each newcomer that waits, longest first: its host, its Hello, and since when."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._held
+
+    # When a run may be founded.
+
+    def wait(self, now: float, hold_s: float) -> None:
+        """Let nobody found a run for `hold_s` from now on: the process starts, or leads no further."""
+        self.birth_at = now + hold_s
+        self._missed_since = now
+
+    def allow(self, now: float) -> None:
+        """Wait no longer: the run that was waited for is led, or cannot come back."""
+        self.birth_at = min(self.birth_at, now)
+
+    def peers_have_left(self, now: float) -> None:
+        """The last peer of a run that was here has left (rule 2)."""
+        self._back_by = now + self._peer_timeout_s
+        self.birth_at = max(self.birth_at, self._back_by)
+
+    def is_waiting(self, now: float) -> bool:
+        return now < self.birth_at
+
+    def may_found(self, fence: Fence | None, now: float) -> bool:
+        """Whether newcomers are here that may found a run now. If rule 3 lets them, the fence's run is over."""
+        if not self._held or now < self._founds_at(fence):
+            return False
+        if now < self.birth_at:
+            self.ended = fence
+            self.birth_at = now
+        return True
+
+    def _founds_at(self, fence: Fence | None) -> float:
+        """When newcomers may found a run, as things stand."""
+        if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
+            return self.birth_at
+        ends_at = self._missed_since + END_TIMEOUTS * self._peer_timeout_s
+        return min(self.birth_at, max(ends_at, self._back_by))
+
+    def deadlines(self, fence: Fence | None, is_missed: bool) -> list[float]:
+        """When something is due for those who wait. `is_missed`: no peers of a run are here."""
+        if not self._held:
+            return []
+        _, _, since = next(iter(self._held.values()))
+        return [since + HOLD_S, self._founds_at(fence)] if is_missed else [since + HOLD_S]
+
+    def whom_it_waits_for(self, fence: Fence | None, now: float) -> str:
+        """Say for which peers this master waits and for how long, in a log or in an answer."""
+        left_s = self._founds_at(fence) - now
+        until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
+        if fence is not None and not fence.is_over:
+            return f"the peers of {fence}, {until}"
+        return f"peers of a run, which may come, {until}"
+
+    # Newcomers that wait.
+
+    def hold(self, connection: int, host: str, hello: m.Hello, now: float) -> None:
+        self._held[connection] = host, hello, now
+
+    def discard(self, connection: int) -> bool:
+        """Forget a newcomer. False if this connection is of none that waits."""
+        return self._held.pop(connection, None) is not None
+
+    def take_all(self) -> dict[int, tuple[str, m.Hello]]:
+        """The hosts and Hellos of all newcomers that wait, by connection, longest first. None waits here any more."""
+        held, self._held = self._held, {}
+        return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
+
+    def overdue(self, now: float) -> list[int]:
+        """Connections of newcomers that have waited for HOLD_S. They are forgotten."""
+        found = [connection for connection, (_, _, since) in self._held.items() if now >= since + HOLD_S]
+        for connection in found:
+            del self._held[connection]
+        return found
