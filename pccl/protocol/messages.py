@@ -1,12 +1,19 @@
-"""What peers and the master say to each other.
+"""The messages: all that goes over the wire in one place, as a second implementation has to read it.
 
-Every message is a msgspec struct that travels as a msgpack array `[name, field, ...]`. A field added later goes to
-the end with a default: an older reader ignores it, a newer one fills it in. `PROTOCOL_VERSION` changes only when that
-is not enough.
+This file is longer than others of the package on purpose. Whoever implements the protocol anew, or changes it, finds
+every message, what its fields mean and who sends it here, and nothing else. `codec` says how messages are framed,
+`auth` how a connection is authenticated, `control_session` how a session outlives its connection.
 
-`auth` of an opening is the dialer's share of a handshake, empty without a token: see module `auth`.
+Format. Every message is a msgspec struct that travels as a msgpack array `[name, field, ...]`: the name of its class,
+then its fields in order. A `Part` is what messages are composed of; it travels as an array without a name.
 
-Reserved room: `Welcome.auth` and `Accepted.auth`.
+Compatibility. A field that is added later goes to the end and has a default: an older reader ignores it, a newer one
+fills it in. `PROTOCOL_VERSION` rises only when that is not enough.
+
+Conventions. Peers, views, terms and groups are numbers; no peer number and no view number is given twice in a run. A
+result code is a number of `pccl.types.Result`. A name that ends in `_s`, `_ms` or `_us` is in seconds, milliseconds or
+microseconds, one in `_bytes` or `_per_s` in bytes. The `auth` of an opening is the dialer's share of a handshake, empty
+where it has no token; `auth` of `Welcome` and `Accepted` is reserved and empty.
 """
 
 # Annotations are not put off here: msgspec would compile the text of each, 4 ms when the first message comes.
@@ -27,43 +34,48 @@ PEER_TIMEOUT_S_MAX = 86400.0
 ENGINE_THREADS_MAX = 16
 """Bound of `Welcome.engine_threads`."""
 MASTER_TIMEOUT_S = 60.0
-"""For so long a peer that has lost its master looks for one, unless it is told otherwise."""
+"""Seconds for which a peer that has lost its master looks for one, unless its caller says otherwise."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
-"""The codes that may say why something failed."""
+"""The codes that may say why something failed. Only a caller can be left without knowing an outcome."""
 
 
 class OpRef(NamedTuple):
-    """An op within one epoch of one group: its tag and the how-manieth use of the tag it is."""
+    """The name of an op within one epoch of one group."""
 
     tag: int
     sequence: int
+    """The use count of the tag: 0 for the first op with it in this epoch, 1 for the second."""
 
 
 OPS_MAX = 2**18
-"""Ops that one message of a peer may name."""
+"""Number of ops that one message of a peer may name."""
 PEERS_MAX = 2**14
+"""Number of peers that one message of a peer may name."""
 REPORTED_EPOCHS_MAX = 16
+"""Number of epochs that one `Report` may count ops of."""
 METRICS_KEPT_MAX = 128
-"""Measurements that a peer remembers for a master after this one: all of its own in a group in which all pairs are
-measured, and those of the last calls in a larger one."""
+"""Number of link metrics that a peer remembers for the next master: all of its own in a group in which all pairs are
+measured, those of the last calls in a larger one."""
 REASON_CHARACTERS_MAX = 2**14
-"""Reasons of a peer are passed on to all others and logged."""
+"""Length of a peer's reason. Reasons are logged and passed on to all other peers."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 PADDING_BYTES_MAX = 20 * 2**10
 Padding = Annotated[int, msgspec.Meta(ge=0, le=PADDING_BYTES_MAX)]
-"""How many bytes without a meaning follow a message, on a connection between peers: see `runtime.links`."""
+"""Number of meaningless bytes that follow a message on a connection between peers, to prove that the path carries
+packets of full size: see `runtime.network.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
-"""In seconds."""
+"""An age in seconds."""
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
+"""Peers, each with the reason why something did not work with it."""
 
 
 class Kind:
-    """Kinds of joint call."""
+    """The kinds of joint call."""
 
     ARE_PEERS_PENDING = "are_peers_pending"
     UPDATE_TOPOLOGY = "update_topology"
@@ -72,58 +84,66 @@ class Kind:
 
     ALL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
     EXCLUSIVE = (UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
-    """Those during which this peer has no op in flight."""
+    """Kinds of call during which the caller has no op in flight."""
     GLOBAL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY)
-    """Those that the peers of all groups make together."""
+    """Kinds of call that the peers of all groups make together; the others are made by one group."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all messages."""
+    """The base of all messages."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what messages are composed of."""
+    """The base of what messages are composed of. It carries no name on the wire."""
 
 
 class PeerInfo(Part, frozen=True):
-    """A peer as the others need to know it."""
+    """A peer as the others need to know it to make a link with it."""
 
     peer: int
     group: int
     hosts: list[str]
-    """Where its listening port may be reached, best first. A loopback address stands for 'the master's machine'."""
+    """Addresses of its listening port, best first. A loopback address stands for 'the master's machine'."""
     port: int
+    """The TCP port on which it listens for other peers."""
     connections: int
-    """TCP connections it wants in each of its links."""
+    """Number of TCP connections that it wants in each of its links. The larger wish of both ends counts."""
     name: str = ""
+    """A name for logs; it need not be unique."""
 
 
 class Ring(Part, frozen=True):
-    """A group's ring order. `epoch` is the view in which it last changed."""
+    """The order of a group's peers."""
 
     group: int
     epoch: int
+    """The view in which this ring last changed. Ops of the group are named by it."""
     peers: list[int]
+    """Peers by rank."""
 
 
 class TensorOffer(Part, frozen=True):
+    """One tensor of a shared state, without its content."""
+
     name: str
     dtype: str
     shape: list[int]
     loose: bool
-    """Content may differ between peers of one revision."""
+    """Whether its content may differ between peers of one revision."""
 
 
 class LinkMetric(Part, frozen=True):
-    """What was measured of the link to a peer, or from it where it `is_inbound`."""
+    """What a peer has measured of one direction of a link."""
 
     peer: int
+    """The peer at the other end."""
     is_inbound: bool
+    """True: from `peer` to the one that has measured. False: to `peer`."""
     bytes_per_s: float
     round_trip_us: int
 
     def link_of(self, measurer: int) -> tuple[int, int]:
-        """Sender and receiver."""
+        """The sender and the receiver, where `measurer` is the peer that has measured."""
         return (self.peer, measurer) if self.is_inbound else (measurer, self.peer)
 
 
@@ -131,9 +151,10 @@ class SyncOffer(Part, frozen=True):
     """What a peer brings to sync_shared_state."""
 
     strategy: str
+    """A value of `pccl.types.SharedStateSyncStrategy`."""
     revision: int
     root: bytes
-    """Digest of all tensors that are not loose."""
+    """The digest of all tensors that are not loose."""
     tensors: list[TensorOffer]
 
 
@@ -141,34 +162,43 @@ class SyncOffer(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first message on a control connection."""
+    """The first message on a control connection of a peer that has no run yet. The answer is Welcome, Elsewhere or
+    Goodbye."""
 
     protocol: int
+    """The PROTOCOL_VERSION of the sender, here and in every other opening."""
     version: str
+    """The version of the sender's pccl, for error texts."""
     group: int
     hosts: list[str]
-    """Addresses to advertise; empty: the address that the master sees."""
+    """Addresses to advertise to other peers, best first; empty: the address that the master sees."""
     port: int
+    """The TCP port on which the sender listens for other peers."""
     connections: int
+    """Number of TCP connections that the sender wants in each of its links."""
     name: str = ""
+    """A name for logs; it need not be unique."""
     auth: bytes = b""
     site: str = ""
-    """Whose peers are admitted together and lost together; empty: a peer on its own."""
+    """The name of the sender's site, whose peers are admitted together and lost together; empty: it has none."""
     site_size: int = 0
-    """Peers of the site; 0 without one."""
+    """Number of peers of the site; 0 without one."""
     masters: int = 1
-    """How many addresses of masters it knows."""
+    """Number of master addresses that the sender knows."""
     may_found: bool = True
-    """It may be the first of a new run. Who knows several masters asks all of them for a run first."""
+    """Whether the sender may be the first peer of a new run. A peer that knows several masters asks all of them for a
+    run before it says so."""
     session: Secret = b""
-    """The key of the session that begins here (`control_session`); empty: it ends with the connection."""
+    """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """For so long it looks for a master after it has lost one."""
+    """Seconds for which the sender looks for a master after it has lost one."""
 
 
 class HeartbeatHello(Message, frozen=True):
-    """The first and only message on a peer's second connection to the master, which carries heartbeats: after
-    `Accepted`, each side sends a byte every so often. The peer makes it upon Welcome, and anew whenever it is closed.
+    """The first and only message on a peer's second connection to the master, which carries heartbeats.
+
+    After `Accepted` each side sends a byte several times a second. The peer makes this connection upon Welcome, and
+    anew whenever it is closed.
     """
 
     protocol: int
@@ -184,34 +214,35 @@ class Resume(Message, frozen=True):
     protocol: int
     run: str
     term: int
-    """The highest that it has followed."""
+    """The highest term that the peer has voted in or been led in."""
     peer: int
     auth: bytes = b""
     masters: int = 1
-    """As of Hello."""
+    """Number of master addresses that the peer knows."""
     is_accepted: bool = True
-    """False: a newcomer, which may have been accepted and not heard of it."""
+    """False: the peer was still a newcomer, and may have been accepted without having heard of it."""
     session: Secret = b""
-    """As of Hello."""
+    """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """As of Hello."""
+    """Seconds for which the peer looks for a master after it has lost one."""
     patience_s: float = MASTER_TIMEOUT_S
-    """What is left of that."""
+    """Seconds of `master_timeout_s` that are left now."""
 
 
 class Reattach(Message, frozen=True):
-    """The first message on a control connection that shall go on where one of this session broke off. The answer is
-    Reattached, or Rejected by a master that does not know the session."""
+    """The first message on a control connection that continues the session of one that broke. The answer is Reattached,
+    or Rejected by a master that does not know the session."""
 
     protocol: int
     session: Secret
+    """The key that the session began with, in Hello or Resume."""
     received: Count
-    """Messages of the master, over all connections of the session."""
+    """Number of the master's messages that the peer has received, over all connections of the session."""
     auth: bytes = b""
 
 
 class Aborted(Part, frozen=True):
-    """A verdict that was heard."""
+    """An op that was aborted, as the sender has heard."""
 
     tag: int
     sequence: int
@@ -220,32 +251,42 @@ class Aborted(Part, frozen=True):
 
 
 class JointOutcome(Part, frozen=True):
-    """How the last joint call of a kind ended that this peer took part in. `call_number` as of JointResult."""
+    """How the last joint call of a kind ended that a peer took part in."""
 
     kind: str
     call_number: int
+    """The call's `JointResult.call_number`."""
     code: int
     reason: Reason
     value: int
+    """The call's `JointResult.value`."""
 
 
 class InstalledView(Part, frozen=True):
+    """A view that is in force at the sender."""
+
     view: int
     rings: list[Ring]
+    """The rings of all groups."""
     is_meshed: bool
-    """The group of whoever says so is a mesh."""
+    """Whether all pairs of the sender's group have a link."""
 
 
 class PreparedView(Part, frozen=True):
+    """A view that the sender was told to prepare and that is not in force there."""
+
     view: int
     rings: list[Ring]
+    """The rings of all groups."""
     answered: bool
-    """LinksReady was said, so it may be in force elsewhere."""
+    """Whether the sender has answered with LinksReady. Then the view may be in force elsewhere."""
 
 
 class PreVote(Message, frozen=True):
-    """The answer to PreVoteRequest: the views that this peer knows of, with the meanings that they have in
-    RecoveryReport. Nothing is promised by it."""
+    """The answer to PreVoteRequest: the views that this peer knows. It promises nothing.
+
+    The fields mean what those of the same name mean in RecoveryReport.
+    """
 
     installed: InstalledView | None
     prepared: PreparedView | None
@@ -254,111 +295,131 @@ class PreVote(Message, frozen=True):
 
 
 class RecoveryReport(Part, frozen=True):
-    """What a peer knows of its run. See `recovery_report`."""
+    """All that a peer knows of its run and that the next master may not: see `recovery_report`."""
 
     me: PeerInfo
     installed: InstalledView | None
-    """The last one."""
+    """The last view in force at this peer; None: it was never accepted."""
     prepared: PreparedView | None
-    """A newer one."""
+    """The last view that this peer was told to prepare, if that is newer than `installed`."""
     is_running: bool
-    """Its ops go on."""
+    """Whether its ops still run: they were not stopped by a flush."""
     is_settled: bool
-    """`prepared` has decided all ops of its installed epoch."""
+    """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
-    """Of its installed epoch, those that others might not have heard of."""
+    """Ops of the epoch in `installed` that are committed, of which other peers may not have heard."""
     aborts: list[Aborted]
-    """The same, with a reason of their own."""
+    """Ops of that epoch that were aborted each for a reason of its own, of which other peers may not have heard."""
     waits_in: str
-    """The kind of joint call that it is in; empty: none."""
+    """The kind of joint call that the peer waits in; empty: none."""
     outcomes: list[JointOutcome]
+    """How the last call of each kind ended."""
     joined_after: int
-    """The joint-call number of the last one before it was accepted."""
+    """The joint-call number of the last call that ended before this peer was accepted."""
     synced: tuple[int, int] | None
-    """The joint-call number and the revision of the last sync that it took part in with success."""
+    """The joint-call number and the revision of the last sync that this peer took part in with success."""
     unlinked: list[int]
     """Peers of its ring that it has no link with."""
     peer_timeout_s: float
+    """The `Welcome.peer_timeout_s` that the run has had so far."""
     engine_threads: int
+    """The run's `Welcome.engine_threads`."""
     site: str = ""
+    """The site that the peer named in its Hello; empty: none."""
     site_size: int = 0
     link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
-    """What it has measured, the oldest first, and how long before Resume."""
+    """What the peer has measured, the oldest first, each with its age in seconds when the peer said Resume."""
     secret: Secret = b""
-    """As of Welcome."""
+    """The run's `Welcome.secret`."""
     answered: list[PreparedView] = []
-    """Of masters before the one that made `prepared`, what it had answered of what is newer than `installed`."""
+    """Views newer than `installed` that this peer has answered to masters before the one that made `prepared`, unless a
+    later master has ruled them out."""
 
 
 class Vote(Message, frozen=True):
     """The answer to VoteRequest: this peer follows no master of a lower term any more."""
 
     term: int
+    """The term of the VoteRequest."""
     report: RecoveryReport
 
 
 class Leave(Message, frozen=True):
+    """The peer leaves the run on purpose. It is its last message."""
+
     reason: Reason = ""
 
 
 class JointCall(Message, frozen=True):
-    """Enters a joint call. A peer is in one at a time."""
+    """The peer enters a joint call. It is in one at a time."""
 
     call: int
+    """The peer's own number of this call, which JointResult repeats."""
     kind: str
+    """One of `Kind.ALL`."""
     offer: SyncOffer | None = None
+    """The peer's shared state, for sync_shared_state; None for the other kinds."""
     open_ops: Ops = []
-    """are_peers_pending: what this peer has in flight."""
+    """The ops that the peer has in flight, for are_peers_pending; empty for the other kinds."""
 
 
 class JointCancel(Message, frozen=True):
     """The caller no longer wants to wait. A call that has begun to take effect goes on."""
 
     call: int
+    """The number in the peer's JointCall."""
 
 
 class LinksReady(Message, frozen=True):
-    """The answer to `Prepare`: all links are up, but for the needed ones in `failed` and the others in `missing`."""
+    """The answer to Prepare: each link that the view asks for is up or could not be made."""
 
     view: int
     failed: PeerReasons = []
+    """Ring neighbours with whom no link could be made. The view cannot come into force without these links."""
     missing: PeerReasons = []
+    """Other peers with whom no link could be made. The group can do without these links, but is no mesh."""
 
 
 class LinkFailed(Message, frozen=True):
-    """Said before `LinksReady` by a peer that still waits for other links: one that it dials cannot be made."""
+    """A link that the sender dials for a prepared view cannot be made. It says so before its LinksReady, while it waits
+    for other links."""
 
     view: int
     peer: int
+    """The peer at the other end."""
     reason: Reason
 
 
 class Tried(Message, frozen=True):
-    """The answer to `Trial`: with whom no connection carries full-size packets, and why."""
+    """The answer to Trial."""
 
     failed: PeerReasons = []
+    """Peers with whom no connection carries packets of full size."""
 
 
 class LinkLost(Message, frozen=True):
-    """An established link broke. `made_in` is the view whose `Prepare` made it."""
+    """An established link broke."""
 
     made_in: int
+    """The view whose Prepare asked for the link."""
     peer: int
+    """The peer at the other end."""
     reason: Reason
     has_committed: bool = False
-    """The sender has committed ops by itself in this epoch."""
+    """Whether the sender has committed ops by itself in this epoch: the link did carry something."""
 
 
 class OpsDone(Message, frozen=True):
-    """This peer holds all result bytes of these ops, which the master decides on, or which were said to be stalled."""
+    """The sender holds all result bytes of these ops. It says so of ops that the master decides on, and of those that
+    it has reported as stalled."""
 
     epoch: int
     ops: Ops
 
 
 class OpFailed(Message, frozen=True):
-    """This op cannot or must not complete: differing arguments, or its caller gave up. The sender will not commit it by
-    itself."""
+    """An op cannot or must not complete: the arguments of peers differ, or a caller has given it up. The sender will
+    not commit it by itself any more."""
 
     epoch: int
     tag: int
@@ -366,11 +427,11 @@ class OpFailed(Message, frozen=True):
     code: int
     reason: Reason
     may_be_done: bool = False
-    """It is done here, or may become so, and others may have committed it: see `completion`."""
+    """Whether the op is done at the sender, or may become so. Then others may have committed it: see `completion`."""
 
 
 class AbortVote(Message, frozen=True):
-    """The answer to AbortVoteRequest: the sender has committed the op by itself, or promises that it will not."""
+    """The answer to AbortVoteRequest: the sender has committed the op by itself, or promises never to do so."""
 
     epoch: int
     tag: int
@@ -379,75 +440,89 @@ class AbortVote(Message, frozen=True):
 
 
 class OpsStalled(Message, frozen=True):
-    """These ops have waited for long. Lets the master find waits that can never end."""
+    """These ops have waited for long. From this the master finds waits that can never end."""
 
     epoch: int
     ops: Ops
 
 
 class OpsOver(Message, frozen=True):
-    """The sender has committed these by itself. It had said that they were stalled."""
+    """The sender has committed these ops by itself, after it had reported them as stalled."""
 
     epoch: int
     ops: Ops
 
 
 class TagsUsed(Message, frozen=True):
-    """The sender has used so many tags in this epoch that it starts no further op in it."""
+    """The sender has used so many different tags in this epoch that it starts no further op in it. A new epoch is
+    due."""
 
     epoch: int
     tags: Count
+    """Number of different tags."""
 
 
 class FlushReply(Message, frozen=True):
-    """The group's ops have stopped here; `ops` are those of them that are done and without a verdict, `commits` and
-    `aborts` verdicts that others might not have heard."""
+    """The answer to Flush: the group's ops have stopped at the sender."""
 
     flush: int
+    """The number in the Flush."""
     ops: Ops
+    """Ops that are done at the sender and have no verdict there."""
     commits: Ops = []
+    """Ops that are committed at the sender, of which other peers may not have heard."""
     aborts: list[Aborted] = []
+    """Ops that are aborted at the sender, of which other peers may not have heard."""
 
 
 class SyncReport(Message, frozen=True):
-    """A receiver has ended its transfer. `suspects`: donors that failed it, and how."""
+    """A peer that had to fetch shared state has ended its transfer."""
 
     sync: int
+    """The number in the SyncPlan."""
     success: bool
     reason: Reason = ""
+    """Why it failed."""
     suspects: PeerReasons = []
+    """Donors that did not serve the peer."""
 
 
 class Probes(Message, frozen=True):
-    """The answer to `Probe`. What could not be measured is not among it."""
+    """The answer to Probe."""
 
     probe: int
+    """The number in the Probe."""
     found: Annotated[list[LinkMetric], msgspec.Meta(max_length=PEERS_MAX)]
+    """The links that could be measured. Those of the Probe that are not here could not."""
 
 
 class LinkReport(Part, frozen=True):
-    """A link to another peer: payload sent over it since it was made, by ops."""
+    """What ops have sent over the link to one peer since it was made."""
 
     peer: int
+    """The peer at the other end."""
     tx_bytes: Count
+    """Payload sent."""
     full_ms: Count = 0
-    """For how long it was what held up the ops: see `throughput`."""
+    """Milliseconds for which this link was what held up the ops: see `throughput`."""
     full_bytes: Count = 0
-    """What got across meanwhile."""
+    """Payload that was acknowledged in that time."""
 
 
 class Report(Message, frozen=True):
-    """What this peer has done since it connected, every few seconds while that changes. All numbers only grow."""
+    """What a peer has done since it connected. It is sent every few seconds while that changes; no number ever
+    falls."""
 
     ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
-    """Of the last epochs: number, ops committed, ops aborted."""
+    """The last epochs, each with the number of ops that were committed and of those that were aborted."""
     tx_bytes: Count
-    """Payload of ops, as the next."""
+    """Payload of ops that was sent."""
     rx_bytes: Count
+    """Payload of ops that was received."""
     state_rx_bytes: Count = 0
-    """Shared state fetched from others."""
+    """Shared state that was fetched from others."""
     reconnects: Count = 0
-    """Connections to other peers that broke and were dialled anew from here."""
+    """Number of connections to other peers that broke and that this peer has dialled anew."""
     links: Annotated[list[LinkReport], msgspec.Meta(max_length=PEERS_MAX)] = []
 
 
@@ -455,132 +530,151 @@ class Report(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """You are known, and wait for a view that has you."""
+    """The answer to Hello: the peer is known, and waits for a view that admits it."""
 
     peer: int
+    """The number that the peer has from now on."""
     run: str
+    """The name of the run."""
     term: int
+    """The term in which this master leads it."""
     accepted_peers: int
-    """How many peers are in the run already: 0 means that you are admitted at once."""
+    """Number of peers that are in the run already. 0: the newcomer is admitted at once."""
     auth: bytes = b""
     peer_timeout_s: float = 5.0
-    """Whoever is silent for longer counts as lost, on either side."""
+    """Seconds of silence after which either side takes the other for lost."""
     engine_threads: int = 1
-    """The number of engine threads of each peer. A link's connection belongs to thread `LinkHello.index` modulo that
+    """Number of engine threads of each peer. A connection of a link belongs to the thread `LinkHello.index` modulo this
     number, on both sides."""
     secret: Secret = b""
-    """The run's. A master that has it knows the run."""
+    """The run's secret. A master that has it knows the run."""
     obstacle: Reason = ""
-    """Why the peer is not let in for a while, though the others call update_topology; empty: nothing holds it up."""
+    """Why the peer is held back for a while even though the others call update_topology; empty: nothing holds it
+    up."""
 
 
 class Reattached(Message, frozen=True):
-    """The session goes on. Both sides now resend what the other has not received."""
+    """The answer to Reattach: the session goes on. Both sides resend what the other has not received."""
 
     received: Count
-    """Messages of the peer, over all connections of the session."""
+    """Number of the peer's messages that the master has received, over all connections of the session."""
 
 
 class PreVoteRequest(Message, frozen=True):
-    """This master leads no run, and might lead yours once a majority of its last view has come. The answer is
-    PreVote."""
+    """The answer to Resume of a master that leads no run. It might lead the peer's once a majority of that run's last
+    view has come, and asks which views the peer knows. The answer is PreVote."""
 
 
 class VoteRequest(Message, frozen=True):
-    """A majority has come: this master would lead your run in this term. The answer is Vote, unless you have followed
-    one of this term or a higher one."""
+    """A majority has come, and this master asks to lead the run in this term. The answer is Vote, unless the peer has
+    voted in this term or a higher one already."""
 
     term: int
 
 
 class Resumed(Message, frozen=True):
-    """This master leads your run, and you are in it. The answer is whatever the last master may not have heard:
-    OpsDone, OpFailed, LinkLost, JointCall. What follows is as ever."""
+    """This master leads the run, and the peer is in it.
+
+    The peer answers with whatever the last master may not have heard: OpsDone, OpFailed, LinkLost, JointCall. What
+    follows is as with any master.
+    """
 
     term: int
     peer_timeout_s: float
-    """As of Welcome."""
+    """Seconds of silence after which either side takes the other for lost."""
     in_force: list[int] = []
-    """The views that are, or may be. Any other that you have answered never was and never will be."""
+    """The views that are or may be in force. Any other that the peer has answered never was and never will be."""
 
 
 class Elsewhere(Message, frozen=True):
-    """The last message before the master closes: it can do nothing for you, another one may. Try again later."""
+    """The last message before the master closes the connection: it can do nothing for the peer, but another master may.
+    The peer may also come again later."""
 
     reason: str
 
 
 class StartOver(Message, frozen=True):
-    """The last message before the master closes: the view that you were to be accepted in has never been. Say Hello
-    again."""
+    """The last message before the master closes the connection: the view that was to accept the peer was never in
+    force. The peer says Hello again."""
 
     reason: str
 
 
 class Goodbye(Message, frozen=True):
-    """The last message before the master closes: refusal or eviction. A peer of a run that has lost its master believes
-    it only of one that knows the run."""
+    """The last message before the master closes the connection: the peer is refused or evicted. A peer that has lost
+    its master believes it only of one that shows the run's secret."""
 
     code: int
     reason: str
     secret: Secret = b""
-    """As of Welcome, in answer to Resume."""
+    """The run's `Welcome.secret`, in answer to Resume; otherwise empty."""
 
 
 class Flush(Message, frozen=True):
-    """A peer of your group was lost: stop the ops of this epoch and say which are done."""
+    """A peer of the receiver's group was lost: stop all ops of this epoch and say which are done. The answer is
+    FlushReply."""
 
     flush: int
+    """A number that tells the answers to this flush from others."""
     epoch: int
 
 
 class Prepare(Message, frozen=True):
-    """The next view. Make the links it needs, then answer `LinksReady`.
+    """The next view: make the links that it needs, then answer LinksReady.
 
-    `members` are those of its peers that the receiver has not heard of by an earlier Prepare.
-
-    Where your group's epoch differs from the installed one, your open ops end here: those in `commits` are committed,
-    all others aborted.
+    Where the epoch of the receiver's group differs from the installed one, the ops that are open there end here: those
+    in `commits` are committed, all others aborted.
     """
 
     view: int
     members: list[PeerInfo]
+    """The peers of the view that the receiver has not heard of in an earlier Prepare."""
     rings: list[Ring]
+    """The rings of all groups."""
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
+    """Pairs whose link is closed and made anew, the lower number first."""
     lost: list[tuple[int, str]] = []
-    """Peers that the installed view has and this one has not, and why."""
+    """Peers that the installed view has and this one has not, each with the reason."""
     aborts: list[Aborted] = []
-    """Those of the aborted ops that were so before, for a reason of their own."""
+    """Those of the aborted ops that are aborted for a reason of their own, and not for the loss."""
 
 
 class Trial(Message, frozen=True):
-    """To a newcomer that was evicted for its links before: it is let in once it has connections with these."""
+    """The receiver is a newcomer that was evicted for its links before. It is let in once it can connect to these
+    peers. The answer is Tried."""
 
     members: list[PeerInfo]
 
 
 class Install(Message, frozen=True):
-    """The prepared view is in force. `is_meshed`: in your group every pair has a link, so ops may go direct; up to
-    `direct_limit` bytes they had better, see `direct_limit`. `is_local`: all of your group are on one host. Who keeps
-    its ring keeps these two as well, for an op must be the same on all peers."""
+    """The prepared view is in force.
+
+    A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and `is_local`, because an op must be carried
+    out alike on all peers.
+    """
 
     view: int
     is_meshed: bool = False
+    """Whether every pair of the receiver's group has a link, so that ops may take the direct algorithm."""
     call_number: int = 0
-    """The last one before whoever is accepted by this."""
+    """The joint-call number of the last call that ends with this view or before; newcomers are accepted after it."""
     direct_limit: int = UNKNOWN
+    """Size in bytes up to which an op had better take the direct algorithm than the ring, or UNKNOWN: see
+    `direct_limit`."""
     is_local: bool = False
+    """Whether all peers of the receiver's group are on one host."""
 
 
 class OpsCommit(Message, frozen=True):
+    """The verdict on these ops: they are committed."""
+
     epoch: int
     ops: list[OpRef]
 
 
 class OpAbort(Message, frozen=True):
-    """Verdict on one op, also for a peer that has not launched it yet. Where it `counts_as_made`, that peer's joint
-    call fails for the same reason, so its caller need not hear it again from the next op with the tag."""
+    """The verdict on one op: it is aborted, also for a peer that has not launched it yet."""
 
     epoch: int
     tag: int
@@ -588,11 +682,12 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
+    """Whether a peer that has not launched the op counts it as launched. It does where its joint call fails for the
+    same reason: then its caller need not hear that again from the next op with the tag."""
 
 
 class AbortVoteRequest(Message, frozen=True):
-    """This op shall be aborted for this reason, unless somebody has committed it. Vote: say that you have, or promise
-    not to commit it by yourself any more (AbortVote)."""
+    """This op shall be aborted unless somebody has committed it. The answer is AbortVote."""
 
     epoch: int
     tag: int
@@ -602,44 +697,58 @@ class AbortVoteRequest(Message, frozen=True):
 
 
 class JointResult(Message, frozen=True):
+    """The end of the joint call that the receiver waits in."""
+
     call: int
+    """The number in the peer's JointCall."""
     code: int
     reason: str = ""
     value: int = 0
-    """are_peers_pending: how many wait. sync_shared_state: the elected revision."""
+    """For are_peers_pending the number of peers that wait, for sync_shared_state the elected revision, else 0."""
     call_number: int = 0
-    """Counts the joint calls of the run that ended for all who were to make them. 0: this one ended for some."""
+    """The joint-call number: the count of the run's calls that have ended for all who were to make them, this one
+    included. 0: this one ended for some only."""
 
 
 class SyncPlan(Message, frozen=True):
-    """How a sync goes on: who sends, and whether you fetch."""
+    """How a sync goes on: which content was elected, who sends it, and whether the receiver fetches it."""
 
     sync: int
+    """A number that tells this sync from others."""
     revision: int
     root: bytes
+    """The digest of all tensors that are not loose."""
     donors: list[int]
+    """Peers that have the content and may send it."""
     fetch_content: bool
+    """Whether the receiver fetches the tensors that are not loose."""
     fetch_loose: bool
+    """Whether the receiver fetches the loose tensors."""
 
 
 class Probe(Message, frozen=True):
-    """Measure these links, all at once, and answer `Probes`: to each peer, or from it where it `is_inbound`."""
+    """Measure these links, all at once, and answer Probes."""
 
     probe: int
+    """A number that tells the answers to this question from others."""
     links: list[tuple[int, bool]]
+    """The other peer of each link, and whether it is the one that sends."""
 
 
 # Whoever asks the master how the run stands, and is no peer.
 
 
 class StatusRequest(Message, frozen=True):
-    """The first and only message on a connection that is answered by `Accepted` and `Status`, and closed."""
+    """The first and only message on a connection of somebody who asks how the run stands. It is answered by `Accepted`
+    and `Status`, or by Goodbye, and the connection is closed."""
 
     protocol: int
     auth: bytes = b""
 
 
 class Status(Message, frozen=True):
+    """How the run stands."""
+
     run: RunStatus
 
 
@@ -692,7 +801,7 @@ FromMaster = (
 
 
 class Ack(Message, frozen=True):
-    """The sender has received so many messages in this session. Not counted itself."""
+    """The sender has received so many messages in this session. An Ack is not counted itself."""
 
     received: Count
 
@@ -701,14 +810,15 @@ class Ack(Message, frozen=True):
 
 
 class Challenge(Message, frozen=True):
-    """The acceptor's share, and the run whose key it wants to be convinced with."""
+    """The acceptor's share of the handshake."""
 
     auth: bytes
     run: str
+    """The run whose key the dialer has to prove itself with."""
 
 
 class Proof(Message, frozen=True):
-    """First the dialer's, then the acceptor's."""
+    """The proof that its sender knows the token. The dialer sends its own first, then the acceptor."""
 
     auth: bytes
 
@@ -717,74 +827,88 @@ class Proof(Message, frozen=True):
 
 
 class LinkHello(Message, frozen=True):
-    """The dialer of a connection that shall belong to a link."""
+    """The dialer opens a connection that shall belong to a link."""
 
     protocol: int
     run: str
     sender: int
+    """The dialing peer, in the other openings between peers too."""
     receiver: int
+    """The peer that it means to reach."""
     made_in: int
+    """The view whose Prepare asked for the link."""
     index: int
+    """The number of the connection within the link, from 0."""
     count: int
+    """Number of connections that the link begins with."""
     auth: bytes = b""
     encrypt: bool = False
-    """What follows is encrypted with the handshake's payload keys; the acceptor must want that too."""
+    """Whether what follows is encrypted with the handshake's payload keys. The acceptor must want the same."""
     padding_bytes: Padding = 0
 
 
 class StateHello(Message, frozen=True):
-    """The dialer wants to fetch shared state from the receiver under this sync."""
+    """The dialer wants to fetch shared state from the receiver."""
 
     protocol: int
     run: str
     sender: int
     receiver: int
     sync: int
+    """The number in the SyncPlan of the sync that this belongs to."""
     auth: bytes = b""
     encrypt: bool = False
-    """As of LinkHello."""
+    """Whether what follows is encrypted with the handshake's payload keys. The acceptor must want the same."""
     tells: bool = False
-    """The receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
+    """Whether the receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
     padding_bytes: Padding = 0
 
 
 class ProbeHello(Message, frozen=True):
-    """The dialer measures: see `runtime.probe`. Where it `pulls`, the payload comes from the acceptor."""
+    """The dialer measures the link: see `runtime.network.probe`."""
 
     protocol: int
     run: str
     sender: int
     receiver: int
     pulls: bool
+    """Whether the payload comes from the acceptor."""
     auth: bytes = b""
     padding_bytes: Padding = 0
 
 
 class Accepted(Message, frozen=True):
+    """The opening is granted."""
+
     auth: bytes = b""
     padding_bytes: Padding = 0
 
 
 class Rejected(Message, frozen=True):
+    """The opening is refused, and the connection closed."""
+
     reason: str
 
 
 class DigestRequest(Message, frozen=True):
-    """Asks a donor for the block digests of a tensor."""
+    """Asks a donor for the block digests of a tensor. The answer is Digests or Rejected."""
 
     tensor: int
+    """The tensor's place in the order of `SyncOffer.tensors`."""
 
 
 class Digests(Message, frozen=True):
-    """BLAKE3 digests of a tensor's blocks, 32 bytes each, one after the other."""
+    """The BLAKE3 digests of a tensor's blocks."""
 
     tensor: int
     block_bytes: int
+    """The size of each block but the last."""
     digests: bytes
+    """32 bytes for each block, in order."""
 
 
 class BlockRequest(Message, frozen=True):
-    """Asks a donor for blocks `[first, first + count)` of a tensor; their raw bytes follow, without any frame."""
+    """Asks a donor for blocks `[first, first + count)` of a tensor. Their raw bytes follow, without any frame."""
 
     tensor: int
     first: int
@@ -796,7 +920,7 @@ PeerAnswer = Accepted | Rejected
 HeartbeatAnswer = Accepted | Goodbye | Elsewhere
 Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
-"""Accepted and Status, or Goodbye."""
+"""The answers to StatusRequest: Accepted and Status, or Goodbye."""
 ReattachAnswer = Reattached | Rejected | Goodbye
 Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | PeerOpening
 """All that a dialer may begin with."""
