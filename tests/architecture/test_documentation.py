@@ -1,0 +1,103 @@
+"""What the documentation says of the code is so: messages on the wire, paths that texts name, blocks that CI runs."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.types import DataType, Result
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WIRE = (ROOT / "docs/design/wire.md").read_text(encoding="utf-8")
+FOLDERS = {"pccl", "native", "tests", "examples", "bindings", "docs"}
+MADE = {"native/build"}
+"""Paths that a build makes."""
+
+
+def _notation(of: Any) -> str:
+    """A field's type as the wire format writes it."""
+    origin, arguments = typing.get_origin(of), typing.get_args(of)
+    if origin is typing.Annotated:
+        return _notation(arguments[0])
+    if origin is list:
+        return f"[{_notation(arguments[0])}]"
+    if origin is tuple:
+        return f"({', '.join(map(_notation, arguments))})"
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_notation(each) for each in arguments)
+    return "nil" if of is types.NoneType else str(of.__name__)
+
+
+def _row(of: type[msgspec.Struct]) -> str:
+    """The beginning of a message's row."""
+    fields = []
+    hints = typing.get_type_hints(of, include_extras=True)
+    for field in msgspec.structs.fields(of):
+        text = f"{field.name} {_notation(hints[field.name])}"
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory
+        if default is list:
+            text += " = []"
+        elif default is None:
+            text += " = nil"
+        elif default is not msgspec.NODEFAULT:
+            text += " = " + ('""' if default in ("", b"") else str(default).lower())
+        fields.append(text)
+    return f"| `{of.__name__}` | {', '.join(fields)} |"
+
+
+def _schemas() -> Iterator[type[msgspec.Struct]]:
+    for each in vars(m).values():
+        if isinstance(each, type) and issubclass(each, m.Message | m.Part) and each not in (m.Message, m.Part):
+            yield each
+
+
+@pytest.mark.parametrize("schema", [*_schemas()], ids=lambda schema: schema.__name__)
+def test_the_wire_format_has_each_message_as_it_is(schema: type[msgspec.Struct]) -> None:
+    assert _row(schema) in WIRE
+
+
+def test_the_wire_format_has_the_numbers() -> None:
+    assert f"`PROTOCOL_VERSION` is {m.PROTOCOL_VERSION}" in WIRE
+    frames = re.search(r"PCCL_FRAME_VERSION = (\d+)", (ROOT / "native/src/frame.h").read_text(encoding="utf-8"))
+    assert frames
+    assert f"`PCCL_FRAME_VERSION` is {frames[1]}" in WIRE
+    for code in Result:
+        assert f"{code.value} `{code.name}`" in WIRE
+    for dtype in DataType:
+        assert f"{dtype.value} `{dtype.name}`" in WIRE
+
+
+def _named_paths(text: str) -> Iterator[str]:
+    """Paths of this repository in backticks, and modules that commands run."""
+    for quoted in re.findall(r"`([^`\n]+)`|^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        for word in re.findall(r"[\w./*{},-]+", "".join(quoted)):
+            if word.partition("/")[0] in FOLDERS and "/" in word and not any(each in word for each in "*{,"):
+                yield word.rstrip(".")
+    for module in re.findall(r"-m\s(tests\.[\w.]+)", text):
+        yield module.rstrip(".").replace(".", "/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_that_a_text_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    missing = {
+        path
+        for path in _named_paths(text)
+        if path not in MADE and not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
+    }
+    assert not missing, f"{page.relative_to(ROOT)} names what is not there"
+
+
+def test_every_block_says_whether_ci_runs_it() -> None:
+    check = runpy.run_path(str(ROOT / ".ci/readme_commands.py"))["check"]
+    assert check(ROOT) == []
