@@ -113,7 +113,7 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(cluster: Cluster, monkeyp
         host, _, port = cluster.address.rpartition(":")
         ports = [int(port), session._listener.getsockname()[1]]
         strangers = [socket.create_connection((host, port)) for port in ports]
-        until(lambda: len(session._inbound.strangers) == 1, "the stranger is at the door")
+        until(lambda: len(session._inbound.unauthenticated) == 1, "it is connected")
         ours = {os.readlink(f"/proc/self/fd/{stranger.fileno()}") for stranger in strangers}
         of_pccl = sockets() - before - ours
         assert len(of_pccl) > 20

@@ -38,13 +38,13 @@ from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
 from pccl.runtime.master.status_board import StatusBoard
 from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.accepting import accept_connections
 from pccl.runtime.network.heartbeat import Heartbeat, Silent
 from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
-from pccl.runtime.threads.fork_guard import close_in_child
 from pccl.runtime.threads.helper_thread import HelperThread
 from pccl.types import Result
 
@@ -125,8 +125,8 @@ class MasterServer:
         """Numbers of clients by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
-        self._strangers = Unauthenticated()
-        self._refusals = LogLimiter(logger, trio.current_time)
+        self._unauthenticated = Unauthenticated()
+        self._limited_log = LogLimiter(logger, trio.current_time)
         self._beacon = Heartbeat(self._options.peer_timeout_s)
         self._searcher = HelperThread("pccl-search")
         self._writer = HelperThread("pccl-state") if state is not None else None
@@ -164,24 +164,12 @@ class MasterServer:
                 if self._standby_of:
                     nursery.start_soon(self._watch_others)
                 nursery.start_soon(self._watch_beats)
-                starved = False
-                while True:
-                    await trio.lowlevel.wait_readable(self._listener.fileno())
-                    try:
-                        sock, sockaddr = self._listener.accept()
-                    except BlockingIOError:
-                        continue
-                    except OSError as error:
-                        # Typically out of descriptors: those who are in must not suffer from it.
-                        if not starved:
-                            logger.warning("cannot accept a connection: %s", error.strerror)
-                        starved = True
-                        self._strangers.drop_one()
-                        await trio.sleep(0.1)
-                        continue
-                    starved = False
-                    close_in_child(sock)
-                    nursery.start_soon(self._serve_connection, sock, sockaddr)
+                await accept_connections(
+                    self._listener,
+                    self._unauthenticated,
+                    lambda sock, address: nursery.start_soon(self._serve_connection, sock, address),
+                    logger,
+                )
         finally:
             self._listener.close()
             self._beacon.close()
@@ -276,10 +264,10 @@ class MasterServer:
             except ConnectionLost as error:
                 return str(error)
             except TlsError as error:
-                self._refusals.log(logging.WARNING, f"{addresses.join(host, port)} refused: TLS: {error}")
+                self._limited_log.log(logging.WARNING, f"{addresses.join(host, port)} refused: TLS: {error}")
                 return str(error)
             except AuthError as error:
-                self._refusals.log(logging.WARNING, f"{addresses.join(host, port)} refused: {error}")
+                self._limited_log.log(logging.WARNING, f"{addresses.join(host, port)} refused: {error}")
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"refused by the master: {error}")])
                 return str(error)
             except ProtocolError as error:
@@ -358,7 +346,7 @@ class MasterServer:
     async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> _Opening:
         """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
         with trio.CancelScope() as scope:
-            stranger = self._strangers.enter(host, scope.cancel)
+            stranger = self._unauthenticated.enter(host, scope.cancel)
             try:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
@@ -369,7 +357,7 @@ class MasterServer:
                     connection.trust()
                 return opening
             finally:
-                self._strangers.leave(stranger)
+                self._unauthenticated.leave(stranger)
         raise ConnectionLost("dropped: too many connections that had not said who they are")
 
     async def _agree_on_tls(self, connection: ControlConnection[m.FromPeer]) -> bool:
@@ -449,7 +437,7 @@ class MasterServer:
             elif isinstance(effect, MasterLog):
                 text = harmless(effect.text, LOG_CHARACTERS_MAX)
                 if effect.is_unauthenticated:
-                    self._refusals.log(LEVELS[effect.level], text)
+                    self._limited_log.log(LEVELS[effect.level], text)
                 else:
                     about = {"run": self._machine.run, **effect.about}
                     logger.log(LEVELS[effect.level], "%s", text, extra=about)

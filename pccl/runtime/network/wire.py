@@ -313,11 +313,16 @@ async def send_message(sock: ByteStream, message: Message) -> None:
 
 
 async def send_bytes(sock: ByteStream, data: bytes | memoryview) -> None:
-    """All of them. ConnectionLost."""
+    """Send all of `data`. ConnectionLost."""
     data = memoryview(data)
+    while data:
+        data = data[await send_some(sock, data) :]
+
+
+async def send_some(sock: ByteStream, data: memoryview) -> int:
+    """Send at least one byte of `data`; return how many. ConnectionLost."""
     try:
-        while data:
-            data = data[await sock.send(data) :]
+        return await sock.send(data)
     except OSError as error:
         raise ConnectionLost(error.strerror or str(error)) from None
 
@@ -336,11 +341,16 @@ async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> b
     """Fills `buffer` and returns it. ConnectionLost if the other side closes before that."""
     view = memoryview(buffer)
     while view:
-        try:
-            count = await sock.recv_into(view)
-        except OSError as error:
-            raise ConnectionLost(error.strerror or str(error)) from None
-        if count == 0:
-            raise ConnectionLost("the connection was closed by the other side")
-        view = view[count:]
+        view = view[await receive_some(sock, view) :]
     return buffer
+
+
+async def receive_some(sock: ByteStream, view: memoryview) -> int:
+    """Receive at least one byte into `view`; return how many. ConnectionLost if the other side closes before that."""
+    try:
+        count = await sock.recv_into(view)
+    except OSError as error:
+        raise ConnectionLost(error.strerror or str(error)) from None
+    if count == 0:
+        raise ConnectionLost("the connection was closed by the other side")
+    return count

@@ -12,6 +12,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.runtime.network import addresses, handshake, links, probe
+from pccl.runtime.network.accepting import accept_connections
 from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
@@ -20,7 +21,6 @@ from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionOptions
 from pccl.runtime.session.outbound import Outbound
 from pccl.runtime.session.state_sync import StateSync
-from pccl.runtime.threads.fork_guard import close_in_child
 
 
 class Inbound:
@@ -37,7 +37,7 @@ class Inbound:
         until_master_speaks: Callable[[], Awaitable[None]],
         logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
-        self.strangers = Unauthenticated()
+        self.unauthenticated = Unauthenticated()
         self._listener = listener
         self._options = options
         self._driver = driver
@@ -46,30 +46,17 @@ class Inbound:
         self._state_sync = state_sync
         self._until_master_speaks = until_master_speaks
         self._logger = logger
-        self._refusals = LogLimiter(logger, trio.current_time)
+        self._limited_log = LogLimiter(logger, trio.current_time)
 
     async def accept(self) -> None:
-        """Greets whoever connects, until it is cancelled."""
-        starved = False
-        while True:
-            await trio.lowlevel.wait_readable(self._listener.fileno())
-            try:
-                raw, sockaddr = self._listener.accept()
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if not starved:
-                    self._logger.warning("cannot accept a connection: %s", error.strerror)
-                starved = True
-                self.strangers.drop_one()
-                await trio.sleep(0.1)
-                continue
-            starved = False
-            close_in_child(raw)
-            if self._lifetime.ended.is_set():
-                raw.close()
-                continue
-            self._lifetime.spawn(self._greet, raw, addresses.plain_host(sockaddr), sockaddr[1])
+        """Greet whoever connects, until cancelled."""
+        await accept_connections(self._listener, self.unauthenticated, self._begin, self._logger)
+
+    def _begin(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        if self._lifetime.ended.is_set():
+            sock.close()
+        else:
+            self._lifetime.spawn(self._greet, sock, addresses.plain_host(address), address[1])
 
     async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
         """Hears what a stranger wants, and passes the connection on."""
@@ -78,24 +65,24 @@ class Inbound:
         serve: Callable[[], Awaitable[None]] | None = None
         try:
             with trio.fail_after(links.OPENING_TIMEOUT_S) as scope:
-                stranger = self.strangers.enter(host, scope.cancel)
+                stranger = self.unauthenticated.enter(host, scope.cancel)
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     opening, keys = await self._hear(sock)
                     if self._options.token:
-                        self.strangers.leave(stranger)  # it may have to wait for our next message of the master
+                        self.unauthenticated.leave(stranger)  # it may have to wait for our next message of the master
                     serve = await self._welcome(sock, opening, keys)
                 finally:
-                    self.strangers.leave(stranger)
+                    self.unauthenticated.leave(stranger)
             if serve is not None:
                 await serve()
         except AuthError as error:
-            self._refusals.log(logging.WARNING, f"connection from {where} refused: {error}")
+            self._limited_log.log(logging.WARNING, f"connection from {where} refused: {error}")
         except (ConnectionLost, ProtocolError, OSError) as error:
-            self._refusals.log(logging.INFO, f"connection from {where}: {error}")
+            self._limited_log.log(logging.INFO, f"connection from {where}: {error}")
         except trio.TooSlowError:
             text = f"connection from {where}: nothing to be understood in time, or too many like it"
-            self._refusals.log(logging.INFO, text)
+            self._limited_log.log(logging.INFO, text)
         finally:
             sock.close()
 

@@ -13,7 +13,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, send_message
+from pccl.runtime.network.wire import ByteStream, receive_message, send_message, send_some
 from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.tensor_blocks import Fingerprint, StateTensor
 
@@ -55,9 +55,6 @@ async def _send_digests(stream: ByteStream, tensor: int, own: Fingerprint) -> No
 
 async def _send(stream: ByteStream, block: memoryview, sent: Callable[[int], None]) -> None:
     while block:
-        try:
-            count = await stream.send(block)
-        except OSError as error:
-            raise ConnectionLost(error.strerror or str(error)) from None
+        count = await send_some(stream, block)
         sent(count)
         block = block[count:]

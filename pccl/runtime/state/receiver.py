@@ -38,7 +38,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.codec import MESSAGE_BYTES_MAX, ProtocolError
 from pccl.runtime.network.links import LinkError
-from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, send_message
+from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, receive_some, send_message
 from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.schedule import Block, Lane, Schedule, blocks_of
 from pccl.runtime.state.tensor_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
@@ -205,23 +205,13 @@ class _Connection:
         self.lane.moved(count, trio.current_time())
         return count
 
-    async def receive(self, view: memoryview) -> int:
-        """At least one byte; how many it were. ConnectionLost."""
-        try:
-            count = await self.recv_into(view)
-        except OSError as error:
-            raise ConnectionLost(error.strerror or str(error)) from None
-        if count == 0:
-            raise ConnectionLost("the connection was closed by the other side")
-        return count
-
     async def receive_scratch(self, size: int) -> memoryview:
         """The next `size` bytes, at most a block, apart from any tensor."""
         if self._scratch is None:
             self._scratch = bytearray(tensor_blocks.BLOCK_BYTES)
         whole = view = memoryview(self._scratch)[:size]
         while view:
-            view = view[await self.receive(view) :]
+            view = view[await receive_some(self, view) :]
         return whole
 
     def close(self) -> None:
@@ -240,7 +230,7 @@ class _Writing:
         """How many bytes have come; none if it has been revoked."""
         self._scope = trio.CancelScope()
         with self._scope:
-            return await connection.receive(view)
+            return await receive_some(connection, view)
         return 0
 
     async def revoke(self) -> None:

@@ -61,7 +61,10 @@ def arrivals(master: MasterNode, cluster: Cluster) -> int:
     """How many strangers have come to any port so far and are there still, or were dropped."""
     assert master._service is not None
     sessions = [peer._inner._session for peer in cluster.peers]
-    doors = [master._service._server._strangers, *(session._inbound.strangers for session in sessions if session)]
+    doors = [
+        master._service._server._unauthenticated,
+        *(session._inbound.unauthenticated for session in sessions if session),
+    ]
     return sum(len(door) + door.dropped for door in doors)
 
 

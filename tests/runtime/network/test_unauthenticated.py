@@ -12,11 +12,11 @@ from pccl.runtime.network.unauthenticated import Unauthenticated, source_of
 
 class Door:
     def __init__(self, total_max: int, per_source_max: int) -> None:
-        self.strangers = Unauthenticated(total_max, per_source_max)
+        self.connections = Unauthenticated(total_max, per_source_max)
         self.dropped: list[str] = []
 
     def enter(self, host: str, name: str) -> int:
-        return self.strangers.enter(host, lambda: self.dropped.append(name))
+        return self.connections.enter(host, lambda: self.dropped.append(name))
 
 
 def test_the_oldest_of_a_source_with_too_many_goes() -> None:
@@ -25,8 +25,8 @@ def test_the_oldest_of_a_source_with_too_many_goes() -> None:
         door.enter("10.0.0.1", name)
     door.enter("10.0.0.2", "d")
     assert door.dropped == ["a"]
-    assert len(door.strangers) == 3
-    assert door.strangers.dropped == 1
+    assert len(door.connections) == 3
+    assert door.connections.dropped == 1
 
 
 def test_a_crowd_makes_room_for_a_single_one() -> None:
@@ -37,8 +37,8 @@ def test_a_crowd_makes_room_for_a_single_one() -> None:
     door.enter("10.0.0.3", "another")
     door.enter("10.0.0.4", "a third")
     assert door.dropped == ["a", "b"]
-    door.strangers.leave(first)
-    assert len(door.strangers) == 3
+    door.connections.leave(first)
+    assert len(door.connections) == 3
 
 
 def test_among_equals_the_oldest_goes() -> None:
@@ -50,15 +50,15 @@ def test_among_equals_the_oldest_goes() -> None:
 
 def test_who_has_left_is_not_dropped() -> None:
     door = Door(2, 2)
-    door.strangers.leave(door.enter("10.0.0.1", "a"))
+    door.connections.leave(door.enter("10.0.0.1", "a"))
     for name in "bcd":
         door.enter("10.0.0.1", name)
     assert door.dropped == ["b"]
-    assert door.strangers.drop_one()
-    assert door.strangers.drop_one()
-    assert not door.strangers.drop_one()
-    door.strangers.leave(1)
-    assert len(door.strangers) == 0
+    assert door.connections.drop_one()
+    assert door.connections.drop_one()
+    assert not door.connections.drop_one()
+    door.connections.leave(1)
+    assert len(door.connections) == 0
 
 
 def test_an_ipv6_network_is_one_source() -> None:
