@@ -123,8 +123,8 @@ def _interval(text: str) -> Interval:
 def run(arguments: argparse.Namespace) -> int:
     import secrets
 
-    from pccl.stress import deafness
     from pccl.stress.display import Display
+    from pccl.stress.packet_filter import unavailable
     from pccl.stress.plan import Plan, PlanError
     from pccl.stress.report import Report, to_json
     from pccl.stress.supervisor import Supervisor
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def run_stress() -> Report:
         plan.check()
-        if plan.partition is not None and (reason := deafness.unavailable()):
+        if plan.partition is not None and (reason := unavailable()):
             raise PlanError(f"--partition {reason}")
         with Display(console_beside(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
             report = supervisor.run()

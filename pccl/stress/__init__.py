@@ -12,25 +12,43 @@ library's promises:
 - after a sync all peers hold the same bytes; revisions only grow; who was in the last sync needs nothing in the next;
 - calls fail in the documented ways only, and none lasts longer than a bound;
 - who was neither frozen nor cut off keeps its place, as long as a majority is left for a master to go on with; and if
-  nothing else happens when a master dies, steps go on within a peer timeout and a second of a successor listening.
+  nothing else happens when a master dies, steps go on within a peer timeout and a second of a new master listening.
 
-    plan        the numbers of a run, checked
-    values      what is reduced, and what a result says
-    messages    what peers report, and what they are told
-    commands    hears it
-    worker      one peer
-    sockets     those of a process
-    cutting     connections that break between two living peers
-    deafness    processes that do not hear others
-    master      a master, which can be made deaf
-    checker     the promises: no I/O, time is an argument
-    masters     when to kill one, what comes back, and what may be expected of the run then: no I/O either
-    interrupts  whom to send SIGINT when: no I/O either
-    churn       whom to disturb when: no I/O, time and randomness are arguments
-    splits      whom to cut off from whom when, and who may lose its place by it: no I/O either
-    supervisor  the processes themselves
-    report      what happened, as a table and as JSON
-    display     the terminal
+    supervisor     one run: disturbs, hears and judges
+        processes     starts the processes, hears them, keeps their logs
+        seats         the addresses of masters, and the processes there
+        peer          what is known of a peer
+        network       tells processes whose packets to drop
+        hangs         who hangs, and where everybody stands
+        events        the log of what was done
+    worker         one peer
+        calls         its communicator, and calls that a signal interrupts
+        reducing      ops, retried until they are committed
+        chain         ops that several threads make in turn
+        buffers       the arrays of an op, looked at again after errors
+        state         the shared state and its lineage
+        cutting       connections that break between two living peers
+        packet_filter packets of some others, dropped in the kernel
+        sockets       those of a process
+    master         a master that can drop packets
+    commands       what the supervisor tells a worker or a master
+    messages       what peers report, and what they are told
+    values         what is reduced, and what a result says
+    errors         what ends a step of a peer before its end
+
+No I/O, with time and randomness as arguments:
+
+    plan           the numbers of a run, checked
+    checker        the promises
+    churn          whom to disturb when
+    masters        when to kill one, what comes back, and what may be expected of the run then
+    partitions     whom to cut off from whom when, and who may lose its place by it
+    interrupts     whom to send SIGINT when
+
+What is shown:
+
+    report         what happened, as a table and as JSON
+    display        the terminal
 
 The disturbances are repeatable by the seed only in kind and order: when they hit is up to the machine.
 """

@@ -60,10 +60,10 @@ class _Peer:
     slot: int
     group: int
     session: int = 0
-    is_split: bool = False
+    is_partitioned: bool = False
     """It may lose its place because some are cut off from others."""
     is_excused: bool = False
-    """It was frozen or split off, or may have lost its master for good, and has made no step since that shows that it
+    """It was frozen or cut off, or may have lost its master for good, and has made no step since that shows that it
     has kept its place."""
     excused_at: float = 0.0
     """That was so last."""
@@ -107,9 +107,9 @@ class Checker:
         known = self._peers[peer]
         known.is_excused, known.excused_at = True, now
 
-    def split(self, peer: int, may_be_lost: bool, now: float) -> None:
+    def partitioned(self, peer: int, may_be_lost: bool, now: float) -> None:
         """Whether it may be evicted for as long as nothing else is said, because some are cut off from others."""
-        self._peers[peer].is_split = may_be_lost
+        self._peers[peer].is_partitioned = may_be_lost
         if may_be_lost:
             self.excuse(peer, now)
 
@@ -201,7 +201,7 @@ class Checker:
             step.outcomes[member] = {outcome.number: outcome for outcome in message.outcomes}
         if message.is_whole and sorted(step.outcomes[member]) != list(range(self._ops)):
             self._problem(peer, f"a whole step without all ops: {message}")
-        if message.outcomes and not known.is_split and now - message.seconds > known.excused_at + EXCUSED_S:
+        if message.outcomes and not known.is_partitioned and now - message.seconds > known.excused_at + EXCUSED_S:
             known.is_excused = False
         counts = self.counts
         counts.steps += message.is_whole
@@ -217,7 +217,7 @@ class Checker:
         if not known.is_excused and not message.is_own:
             self._problem(peer, f"lost its place without having been frozen or cut off: {message.reason}")
         self._close(peer, now)
-        known.is_excused = known.is_split
+        known.is_excused = known.is_partitioned
         known.synced = known.stepped = None
 
     def _close(self, peer: int, now: float) -> None:

@@ -1,4 +1,7 @@
-"""`pccl master` as a process of a stress run: `python -m pccl.stress.master ARGUMENT...`, which can be made deaf."""
+"""`pccl master` as a process of a stress run: `python -m pccl.stress.master ARGUMENT...`.
+
+It drops packets of others when the supervisor tells it to.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import sys
 import threading
 
 from pccl.stress.commands import commands
-from pccl.stress.deafness import Ears
-from pccl.stress.messages import BeDeaf
+from pccl.stress.messages import DropFrom
+from pccl.stress.packet_filter import PacketFilter
 
 
 def _hear() -> None:
-    ears = Ears(None)
+    packet_filter = PacketFilter(None)
     for command in commands():
-        assert isinstance(command, BeDeaf)
-        ears.be_deaf_to(command.to)
+        assert isinstance(command, DropFrom)
+        packet_filter.drop_from(command.senders)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from pccl.stress.plan import Plan
 T = TypeVar("T")
 PEER_TIMEOUT_S = 5.0
 PROGRESS_S = 1.0
-"""So much longer than a peer timeout after a successor listens peers may take to go on, if nothing else happens."""
+"""How much longer than a peer timeout peers may take to go on once a new master listens, if nothing else happens."""
 START_S = 10.0
-"""For so long after a kill whoever connects may find nobody."""
+"""How long after a kill a peer that connects may find nobody."""
 LOSS_S = 12.0
-"""A peer that ended so long ago may still be in the last view."""
+"""How long after its end a peer may still be in the last view."""
 AFRESH_CHANCE = 0.3
-"""That the one that comes back knows nothing of the run though it could stand by."""
+"""The chance that a master comes back knowing nothing of the run though it could stand by."""
 
 
 @dataclass
@@ -37,17 +37,19 @@ class _Loss:
 
 
 class Masters:
+    """The kills of masters in a run, and what follows from the last one."""
+
     def __init__(self, plan: Plan, random: Random, now: float) -> None:
         self._every = plan.kill_master
         self._has_standbys = plan.standbys > 0
         self._random = random
         self._lost: list[_Loss] = []
-        """Of the last view, perhaps."""
+        """The losses of peers that may still be in the last view."""
         self._killed_at = float("-inf")
         self._listens_at: float | None = None
-        """The successor of the one that was killed; None: nobody is waited for, or not undisturbed."""
+        """When the master listens that replaces a killed one; None: none is waited for, or more has happened since."""
         self.next_at = float("inf")
-        """When to kill the next."""
+        """When to call `kill` next."""
         if self._every is not None:
             self._pause(now)
 
@@ -56,7 +58,8 @@ class Masters:
         self.next_at = now + self._random.uniform(self._every.least_s, self._every.most_s)
 
     def kill(self, now: float, is_founder_left: bool) -> bool:
-        """One is killed. Whether it comes back as a standby; `is_founder_left`: another one is none."""
+        """Note that a master is killed, and return whether it is to come back as a standby. `is_founder_left`: there is
+        another master that is no standby."""
         self._killed_at = now
         self._listens_at = now if self._has_standbys else float("inf")
         self._pause(now)
@@ -66,17 +69,19 @@ class Masters:
         return self._random.choice(seats)
 
     def listens(self, now: float) -> None:
-        """The one that was started in its place does."""
+        """Note that the master that was started in place of a killed one listens."""
         if self._listens_at is not None:
             self._listens_at = min(self._listens_at, now)
 
     def disturbed(self) -> None:
-        """Something else happened since: it may take longer to go on."""
+        """Note that something else has happened since the kill: it may take longer to go on."""
         self._listens_at = None
 
     def stepped(self, group: int, begun_at: float) -> float | None:
-        """A peer has ended a step with others of its group, that it began then. What the first such step after a kill
-        took from the moment that a successor listened, if nothing else has happened meanwhile."""
+        """Note that a peer has ended a step with others of its group that it began then.
+
+        For the first such step after a kill, return when the new master listened, if nothing else has happened since;
+        else None."""
         self._lost = [loss for loss in self._lost if loss.group != group or loss.at >= begun_at]
         listened_at = self._listens_at
         if listened_at is None or begun_at < listened_at:
@@ -86,19 +91,21 @@ class Masters:
 
     @property
     def progress_due_at(self) -> float:
-        """A step must have ended by then."""
+        """When a step must have ended."""
         return float("inf") if self._listens_at is None else self._listens_at + PEER_TIMEOUT_S + PROGRESS_S
 
     def lost(self, now: float, group: int) -> None:
-        """A peer has ended."""
+        """Note that a peer has ended."""
         self._lost.append(_Loss(now, group))
 
     def is_starting(self, now: float) -> bool:
         return now < self._killed_at + START_S
 
     def may_run_end(self, now: float, sound: int, others: int) -> bool:
-        """Whether those who are `sound` may be too few for a master to go on with: as far as one can tell the last view
-        has all `others` in it, and those that ended and that no step was made without."""
+        """Whether the `sound` peers may be too few for a master to go on with.
+
+        As far as one can tell the last view also has in it all `others`, and the peers that have ended and without
+        which no step has been made."""
         if not self._has_standbys and not self.is_starting(now):
             return False
         self._lost = [loss for loss in self._lost if loss.at >= now - LOSS_S]

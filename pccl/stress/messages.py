@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from pccl.stress.deafness import Place
+from pccl.stress.packet_filter import Place
 from pccl.stress.plan import Plan
 
 Doing: TypeAlias = Literal[
@@ -33,13 +33,13 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
     """The peer is to end its step and close."""
 
 
-class BeDeaf(msgspec.Struct, tag=True, frozen=True):
-    """Nothing that comes from these places is to arrive, all else is. Masters obey it, too."""
+class DropFrom(msgspec.Struct, tag=True, frozen=True):
+    """The process, be it a peer or a master, is to drop what these places send, and nothing else."""
 
-    to: list[Place]
+    senders: list[Place]
 
 
-Command: TypeAlias = Leave | BeDeaf
+Command: TypeAlias = Leave | DropFrom
 
 
 def line(command: Command) -> str:

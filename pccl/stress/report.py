@@ -12,20 +12,20 @@ from pccl.stress.checker import Counts
 from pccl.stress.plan import Plan
 
 
-class Disturbances(msgspec.Struct):
-    """What the supervisor did to the run."""
+class Disturbances(msgspec.Struct, rename={"partitions": "split", "failover_s": "succession_s"}):
+    """What the supervisor did to the run. The JSON keeps the names that scripts read."""
 
     started: int = 0
     killed: int = 0
     frozen: int = 0
     dismissed: int = 0
-    split: int = 0
-    """Times some were cut off from others."""
+    partitions: int = 0
+    """How often some were cut off from others."""
     masters_killed: int = 0
     masters_stood_by: int = 0
     """How many of them came back as standbys."""
-    succession_s: float = 0.0
-    """The longest time from a successor that listened to the end of the first step after it, if nothing else happened
+    failover_s: float = 0.0
+    """The longest time from when a new master listened to the end of the first step after it, if nothing else happened
     in between."""
     interrupted: int = 0
     """Signals sent."""
@@ -62,10 +62,10 @@ def table(report: Report) -> Table:
         ("killed", str(done.killed)),
         ("frozen", str(done.frozen)),
         ("masters killed", f"{done.masters_killed}, {done.masters_stood_by} came back as standbys"),
-        ("longest wait for steps after that", f"{done.succession_s:.2f} s"),
+        ("longest wait for steps after that", f"{done.failover_s:.2f} s"),
         ("left of their own accord", str(done.dismissed)),
         ("connections cut", str(counts.cuts)),
-        ("partitions", str(done.split)),
+        ("partitions", str(done.partitions)),
         ("interrupts", f"{done.interrupted}, after {counts.sessions_left} of them or of timeouts a peer began anew"),
         ("joins and reconnections accepted", str(counts.sessions)),
         ("evictions seen by the evicted", str(counts.evictions)),

@@ -2,13 +2,13 @@
 
 Every running peer has a *slot*, a number below SLOTS that no other running peer has. Element i of an op has a *key*
 k(i) in [0, SLOTS); a peer in slot s contributes there the power 2**p with p = s xor k if p is below the op's number of
-*lanes*, else nothing. The sum over any set of peers is then a number whose bits are the peers, and SLOTS elements with
-all keys show every peer even where the type or the quantization leaves room for a single lane. Keys are drawn anew for
-each (step, tag), so a result that holds another op's bytes, or its own in the wrong place, is as wrong as one that
+*positions*, else nothing. The sum over any set of peers is then a number whose bits are the peers, and SLOTS elements
+with all keys show every peer even where the type or the quantization leaves room for a single one. Keys are drawn anew
+for each (step, tag), so a result that holds another op's bytes, or its own in the wrong place, is as wrong as one that
 lacks a peer or has it twice (an exclusive or, because twice a power looks the same as the next slot under a sum).
 
-Sums of powers of two below 2**SLOTS are exact in all types that have the lanes; integers wrap around, which keeps
-bits. With one lane every element is 0 or 1: quantized sums, AVG, MAX, and (shifted) MIN and PROD.
+Sums of powers of two below 2**SLOTS are exact in all types that have the positions; integers wrap around, which keeps
+bits. With one position every element is 0 or 1: quantized sums, AVG, MAX, and (shifted) MIN and PROD.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Op:
     dtype: str
     count: int
     op: ReduceOp
-    lanes: int
+    positions: int
     first_run: int
     """Where its keys begin."""
     quantization: QuantizationOptions | None
@@ -81,12 +81,12 @@ class Op:
             head = 1 - head
         slots = set()
         for key, value in zip(self._keys[:SLOTS].tolist(), head.tolist(), strict=False):
-            if self.lanes == 1:
+            if self.positions == 1:
                 is_in = value > (0.5 / SLOTS if self.op is ReduceOp.AVG else 0.5)
                 slots |= {key} if is_in else set()
             else:
                 bits = int(value) if 0 <= value < 1 << 32 else 0
-                slots |= {power ^ key for power in range(self.lanes) if bits >> power & 1}
+                slots |= {power ^ key for power in range(self.positions) if bits >> power & 1}
         expected = self._values(slots, is_result=True) if slots else np.zeros_like(result)
         tolerance = self._tolerance
         if tolerance:
@@ -115,7 +115,7 @@ class Op:
 
     def _values(self, slots: Collection[int], is_result: bool) -> Array:
         powers = [[slot ^ key for slot in slots] for key in range(SLOTS)]
-        table = np.array([sum(1 << p for p in each if p < self.lanes) for each in powers], np.uint64)
+        table = np.array([sum(1 << p for p in each if p < self.positions) for each in powers], np.uint64)
         dtype = np.dtype(self.dtype)
         if self.op is ReduceOp.PROD:
             table = table + np.uint64(1)
@@ -168,17 +168,17 @@ def _op(random: Random, number: int, tag: int, bytes_max: int, is_large: bool) -
         dtype = random.choice(("float32", "float64", "float16"))
     else:
         dtype = random.choice(_WIDE * 2 + _NARROW)
-    lanes = 1 if quantization is not None or op is not ReduceOp.SUM else 8 if dtype in _NARROW else SLOTS
+    positions = 1 if quantization is not None or op is not ReduceOp.SUM else 8 if dtype in _NARROW else SLOTS
     if is_large:
         size_bytes = random.randint(min(bytes_max, 4 << 20), bytes_max)
     else:
         size_bytes = min(bytes_max, random.choice((1 << 6, 1 << 10, 1 << 12, 1 << 15, 1 << 18, 1 << 20)))
         size_bytes = random.randint(1, size_bytes)
-    count = max(1 if lanes == SLOTS else 2 * SLOTS, size_bytes // np.dtype(dtype).itemsize)
+    count = max(1 if positions == SLOTS else 2 * SLOTS, size_bytes // np.dtype(dtype).itemsize)
     if quantization is not None and quantization.bits == 4 and op is ReduceOp.AVG:
         op = ReduceOp.SUM
     algorithm = ReduceAlgorithm.RING if random.random() < 0.15 else None
-    return Op(number, tag, dtype, min(count, COUNT_MAX), op, lanes, random.randrange(RUNS), quantization, algorithm)
+    return Op(number, tag, dtype, min(count, COUNT_MAX), op, positions, random.randrange(RUNS), quantization, algorithm)
 
 
 def _quantization(random: Random) -> QuantizationOptions:

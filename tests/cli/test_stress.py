@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pccl.stress.deafness import unavailable
+from pccl.stress.packet_filter import unavailable
 from tests.conftest import Command
 from tests.support.cluster import until
 from tests.support.streams import TIMEOUT_S, Lines

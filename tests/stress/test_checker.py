@@ -53,7 +53,7 @@ def judge(log: Log, frozen: tuple[int, ...] = (), split: tuple[int, ...] = ()) -
     for peer in frozen:
         checker.excuse(peer, 0.0)
     for peer in split:
-        checker.split(peer, True, 0.0)
+        checker.partitioned(peer, True, 0.0)
     for peer, message in log.entries:
         checker.heard(peer, message, now=1.0)
     for peer in SLOT:
@@ -186,8 +186,8 @@ def test_who_is_cut_off_may_lose_its_place_until_it_is_not() -> None:
     assert judge(log, split=(1,)).problems
     checker = judge(faithful())
     checker.started(4, 1, 0)
-    checker.split(4, True, 2.0)
-    checker.split(4, False, 3.0)
+    checker.partitioned(4, True, 2.0)
+    checker.partitioned(4, False, 3.0)
     checker.heard(4, SessionOver("evicted: silent for 5 s"), 3.0)
     assert not checker.problems
     checker.heard(4, SessionOver("evicted: silent for 5 s"), 4.0)

@@ -9,10 +9,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from pccl.stress.buffers import MARKED_KEPT, Buffers, Marked
+from pccl.stress.errors import BrokenPromiseError
 from pccl.stress.interrupts import Interrupts
 from pccl.stress.plan import Interval, Plan
 from pccl.stress.values import ops_of_step
-from pccl.stress.worker import MARKED_KEPT, BrokenPromiseError, Buffers, Marked
 
 INTERRUPTED_LATE = """
 import os, signal, sys

@@ -1,4 +1,4 @@
-"""A process that is deaf to others: what they send does not come, and comes when it hears again."""
+"""A packet filter: what senders send while it drops it comes when it is lifted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pccl.stress.deafness import LISTENING_HOST, Ears, HeldPort, Place, place, unavailable
+from pccl.stress.packet_filter import LISTENING_HOST, HeldPort, PacketFilter, Place, place, unavailable
 from tests.support.streams import TIMEOUT_S
 
 WHY_NOT = unavailable()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"deafness {WHY_NOT}")
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"a packet filter {WHY_NOT}")
 
 OWN = place(3, 0)
 A_MOMENT_S = 0.3
@@ -27,10 +27,10 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def ears(listener: socket.socket) -> Iterator[Ears]:
-    ears = Ears(None)
-    yield ears
-    ears.be_deaf_to([])
+def packet_filter(listener: socket.socket) -> Iterator[PacketFilter]:
+    packet_filter = PacketFilter(None)
+    yield packet_filter
+    packet_filter.drop_from([])
 
 
 def _connect(listener: socket.socket, host: str, timeout_s: float = TIMEOUT_S) -> socket.socket:
@@ -45,49 +45,49 @@ def _nothing_comes(sock: socket.socket) -> bool:
     return True
 
 
-def test_a_deaf_process_hears_others_and_is_heard(listener: socket.socket, ears: Ears) -> None:
+def test_others_are_heard_and_this_process_is_heard(listener: socket.socket, packet_filter: PacketFilter) -> None:
     with _connect(listener, OWN.host) as there, _connect(listener, "127.0.1.99") as other:
         here, address = listener.accept()
         assert address[0] == OWN.host
         with here, listener.accept()[0] as here_too:
-            ears.be_deaf_to([OWN])
+            packet_filter.drop_from([OWN])
             there.send(b"a")
             other.send(b"b")
             here.send(b"c")
             assert here_too.recv(1) == b"b"
             assert there.recv(1) == b"c"
             assert _nothing_comes(here)
-            ears.be_deaf_to([])
+            packet_filter.drop_from([])
             assert here.recv(1) == b"a"
 
 
-def test_nobody_connects_to_a_deaf_process(listener: socket.socket, ears: Ears) -> None:
-    ears.be_deaf_to([OWN])
+def test_nobody_connects_whose_packets_are_dropped(listener: socket.socket, packet_filter: PacketFilter) -> None:
+    packet_filter.drop_from([OWN])
     with pytest.raises(TimeoutError):
         _connect(listener, OWN.host, A_MOMENT_S)
     _connect(listener, "127.0.1.99").close()
-    ears.be_deaf_to([])
+    packet_filter.drop_from([])
     _connect(listener, OWN.host).close()
 
 
-def test_deaf_to_whom_it_has_dialed(listener: socket.socket, ears: Ears) -> None:
+def test_packets_of_whom_it_has_dialed_are_dropped(listener: socket.socket, packet_filter: PacketFilter) -> None:
     with _connect(listener, OWN.host) as there, listener.accept()[0] as here:
-        ears.be_deaf_to([Place("", listener.getsockname()[1])])
+        packet_filter.drop_from([Place("", listener.getsockname()[1])])
         here.send(b"a")
         assert _nothing_comes(there)
         there.send(b"b")
         assert here.recv(1) == b"b"
-        ears.be_deaf_to([])
+        packet_filter.drop_from([])
         assert there.recv(1) == b"a"
 
 
 DIALER = """
 import socket, sys
-from pccl.stress.deafness import Ears, Place, place
+from pccl.stress.packet_filter import PacketFilter, Place, place
 port = int(sys.argv[1])
-ears = Ears(place(3, 0))
+packet_filter = PacketFilter(place(3, 0))
 socket.create_connection(("127.0.0.1", port)).close()
-ears.be_deaf_to([Place("", port)])
+packet_filter.drop_from([Place("", port)])
 try:
     socket.create_connection(("127.0.0.1", port), 0.3)
 except TimeoutError:

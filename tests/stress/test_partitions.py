@@ -7,45 +7,45 @@ from random import Random
 import msgspec
 import pytest
 
+from pccl.stress.partitions import AT_ONCE_MAX, MASTER, Partition, Partitions, may_be_lost
 from pccl.stress.plan import Interval, Plan
-from pccl.stress.splits import AT_ONCE_MAX, MASTER, Split, Splits, may_be_lost
 
 PLAN = Plan(partition=Interval(1, 2), partition_for=Interval(0.5, 3))
 SLOTS = [0, 2, 5, 7]
 
 
-def _play(seed: int, count: int = 200) -> list[Split]:
-    splits = Splits(PLAN, Random(seed), 0.0)
+def _play(seed: int, count: int = 200) -> list[Partition]:
+    partitions = Partitions(PLAN, Random(seed), 0.0)
     made = []
     for _ in range(count):
-        now = splits.next_at
-        for healed in splits.heal(now):
-            assert healed not in splits.active
-        split = splits.split(now, SLOTS)
-        assert 1 <= splits.next_at - now <= 2
-        if split is not None:
-            made.append(split)
-            assert 0.5 <= split.seconds <= 3
-            for sender, receiver in split.blocked:
-                assert sender in splits.deaf_to(receiver)
-        assert len(splits.active) <= AT_ONCE_MAX
-        assert all(now < splits.heals_at <= now + 3 for _ in splits.active)
-    splits.heal(float("inf"))
-    assert not splits.active
-    assert not splits.deaf_to(MASTER)
+        now = partitions.next_at
+        for healed in partitions.heal(now):
+            assert healed not in partitions.active
+        partition = partitions.begin(now, SLOTS)
+        assert 1 <= partitions.next_at - now <= 2
+        if partition is not None:
+            made.append(partition)
+            assert 0.5 <= partition.seconds <= 3
+            for sender, receiver in partition.blocked:
+                assert sender in partitions.blocked_for(receiver)
+        assert len(partitions.active) <= AT_ONCE_MAX
+        assert all(now < partitions.heals_at <= now + 3 for _ in partitions.active)
+    partitions.heal(float("inf"))
+    assert not partitions.active
+    assert not partitions.blocked_for(MASTER)
     return made
 
 
 def test_every_kind_in_every_way() -> None:
     made = _play(1)
-    assert {split.kind for split in made} == {"pair", "peer", "master", "half"}
-    assert {str(split).rpartition(", ")[2] for split in made} == {"both ways", "outwards", "inwards"}
-    for split in made:
-        processes = {each for way in split.blocked for each in way}
+    assert {partition.kind for partition in made} == {"pair", "peer", "master", "half"}
+    assert {str(partition).rpartition(", ")[2] for partition in made} == {"both ways", "outwards", "inwards"}
+    for partition in made:
+        processes = {each for way in partition.blocked for each in way}
         assert processes <= {*SLOTS, MASTER}
-        if split.kind == "pair":
+        if partition.kind == "pair":
             assert len(processes - {MASTER}) == len(processes) == 2
-        elif split.kind == "master":
+        elif partition.kind == "master":
             assert MASTER in processes
             assert len(processes) == 2
         else:
@@ -58,39 +58,39 @@ def test_masters_are_cut_off_together_or_apart() -> None:
     masters = {MASTER, MASTER - 1, MASTER - 2}
     cut_off, sides = set(), set()
     for seed in range(400):
-        split = Splits(plan, Random(seed), 0.0).split(1.0, SLOTS)
-        assert split is not None
-        here = masters & {each for way in split.blocked for each in way}
-        assert split.involved == {each for way in split.blocked for each in way} - masters
-        if split.kind == "master":
+        partition = Partitions(plan, Random(seed), 0.0).begin(1.0, SLOTS)
+        assert partition is not None
+        here = masters & {each for way in partition.blocked for each in way}
+        assert partition.involved == {each for way in partition.blocked for each in way} - masters
+        if partition.kind == "master":
             cut_off.add(frozenset(here))
-        elif split.kind == "peer":
+        elif partition.kind == "peer":
             assert here == masters
-        elif split.kind == "half":
-            sides.add(len(masters & split.island))
+        elif partition.kind == "half":
+            sides.add(len(masters & partition.island))
     assert cut_off == {frozenset((master,)) for master in masters} | {frozenset(masters)}
     assert sides == {0, 1, 2, 3}
 
 
 def test_one_peer_has_nobody_to_be_cut_off_from_but_the_master() -> None:
     for seed in range(20):
-        split = Splits(PLAN, Random(seed), 0.0).split(1.0, [3])
-        assert split is not None
-        assert split.blocked <= {(3, MASTER), (MASTER, 3)}
-    assert Splits(PLAN, Random(1), 0.0).split(1.0, []) is None
+        partition = Partitions(PLAN, Random(seed), 0.0).begin(1.0, [3])
+        assert partition is not None
+        assert partition.blocked <= {(3, MASTER), (MASTER, 3)}
+    assert Partitions(PLAN, Random(1), 0.0).begin(1.0, []) is None
 
 
-def test_nobody_is_split_where_it_is_not_asked_for() -> None:
-    assert Splits(Plan(), Random(1), 0.0).next_at == float("inf")
+def test_nobody_is_cut_off_where_it_is_not_asked_for() -> None:
+    assert Partitions(Plan(), Random(1), 0.0).next_at == float("inf")
 
 
-def _cut(kind: str, island: set[int], others: set[int]) -> Split:
+def _cut(kind: str, island: set[int], others: set[int]) -> Partition:
     blocked = frozenset((a, b) for a in island for b in others)
-    return Split(kind, frozenset(island), blocked, 1.0)  # type: ignore[arg-type]
+    return Partition(kind, frozenset(island), blocked, 1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("split", "lost"),
+    ("partition", "lost"),
     [
         (_cut("pair", {0}, {2}), {0, 2}),
         (_cut("master", {0}, {MASTER}), {0}),
@@ -100,5 +100,5 @@ def _cut(kind: str, island: set[int], others: set[int]) -> Split:
         (_cut("half", {0, MASTER}, {2, 5, 7}), {0, 2, 5, 7}),
     ],
 )
-def test_who_may_lose_its_place(split: Split, lost: set[int]) -> None:
-    assert may_be_lost(split, {0: 0, 2: 0, 5: 0, 7: 1, 8: 1}) == lost
+def test_who_may_lose_its_place(partition: Partition, lost: set[int]) -> None:
+    assert may_be_lost(partition, {0: 0, 2: 0, 5: 0, 7: 1, 8: 1}) == lost

@@ -56,7 +56,7 @@ def test_all_kinds_occur() -> None:
     assert {op.op for op in ops} == set(ReduceOp)
     assert {op.dtype for op in ops} >= {"uint8", "int8", "uint16", "int64", "float16", "float32", "float64"}
     assert {op.quantization.bits for op in ops if op.quantization is not None} == {4, 8, 16}
-    assert {op.lanes for op in ops} == {1, 8, SLOTS}
+    assert {op.positions for op in ops} == {1, 8, SLOTS}
 
 
 def test_all_peers_agree_on_a_step_and_steps_differ() -> None:

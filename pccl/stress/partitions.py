@@ -1,8 +1,8 @@
-"""Decides who is to be cut off from whom, when, and for how long, and knows who is at any moment. No I/O; time and the
+"""Decides who is cut off from whom, when, and for how long, and knows who is at any moment. No I/O; time and the
 generator are arguments.
 
-A *split* blocks ways between processes, each named by its sender and its receiver: a peer's slot, or a master: MASTER,
-and its standbys below that. It is one of four:
+A *partition* blocks ways between processes, each named by its sender and its receiver: a peer's slot, or a master:
+MASTER, and its standbys below that. It is one of four kinds:
 
     pair    two peers
     peer    a peer and everybody else, masters too, as by pulling its cable
@@ -24,24 +24,26 @@ from pccl.stress.plan import Plan
 MASTER = -1
 AT_ONCE_MAX = 2
 ONE_WAY_CHANCE = 0.25
-"""For each of the two ways."""
+"""The chance that only one way is blocked, for each of the two ways."""
 
 Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
 WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 
 
 @dataclass(frozen=True)
-class Split:
+class Partition:
+    """Ways that are blocked together."""
+
     kind: Kind
     island: frozenset[int]
-    """Who is on the one side."""
+    """The processes on one side."""
     blocked: frozenset[tuple[int, int]]
-    """From whom nothing gets to whom."""
+    """(sender, receiver) of each blocked way."""
     seconds: float
 
     @property
     def involved(self) -> frozenset[int]:
-        """All slots on either side."""
+        """The slots on either side, without masters."""
         return frozenset(each for way in self.blocked for each in way if each > MASTER)
 
     def __str__(self) -> str:
@@ -49,7 +51,7 @@ class Split:
         inwards = any(receiver in self.island for _, receiver in self.blocked)
         way = "both ways" if outwards and inwards else "outwards" if outwards else "inwards"
         others = _names({each for pair in self.blocked for each in pair} - self.island)
-        return f"split ({self.kind}) for {self.seconds:.2f} s: {_names(self.island)} from {others}, {way}"
+        return f"partition ({self.kind}) for {self.seconds:.2f} s: {_names(self.island)} from {others}, {way}"
 
 
 def _names(members: Collection[int]) -> str:
@@ -59,18 +61,20 @@ def _names(members: Collection[int]) -> str:
     )
 
 
-class Splits:
+class Partitions:
+    """The partitions of a run: those that are active, and when the next begins."""
+
     def __init__(self, plan: Plan, random: Random, now: float) -> None:
         self._plan = plan
         self._random = random
         self._masters = [MASTER - number for number in range(1 + plan.standbys)]
-        self._healed_at: dict[Split, float] = {}
+        self._healed_at: dict[Partition, float] = {}
         self.next_at = float("inf")
-        """When to call `split` again."""
+        """When to call `begin` again."""
         self._pause(now)
 
     @property
-    def active(self) -> Collection[Split]:
+    def active(self) -> Collection[Partition]:
         return self._healed_at.keys()
 
     @property
@@ -78,8 +82,8 @@ class Splits:
         """When to call `heal` next."""
         return min(self._healed_at.values(), default=float("inf"))
 
-    def split(self, now: float, slots: Sequence[int]) -> Split | None:
-        """What to cut now among peers in these slots, if anything: it is active then."""
+    def begin(self, now: float, slots: Sequence[int]) -> Partition | None:
+        """Begin a partition among peers in these slots and return it; None if there is to be none this time."""
         self._pause(now)
         if not slots or len(self._healed_at) >= AT_ONCE_MAX:
             return None
@@ -103,20 +107,20 @@ class Splits:
             outwards if chance < ONE_WAY_CHANCE else inwards if chance < 2 * ONE_WAY_CHANCE else outwards | inwards
         )
         seconds = random.uniform(duration.least_s, duration.most_s)
-        made = Split(kind, frozenset(island), frozenset(blocked), seconds)
+        made = Partition(kind, frozenset(island), frozenset(blocked), seconds)
         self._healed_at[made] = now + seconds
         return made
 
-    def heal(self, now: float) -> list[Split]:
-        """Ends what is due, and returns it."""
-        healed = [split for split, at in self._healed_at.items() if now >= at]
-        for split in healed:
-            del self._healed_at[split]
+    def heal(self, now: float) -> list[Partition]:
+        """End the partitions whose time is over, and return them."""
+        healed = [partition for partition, at in self._healed_at.items() if now >= at]
+        for partition in healed:
+            del self._healed_at[partition]
         return healed
 
-    def deaf_to(self, receiver: int) -> list[int]:
-        """Whom the process in this slot, or this master, must not hear."""
-        return sorted({sender for split in self.active for sender, other in split.blocked if other == receiver})
+    def blocked_for(self, receiver: int) -> list[int]:
+        """Return the senders whose packets the process in this slot, or this master, must not receive."""
+        return sorted({sender for each in self.active for sender, other in each.blocked if other == receiver})
 
     def _pause(self, now: float) -> None:
         every = self._plan.partition
@@ -124,16 +128,19 @@ class Splits:
             self.next_at = now + self._random.uniform(every.least_s, every.most_s)
 
 
-def may_be_lost(split: Split, groups: Mapping[int, int]) -> frozenset[int]:
-    """The slots whose peers may lose their places by this split, given the group of each peer that takes part in ops.
+def may_be_lost(partition: Partition, groups: Mapping[int, int]) -> frozenset[int]:
+    """Return the slots whose peers may lose their places by this partition, given the group of each peer that takes
+    part in ops.
 
-    Who is cut off from the master, and in a split of one peer from all others that one alone: two neighbours miss it,
-    and the fewest evictions are taken. Where its ring has only two, it may be either.
+    1. Who is cut off from the master may lose its place, and nobody else: the master hears the others.
+    2. Where one peer is cut off from all others it is that one alone: two neighbours miss it, and the master evicts as
+       few as explain what is reported. In a ring of two it may be either.
+    3. In all other cases it may be anybody on either side.
     """
-    if split.kind == "master":
-        return split.island
-    if split.kind == "peer":
-        (slot,) = split.island
+    if partition.kind == "master":
+        return partition.island
+    if partition.kind == "peer":
+        (slot,) = partition.island
         company = sum(group == groups.get(slot) for group in groups.values())
-        return split.island if company > 2 else split.involved
-    return split.involved
+        return partition.island if company > 2 else partition.involved
+    return partition.involved

@@ -1,14 +1,14 @@
-"""Makes this very process deaf to others: nothing that they send arrives, as in a network that loses it all.
+"""Drops what certain other processes send to this one, as a network that is partitioned would.
 
 Theory of operation. The kernel drops a packet before TCP has seen it where the socket has a filter that says so (Linux,
-SO_ATTACH_FILTER), and any process may give filters to its own sockets. One filter on all sockets of a process
-drops what comes from the others that it is to be deaf to: their data, their acknowledgements, their wish to connect. If
-one process is deaf to another, the way is blocked in one direction; if both are, in both. TCP goes on repeating what
-is lost, so once hearing is restored, connections that nobody has given up go on by themselves.
+SO_ATTACH_FILTER, classic BPF), and any process may give filters to its own sockets. One filter on all sockets of a
+process drops what chosen *senders* send: their data, their acknowledgements, their connection attempts. If one process
+drops what another sends, the way is blocked in one direction; if both do, in both. TCP repeats what is lost, so once
+the filter is lifted, connections that nobody has given up go on by themselves.
 
 All processes are on one machine, so addresses are made to tell them apart: a process dials from a *place* of its own,
 an address of the loopback network, and listens at a port of 127.0.0.1 that is known in advance. An audit hook, which
-sees every connect before it is made, binds the socket to the place and gives it the filter; what is accepted inherits
+sees every connect before it is made, binds the socket to the place and gives it the filter; accepted sockets inherit
 the listening socket's.
 """
 
@@ -34,39 +34,39 @@ LISTENING_HOST = "127.0.0.1"
 SO_ATTACH_FILTER = 26
 MOMENT_S = 0.1
 AGAIN_AFTER_S = 0.1
-"""A connection that was accepted by the kernel, but not yet by the process, when a filter was set, gets it then."""
+"""A connection that the kernel had accepted and the process had not, when a filter was set, gets the filter then."""
 PORTS_TRIED = 100
 USUAL_GIVEN_PORTS = 32768, 60999
 PORT_MIN = 10_000
-"""Below there are many that services have."""
+"""Many ports below this one belong to services."""
 PORT_MAX = 65535
 
 _LOAD_WORD, _LOAD_HALF, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000
 _SOURCE_ADDRESS = _NETWORK_HEADER + 12
 _SOURCE_PORT = 0
-"""What a filter of a TCP socket sees begins with the TCP header."""
+"""The filter of a TCP socket is shown packets from the TCP header on."""
 _ALL = 0xFFFFFFFF
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a process is."""
+    """The addresses by which a process is told from others on the machine."""
 
     host: str
-    """From which it dials; empty if it does not."""
+    """The address it dials from; empty if it does not dial."""
     port: int
-    """At which it listens on LISTENING_HOST."""
+    """The port it listens at on LISTENING_HOST."""
 
 
 def place(number: int, port: int) -> Place:
-    """Of the process with this number, below 200."""
+    """Return the place of the process with this number, below 200."""
     return Place(f"127.0.1.{1 + number}", port)
 
 
 def unavailable() -> str:
-    """Why no process can be made deaf here; empty if they can."""
+    """Return why packets cannot be filtered here; empty if they can."""
     if not sys.platform.startswith("linux"):
-        return "needs Linux, whose sockets can be told what not to hear"
+        return "needs Linux, where a socket can have a packet filter"
     own = place(0, 0)
     try:
         with (
@@ -81,25 +81,25 @@ def unavailable() -> str:
     except TimeoutError:
         return ""
     except OSError as error:
-        return f"sockets here cannot be told what not to hear: {error}"
-    return "sockets here hear everything, whatever they are told"
+        return f"needs sockets that take a packet filter; here they do not: {error}"
+    return "needs sockets that obey a packet filter; here they take one and ignore it"
 
 
-class Ears:
-    """Of this process; one at most. Thread-safe."""
+class PacketFilter:
+    """The filter on all sockets of this process, of which there is one at most. Thread-safe."""
 
     def __init__(self, own: Place | None) -> None:
-        """`own`: where it is, if it dials."""
+        """`own` is the place of this process if it dials."""
         self._own = own
         self._program = _program([])
         self._lock = threading.Lock()
         if own is not None:
             sys.addaudithook(self._audit)
 
-    def be_deaf_to(self, others: Sequence[Place]) -> None:
-        """To these and to nobody else, from now on."""
+    def drop_from(self, senders: Sequence[Place]) -> None:
+        """Drop what these processes send, and nothing else, until the next call."""
         with self._lock:
-            self._program = _program(others)
+            self._program = _program(senders)
             self._attach_all()
             time.sleep(AGAIN_AFTER_S)
             self._attach_all()
@@ -120,10 +120,10 @@ class Ears:
 
 
 class HeldPort:
-    """A free port of LISTENING_HOST that only others who ask for it by number can listen at. `close()` frees it.
+    """A free port of LISTENING_HOST that only processes which ask for it by number can listen at. `close()` frees it.
 
-    Where there are others, it is none of those that the system gives to whoever asks for any: with the option below
-    they could get it while nobody listens.
+    If possible it lies outside the range from which the system serves whoever asks for any port: with the option set
+    below, such a process could otherwise get it while nobody listens.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class HeldPort:
 
 
 def _ports_not_given() -> range:
-    """A run of ports that no socket gets that asks for any, below or above those; it may be empty."""
+    """Return the longer run of ports below or above the system's own range; it may be empty."""
     try:
         first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except OSError:
@@ -158,11 +158,11 @@ def _ports_not_given() -> range:
     return max(range(PORT_MIN, first), range(last + 1, PORT_MAX + 1), key=len)
 
 
-def _program(others: Sequence[Place]) -> bytes:
-    """For _attach: instructions of the classic BPF."""
+def _program(senders: Sequence[Place]) -> bytes:
+    """Return the instructions, of classic BPF, that drop what these send."""
     code: list[tuple[int, int, int, int]] = []
-    hosts = [_number(other.host) for other in others if other.host]
-    ports = [other.port for other in others]
+    hosts = [_number(sender.host) for sender in senders if sender.host]
+    ports = [sender.port for sender in senders]
     accept = len(hosts) + len(ports) + 3
     drop = accept + 1
     code.append((_LOAD_WORD, 0, 0, _SOURCE_ADDRESS))
@@ -182,6 +182,6 @@ def _number(host: str) -> int:
 
 
 def _attach(sock: socket.socket, program: bytes) -> None:
-    """In place of the one that it had. OSError."""
+    """Give the socket this filter in place of the one it had. OSError where the kernel refuses."""
     code = ctypes.create_string_buffer(program, len(program))
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
