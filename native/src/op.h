@@ -149,9 +149,6 @@ typedef struct {
     uint8_t is_waiting; /* direct: stored until its turn comes */
 } pccl_op_inbound;
 
-/* 0 or PCCL_E_INVALID. */
-int pccl_op_request_check(const pccl_op_request *request);
-
 /* 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. All ranks must be given the same scratch_bytes_max. */
 int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **op);
 

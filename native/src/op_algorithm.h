@@ -1,5 +1,5 @@
-/* op_algorithm.h: between op.c and the algorithms, op_ring.c, op_direct.c, op_spread.c. op.h says what the functions
- * do. */
+/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c) does for op.c and op_segments.c, and what it
+ * may ask of them. op.h says what the functions are for. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
 
@@ -96,36 +96,6 @@ static inline int pccl_op_is_final(const pccl_op *op, uint64_t index)
 {
     return op->segments[index].state & PCCL_SEGMENT_FINAL;
 }
-
-/* Of the longest chunk, how many segments can have `slots` each within the bound on scratch: all of them, or
- * at least one. */
-uint32_t pccl_op_window(const pccl_op *op, uint64_t slots);
-
-/* wire_slots to each chunk, and so many others. 0 or a status. */
-int pccl_op_take_slots(pccl_op *op, uint32_t wire_slots, uint64_t others);
-
-/* Where a quantized segment is while it travels. */
-uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index);
-
-/* One of the others. */
-uint8_t *pccl_op_slot_at(const pccl_op *op, uint64_t number);
-
-/* Of so many elements as they travel. */
-uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements);
-
-/* The own elements of a segment that is saved, if it needs to be. */
-const uint8_t *pccl_op_own_at(const pccl_op *op, uint32_t index, pccl_range range);
-
-/* In place: all of the segment's original. */
-void pccl_op_save(pccl_op *op, uint32_t index, pccl_range range);
-
-/* The same for own elements that are to be sent as they are: sets the frame's checksum of them too, since that
- * costs little while they are in cache. */
-void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range range);
-
-/* Both ways between elements and the segment's slot. */
-void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements);
-void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range);
 
 /* The FIFO of sendable segments. */
 void pccl_op_push_sendable(pccl_op *op, uint32_t index);

@@ -22,6 +22,8 @@
 
 #include "crc32c.h"
 #include "direct_plan.h"
+#include "op_originals.h"
+#include "op_slots.h"
 #include "quant.h"
 
 #include <stdlib.h>

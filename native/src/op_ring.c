@@ -17,6 +17,8 @@
  * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
 #include "op_algorithm.h"
 
+#include "op_originals.h"
+#include "op_slots.h"
 #include "quant.h"
 #include "ring_plan.h"
 

@@ -15,6 +15,8 @@
 #include "op_algorithm.h"
 
 #include "crc32c.h"
+#include "op_originals.h"
+#include "op_slots.h"
 #include "ring_plan.h"
 #include "spread_plan.h"
 

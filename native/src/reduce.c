@@ -13,8 +13,8 @@ static void advance(pccl_reduction *r, size_t bytes)
     r->destination += bytes;
     r->own += bytes;
     r->payload += bytes;
-    if (r->kept != NULL)
-        r->kept += bytes;
+    if (r->backup != NULL)
+        r->backup += bytes;
 }
 
 static void reduce_by_steps(uint8_t dtype, uint8_t reduce_op, pccl_reduction *r, size_t elements)
@@ -26,8 +26,8 @@ static void reduce_by_steps(uint8_t dtype, uint8_t reduce_op, pccl_reduction *r,
         size_t bytes = n * element_bytes;
         if (r->payload_crc != NULL)
             *r->payload_crc = pccl_crc32c(*r->payload_crc, r->payload, bytes);
-        if (r->kept != NULL)
-            memcpy(r->kept, r->own, bytes);
+        if (r->backup != NULL)
+            memcpy(r->backup, r->own, bytes);
         pccl_kernel_reduce(dtype, reduce_op, r->destination, r->is_payload_first ? r->payload : r->own,
             r->is_payload_first ? r->own : r->payload, n);
         if (r->ranks > 0)
@@ -51,12 +51,12 @@ static inline __m512i sum_f32(__m512i x, __m512i y, int is_divided, __m512 divis
     return _mm512_mask_set1_epi32(_mm512_castps_si512(sum), nans, 0x7fc00000);
 }
 
-/* `kept` is aligned to a lane. */
+/* `backup` is aligned to a lane. */
 PCCL_TARGET_FOLDING
 static void sum_f32_by_folding(pccl_reduction *r, size_t blocks)
 {
     pccl_folding payload_folding, sum_folding;
-    int is_divided = r->ranks > 0, is_kept = r->kept != NULL;
+    int is_divided = r->ranks > 0, has_backup = r->backup != NULL;
     int checks_payload = r->payload_crc != NULL, checks_sum = r->sum_crc != NULL;
     __m512 divisor = _mm512_set1_ps((float)r->ranks);
     pccl_fold_begin(&payload_folding, checks_payload ? ~*r->payload_crc : 0);
@@ -67,8 +67,8 @@ static void sum_f32_by_folding(pccl_reduction *r, size_t blocks)
             __m512i own = pccl_fold_load(r->own + at);
             __m512i payload = pccl_fold_load(r->payload + at);
             __m512i sum = sum_f32(own, payload, is_divided, divisor);
-            if (is_kept)
-                _mm512_stream_si512((void *)(r->kept + at), own);
+            if (has_backup)
+                _mm512_stream_si512((void *)(r->backup + at), own);
             _mm512_storeu_si512((void *)(r->destination + at), sum);
             if (checks_payload)
                 pccl_fold_lane(&payload_folding, i, payload);
@@ -91,7 +91,7 @@ void pccl_reduce(uint8_t dtype, uint8_t reduce_op, pccl_reduction *r, size_t ele
     int is_sum = reduce_op == PCCL_SUM || reduce_op == PCCL_AVG;
     if (dtype == PCCL_FLOAT32 && is_sum && pccl_simd_level() >= PCCL_SIMD_AVX512 &&
         pccl_crc32c_has(PCCL_CRC32C_FOLDING)) {
-        size_t head = -(uintptr_t)r->kept % PCCL_FOLD_LANE_BYTES / sizeof(float);
+        size_t head = -(uintptr_t)r->backup % PCCL_FOLD_LANE_BYTES / sizeof(float);
         head = pccl_min_size(head, elements);
         reduce_by_steps(dtype, reduce_op, r, head);
         size_t blocks = (elements - head) / (PCCL_FOLD_BYTES / sizeof(float));

@@ -14,7 +14,7 @@ typedef struct {
     uint8_t *destination; /* may be own */
     const uint8_t *own;
     const uint8_t *payload;
-    uint8_t *kept; /* gets own elements; past the caches, where that is one pass. NULL: none */
+    uint8_t *backup; /* gets own elements; past the caches, where that is one pass. NULL: none */
     uint32_t *payload_crc; /* goes on; NULL: not wanted */
     uint32_t *sum_crc; /* the same, of what is in destination in the end */
     uint32_t ranks; /* the sum is divided by that; 0: it is not */

@@ -16,14 +16,14 @@ typedef struct {
     uint8_t destination[ROOM_BYTES];
     uint8_t own[ROOM_BYTES];
     uint8_t payload[ROOM_BYTES];
-    uint8_t kept[ROOM_BYTES];
+    uint8_t backup[ROOM_BYTES];
 } buffers;
 
 typedef struct {
     uint8_t dtype, reduce_op;
     size_t elements;
     size_t offsets[4]; /* bytes, whole elements */
-    int is_in_place, is_kept, checks_payload, checks_sum, is_payload_first;
+    int is_in_place, has_backup, checks_payload, checks_sum, is_payload_first;
     uint32_t ranks;
 } trial;
 
@@ -40,7 +40,7 @@ static trial some_trial(uint8_t dtype)
     for (size_t i = 0; i < PCCL_COUNT_OF(t.offsets); i++)
         t.offsets[i] = noise_u32() % (OFFSET_MAX / element_bytes) * element_bytes;
     t.is_in_place = noise_u32() % 2 == 0;
-    t.is_kept = noise_u32() % 2 == 0;
+    t.has_backup = noise_u32() % 2 == 0;
     t.checks_payload = noise_u32() % 2 == 0;
     t.checks_sum = noise_u32() % 2 == 0;
     t.is_payload_first = noise_u32() % 2 == 0;
@@ -56,7 +56,7 @@ static void one_pass_equals_steps(const trial *t, buffers *got, buffers *want)
     noise_fill(got->destination, ROOM_BYTES);
     noise_fill(got->own, ROOM_BYTES);
     noise_fill(got->payload, ROOM_BYTES);
-    noise_fill(got->kept, ROOM_BYTES);
+    noise_fill(got->backup, ROOM_BYTES);
     memcpy(want, got, sizeof *got);
 
     uint8_t *own = want->own + t->offsets[1];
@@ -64,8 +64,8 @@ static void one_pass_equals_steps(const trial *t, buffers *got, buffers *want)
     uint8_t *destination = t->is_in_place ? own : want->destination + t->offsets[0];
     if (t->checks_payload)
         want_payload_crc = pccl_crc32c(payload_crc, payload, bytes);
-    if (t->is_kept)
-        memcpy(want->kept + t->offsets[3], own, bytes);
+    if (t->has_backup)
+        memcpy(want->backup + t->offsets[3], own, bytes);
     pccl_kernel_reduce(t->dtype, t->reduce_op, destination, t->is_payload_first ? payload : own,
         t->is_payload_first ? own : payload, t->elements);
     if (t->ranks > 0)
@@ -78,7 +78,7 @@ static void one_pass_equals_steps(const trial *t, buffers *got, buffers *want)
     r.own = got->own + t->offsets[1];
     r.payload = got->payload + t->offsets[2];
     r.destination = t->is_in_place ? got->own + t->offsets[1] : got->destination + t->offsets[0];
-    r.kept = t->is_kept ? got->kept + t->offsets[3] : NULL;
+    r.backup = t->has_backup ? got->backup + t->offsets[3] : NULL;
     r.payload_crc = t->checks_payload ? &payload_crc : NULL;
     r.sum_crc = t->checks_sum ? &sum_crc : NULL;
     r.ranks = t->ranks;

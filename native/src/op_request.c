@@ -1,0 +1,86 @@
+#include "op_request.h"
+
+#include "frame.h"
+#include "quant.h"
+#include "tiling.h"
+
+/* Of a shape whose world is right. */
+static int shape_fits_collective(const pccl_op_shape *shape)
+{
+    if (shape->collective == PCCL_ALL_REDUCE)
+        return shape->root == 0;
+    if (shape->collective == PCCL_REDUCE_SCATTER)
+        return shape->root == 0 && shape->quantization == PCCL_QUANT_NONE;
+    if (shape->reduce_op != 0 || shape->quantization != PCCL_QUANT_NONE)
+        return 0;
+    switch (shape->collective) {
+    case PCCL_ALL_GATHER: return shape->root == 0 && shape->count % shape->world_size == 0;
+    case PCCL_BROADCAST: return shape->root < shape->world_size;
+    case PCCL_SEND: return shape->root < shape->world_size && shape->world_size == 2;
+    case PCCL_BARRIER: return shape->root == 0 && shape->count == 0;
+    default: return 0;
+    }
+}
+
+void pccl_op_request_buffers(const pccl_op_request *request, uint64_t *send, uint64_t *recv)
+{
+    const pccl_op_shape *shape = &request->shape;
+    *send = *recv = shape->count;
+    if (shape->collective == PCCL_ALL_GATHER)
+        *send = shape->count / shape->world_size;
+    else if (shape->collective == PCCL_REDUCE_SCATTER)
+        *recv = shape->count / shape->world_size + (request->rank < shape->count % shape->world_size);
+    else if (pccl_op_shape_has_root(shape))
+        *(request->rank == shape->root ? recv : send) = 0;
+}
+
+/* Of buffers that the op may read and write both. */
+static int op_buffers_are_apart(const pccl_op_request *request, size_t send_bytes, size_t recv_bytes)
+{
+    uintptr_t send = (uintptr_t)request->send;
+    uintptr_t recv = (uintptr_t)request->recv;
+    if (send_bytes == 0 || recv_bytes == 0)
+        return 1;
+    if (request->shape.collective == PCCL_ALL_GATHER && send == recv + request->rank * send_bytes)
+        return 1;
+    if (request->shape.collective == PCCL_ALL_REDUCE && send == recv)
+        return 1;
+    return send < recv ? recv - send >= send_bytes : send - recv >= recv_bytes;
+}
+
+int pccl_op_request_check(const pccl_op_request *request)
+{
+    const pccl_op_shape *shape = &request->shape;
+    uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
+    if (element_bytes == 0 || shape->reduce_op >= PCCL_REDUCE_OP_COUNT)
+        return PCCL_E_INVALID;
+    if (shape->quantization == PCCL_QUANT_NONE ? shape->quantized_dtype != 0 || shape->quantization_block != 0
+                                               : !pccl_quant_valid(shape))
+        return PCCL_E_INVALID;
+    if (shape->world_size == 0 || shape->world_size > PCCL_WORLD_MAX || request->rank >= shape->world_size)
+        return PCCL_E_INVALID;
+    if (shape->algorithm >= PCCL_ALGORITHM_COUNT)
+        return PCCL_E_INVALID;
+    if (shape->slice > shape->last_slice || shape->last_slice >= PCCL_SLICES_MAX || shape->step > PCCL_STEP_MAX)
+        return PCCL_E_INVALID;
+    if (shape->world_size == 1 && shape->last_slice > 0)
+        return PCCL_E_INVALID;
+    if (shape->algorithm == PCCL_DIRECT && shape->world_size > 1 && request->rank_links == NULL)
+        return PCCL_E_INVALID;
+    if (request->awaits_completion > 1 ||
+        (request->awaits_completion && shape->world_size > 2 && request->rank_links == NULL))
+        return PCCL_E_INVALID;
+    if (shape->segment_bytes < element_bytes || shape->count > SIZE_MAX / 4 / element_bytes)
+        return PCCL_E_INVALID;
+    if (request->rounding >= PCCL_ROUNDING_COUNT || request->key.reserved != 0)
+        return PCCL_E_INVALID;
+    if (!shape_fits_collective(shape))
+        return PCCL_E_INVALID;
+    uint64_t send;
+    uint64_t recv;
+    pccl_op_request_buffers(request, &send, &recv);
+    if ((send > 0 && request->send == NULL) || (recv > 0 && request->recv == NULL) ||
+        !op_buffers_are_apart(request, (size_t)send * element_bytes, (size_t)recv * element_bytes))
+        return PCCL_E_INVALID;
+    return 0;
+}
