@@ -51,7 +51,7 @@ static void check_fail(const char *file, int line, const char *what)
     } while (0)
 
 /* The last statement of main. */
-static int check_summary(void)
+static inline int check_summary(void)
 {
     printf("%d passed, %d failed\n", check_tests_passed, check_tests_failed);
     return check_tests_failed != 0;

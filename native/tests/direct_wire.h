@@ -2,11 +2,8 @@
 #ifndef PCCL_DIRECT_WIRE_H
 #define PCCL_DIRECT_WIRE_H
 
-#include "check.h"
-#include "crc32c.h"
-#include "engine_world.h"
-#include "frame.h"
 #include "link.h"
+#include "wire.h"
 
 enum {
     RANK = 1,
@@ -43,60 +40,18 @@ static inline void wire_prepare(wire *w, uint32_t segment_bytes)
         w->values[i] = input(i);
 }
 
-static inline void write_all(int fd, const void *data, size_t bytes)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = send(fd, (const uint8_t *)data + done, bytes - done, MSG_NOSIGNAL);
-        if (n <= 0)
-            return; /* the engine has hung up, which the test will see */
-        done += (size_t)n;
-    }
-}
+static unsigned frames_beside; /* greetings and acknowledgements that the engine of the test has been sent */
 
-static inline int read_all(int fd, void *data, size_t bytes)
+static inline void greet_engine(int fd)
 {
-    size_t done = 0;
-    while (done < bytes) {
-        struct pollfd pfd = {.fd = fd, .events = POLLIN};
-        if (poll(&pfd, 1, WAIT_MS) != 1)
-            return 0;
-        ssize_t n = recv(fd, (uint8_t *)data + done, bytes - done, 0);
-        if (n <= 0)
-            return 0;
-        done += (size_t)n;
-    }
-    return 1;
-}
-
-static unsigned greetings; /* and acknowledgements, sent to the engine of the test */
-
-/* What begins every connection, in both directions. */
-static inline void greet(int fd)
-{
-    uint8_t header[PCCL_FRAME_BYTES];
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_HELLO;
-    frame.connection = 1;
-    pccl_frame_encode(&frame, header);
-    write_all(fd, header, sizeof header);
-    greetings++;
-    REQUIRE(read_all(fd, header, sizeof header));
-    REQUIRE(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, &frame) == NULL);
-    CHECK(frame.type == PCCL_FRAME_HELLO);
+    frames_beside++;
+    greet(fd, 1);
 }
 
 static inline void acknowledge(int fd, uint32_t frames)
 {
-    uint8_t header[PCCL_FRAME_BYTES];
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_ACK;
-    frame.received_frames = frames;
-    pccl_frame_encode(&frame, header);
-    write_all(fd, header, sizeof header);
-    greetings++;
+    frames_beside++;
+    write_ack(fd, frames);
 }
 
 static inline void wire_connect(wire *w)
@@ -111,7 +66,7 @@ static inline void wire_connect(wire *w)
         if (pccl_engine_link_add(w->n.engine, w->links[rank], fds[0], NULL) != 0)
             stop_test("link_add");
         w->peers[rank] = fds[1];
-        greet(fds[1]);
+        greet_engine(fds[1]);
     }
 }
 
@@ -131,7 +86,7 @@ static inline void wire_submit(wire *w)
 static inline void wire_open_bare(wire *w, uint32_t segment_bytes)
 {
     memset(w, 0, sizeof *w);
-    greetings = 0;
+    frames_beside = 0;
     node_open(&w->n, 0);
     wire_connect(w);
     wire_prepare(w, segment_bytes);
@@ -141,28 +96,6 @@ static inline void wire_close(wire *w)
 {
     node_close(&w->n);
     wire_disconnect(w);
-}
-
-static inline void write_frame(int fd, pccl_frame frame, const void *payload, size_t payload_sent_bytes)
-{
-    uint8_t header[PCCL_FRAME_BYTES];
-    if (payload != NULL)
-        frame.payload_crc = pccl_crc32c(0, payload, frame.payload_bytes);
-    pccl_frame_encode(&frame, header);
-    write_all(fd, header, sizeof header);
-    write_all(fd, payload, payload_sent_bytes);
-}
-
-static inline void read_frame(int fd, pccl_frame *frame, void *payload, size_t payload_bytes_max)
-{
-    uint8_t header[PCCL_FRAME_BYTES];
-    memset(frame, 0, sizeof *frame);
-    do { /* ACK frames come when they like */
-        REQUIRE(read_all(fd, header, sizeof header));
-        REQUIRE(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, frame) == NULL);
-    } while (frame->type == PCCL_FRAME_ACK);
-    REQUIRE(frame->payload_bytes <= payload_bytes_max);
-    CHECK(read_all(fd, payload, frame->payload_bytes));
 }
 
 /* What has been announced is open: a segment for it is not taken for one that comes too late. */
@@ -183,60 +116,35 @@ static inline void wire_open(wire *w, uint32_t segment_bytes)
     wire_await_announcements(w);
 }
 
-static inline pccl_frame announcement(const pccl_op_request *request, enum pccl_frame_type type, uint32_t bytes)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = type;
-    frame.key = request->key;
-    frame.shape = request->shape;
-    frame.payload_bytes = bytes;
-    return frame;
-}
-
-static inline pccl_frame segment(
-    const pccl_op_request *request, uint32_t chunk, uint32_t index, uint32_t hop, uint32_t bytes)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_SEGMENT;
-    frame.key = request->key;
-    frame.chunk = chunk;
-    frame.segment = index;
-    frame.hop = hop;
-    frame.payload_bytes = bytes;
-    return frame;
-}
-
 static const float ones[CHUNK] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-static inline void write_ready(const wire *w, uint32_t rank)
+/* READY, EAGER or DONE, of whose payload the first `sent_bytes` follow. */
+static inline void write_op_frame(
+    const wire *w, uint32_t rank, enum pccl_frame_type type, uint32_t bytes, const void *payload, size_t sent_bytes)
 {
-    write_frame(w->peers[rank], announcement(&w->request, PCCL_FRAME_READY, 0), NULL, 0);
+    pccl_frame frame = op_frame(&w->request, type, bytes);
+    write_frame_part(w->peers[rank], &frame, payload, sent_bytes);
 }
+
+static inline void write_ready(const wire *w, uint32_t rank) { write_op_frame(w, rank, PCCL_FRAME_READY, 0, NULL, 0); }
 
 static inline void write_segment(
     const wire *w, uint32_t rank, uint32_t chunk, uint32_t index, uint32_t hop, uint32_t bytes)
 {
-    write_frame(w->peers[rank], segment(&w->request, chunk, index, hop, bytes), ones, bytes);
+    pccl_frame frame = segment_frame(&w->request, chunk, index, hop, bytes);
+    write_frame(w->peers[rank], &frame, ones);
 }
 
 static const float many_ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 static inline void write_eager(const wire *w, uint32_t rank, uint32_t bytes)
 {
-    write_frame(w->peers[rank], announcement(&w->request, PCCL_FRAME_EAGER, bytes), ones, bytes);
+    write_op_frame(w, rank, PCCL_FRAME_EAGER, bytes, ones, bytes);
 }
 
 static inline void wait_for_wire(node *n, uint64_t bytes)
 {
-    int64_t deadline_ms = now_ms() + WAIT_MS;
-    pccl_engine_stats stats;
-    do {
-        pccl_engine_get_stats(n->engine, &stats);
-        if (now_ms() > deadline_ms)
-            stop_test("bytes did not come");
-    } while (stats.rx_wire_bytes < (uint64_t)greetings * PCCL_FRAME_BYTES + bytes);
+    node_await_stat(n, rx_wire_bytes, (uint64_t)frames_beside * PCCL_FRAME_BYTES + bytes);
 }
 
 static inline void expect_inputs(const wire *w)
@@ -254,8 +162,7 @@ static inline void end_op(wire *w)
 
 static inline void expect_lost(wire *w, uint32_t rank, const char *why)
 {
-    pccl_event event = node_wait(&w->n, PCCL_EVENT_LINK_LOST, w->links[rank]);
-    CHECK_MSG(strstr(event.detail, why) != NULL, "'%s' instead of '%s'", event.detail, why);
+    expect_link_lost(&w->n, w->links[rank], why);
 }
 
 #endif

@@ -2,10 +2,7 @@
 #ifndef PCCL_ENGINE_WIRE_H
 #define PCCL_ENGINE_WIRE_H
 
-#include "check.h"
-#include "crc32c.h"
-#include "engine_world.h"
-#include "frame.h"
+#include "wire.h"
 
 enum { LINK = 5, COUNT = 40, SEGMENT_BYTES = 40 };
 
@@ -43,113 +40,15 @@ static inline float *ramp(size_t count)
     return values;
 }
 
-static inline void write_all(int fd, const void *data, size_t bytes)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = send(fd, (const uint8_t *)data + done, bytes - done, MSG_NOSIGNAL);
-        if (n <= 0)
-            return; /* the engine has hung up, which the test will see */
-        done += (size_t)n;
-    }
-}
-
-static inline int read_all(int fd, void *data, size_t bytes)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        struct pollfd pfd = {.fd = fd, .events = POLLIN};
-        if (poll(&pfd, 1, WAIT_MS) != 1)
-            return 0;
-        ssize_t n = recv(fd, (uint8_t *)data + done, bytes - done, 0);
-        if (n <= 0)
-            return 0;
-        done += (size_t)n;
-    }
-    return 1;
-}
-
-static inline pccl_frame ready_for(const pccl_op_request *request)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_READY;
-    frame.key = request->key;
-    frame.shape = request->shape;
-    return frame;
-}
-
-static inline pccl_frame done_for(const pccl_op_request *request)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_DONE;
-    frame.key = request->key;
-    return frame;
-}
-
 static const float ones[COUNT] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 /* With the checksum that its payload has if it is ones. */
 static inline pccl_frame segment_for(
     const pccl_op_request *request, uint32_t chunk, uint32_t segment, uint32_t hop, uint32_t bytes)
 {
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_SEGMENT;
-    frame.key = request->key;
-    frame.chunk = chunk;
-    frame.segment = segment;
-    frame.hop = hop;
-    frame.payload_bytes = bytes;
+    pccl_frame frame = segment_frame(request, chunk, segment, hop, bytes);
     if (bytes <= sizeof ones)
         frame.payload_crc = pccl_crc32c(0, ones, bytes);
-    return frame;
-}
-
-static inline void write_frame(int fd, const pccl_frame *frame, const void *payload)
-{
-    uint8_t header[PCCL_FRAME_BYTES];
-    pccl_frame sent = *frame;
-    if (payload != NULL)
-        sent.payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
-    pccl_frame_encode(&sent, header);
-    write_all(fd, header, sizeof header);
-    if (payload != NULL)
-        write_all(fd, payload, frame->payload_bytes);
-}
-
-static inline void write_hello(int fd, uint32_t connection)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_HELLO;
-    frame.connection = connection;
-    write_frame(fd, &frame, NULL);
-}
-
-static inline void write_ack(int fd, uint32_t received_frames)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_ACK;
-    frame.received_frames = received_frames;
-    write_frame(fd, &frame, NULL);
-}
-
-/* Of the next frame that is not an ACK: those come when they like. */
-static inline pccl_frame read_header(int fd)
-{
-    uint8_t header[PCCL_FRAME_BYTES];
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    do {
-        int is_read = read_all(fd, header, sizeof header);
-        CHECK(is_read);
-        if (!is_read)
-            break;
-        CHECK(pccl_frame_verify(header) == NULL && pccl_frame_decode(header, &frame) == NULL);
-    } while (frame.type == PCCL_FRAME_ACK);
     return frame;
 }
 
@@ -161,9 +60,7 @@ static inline int wire_connect(wire *w)
     if (pccl_engine_link_add(w->n.engine, LINK, fds[0], NULL) != 0)
         stop_test("link_add");
     w->connections++;
-    write_hello(fds[1], w->connections);
-    pccl_frame frame = read_header(fds[1]);
-    CHECK(frame.type == PCCL_FRAME_HELLO && frame.connection == w->connections);
+    greet(fds[1], w->connections);
     return fds[1];
 }
 
@@ -197,8 +94,7 @@ static inline void wire_close(wire *w)
 
 static inline void expect_lost(wire *w, const char *why)
 {
-    pccl_event event = node_wait(&w->n, PCCL_EVENT_LINK_LOST, LINK);
-    CHECK_MSG(strstr(event.detail, why) != NULL, "'%s' instead of '%s'", event.detail, why);
+    expect_link_lost(&w->n, LINK, why);
     CHECK(pccl_engine_end(w->n.engine, 1, 0) == 0);
     if (w->values != NULL) {
         node_wait(&w->n, PCCL_EVENT_OP_ENDED, 1);
@@ -218,9 +114,7 @@ static inline void repeat(wire *w, pccl_frame frame, const void *payload, const 
 
 static inline void write_lost(int fd, uint32_t connection, uint32_t peer_connection, uint32_t frames)
 {
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = PCCL_FRAME_LOST;
+    pccl_frame frame = frame_of(PCCL_FRAME_LOST);
     frame.connection = connection;
     frame.peer_connection = peer_connection;
     frame.frames = frames;

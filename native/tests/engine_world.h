@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,26 @@ static inline void pair_unix(int fds[2])
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0)
         stop_test("socketpair");
 }
+
+static inline void node_await_counter(node *n, size_t offset, uint64_t at_least, const char *name)
+{
+    int64_t deadline_ms = now_ms() + WAIT_MS;
+    for (;;) {
+        pccl_engine_stats stats;
+        uint64_t value;
+        pccl_engine_get_stats(n->engine, &stats);
+        memcpy(&value, (const char *)&stats + offset, sizeof value);
+        if (value >= at_least)
+            return;
+        if (now_ms() > deadline_ms)
+            stop_test(name);
+        poll(NULL, 0, 1);
+    }
+}
+
+/* Waits until a counter of the engine's statistics is at least so much. */
+#define node_await_stat(n, counter, at_least) \
+    node_await_counter(n, offsetof(pccl_engine_stats, counter), at_least, #counter)
 
 /* TCP connections made from here on are between different addresses, as if between machines. */
 static int tested_far;

@@ -17,12 +17,10 @@
  *
  * Everything is drawn from the seed. Built with -fsanitize=fuzzer and PCCL_LIBFUZZER defined, the same is done with
  * streams that libFuzzer makes. */
-#include "crc32c.h"
-#include "engine_world.h"
-#include "frame.h"
 #include "ring_plan.h"
 #include "spread_plan.h"
 #include "tiling.h"
+#include "wire.h"
 
 #include <inttypes.h>
 #include <sys/resource.h>
@@ -183,17 +181,6 @@ static uint32_t boundary_bytes(const pccl_op_request *request)
     return (uint32_t)(bytes < 0 ? 0 : bytes > PAYLOAD_MAX ? PAYLOAD_MAX : bytes);
 }
 
-static pccl_frame frame_of(const pccl_op_request *request, enum pccl_frame_type type, uint32_t payload_bytes)
-{
-    pccl_frame frame;
-    memset(&frame, 0, sizeof frame);
-    frame.type = type;
-    frame.key = request->key;
-    frame.shape = request->shape;
-    frame.payload_bytes = payload_bytes;
-    return frame;
-}
-
 /* The hops on which segments of the chunk come from the sender, the partial one first; PCCL_NO_HOP: none. */
 static void hops_from(const pccl_op_request *request, uint32_t sender, uint32_t chunk, uint32_t hops[2])
 {
@@ -222,13 +209,13 @@ static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, 
     uint32_t count = 0;
     uint32_t first = 0; /* of what may change places */
     int is_eager = below(2);
-    frames[count] = frame_of(request, PCCL_FRAME_HELLO, 0);
+    frames[count] = op_frame(request, PCCL_FRAME_HELLO, 0);
     memset(&frames[count].key, 0, sizeof frames[count].key);
     frames[count++].connection = 1;
     if (!is_eager || shape->algorithm == PCCL_RING)
-        frames[count++] = frame_of(request, PCCL_FRAME_READY, 0);
+        frames[count++] = op_frame(request, PCCL_FRAME_READY, 0);
     if (is_eager)
-        frames[count++] = frame_of(request, PCCL_FRAME_EAGER, boundary_bytes(request));
+        frames[count++] = op_frame(request, PCCL_FRAME_EAGER, boundary_bytes(request));
     first = count;
     for (uint32_t form = 0; form < 2; form++)
         for (uint32_t chunk = 0; chunk < tiling.world_size; chunk++) {
@@ -240,7 +227,7 @@ static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, 
                 uint32_t bytes = is_bare ? 0 : wire_bytes(shape, pccl_tiling_range(&tiling, chunk, i).count);
                 if (is_eager && form == 0 && below(4) != 0)
                     continue; /* it is in the eager one, or was to be */
-                frames[count] = frame_of(request, PCCL_FRAME_SEGMENT, bytes);
+                frames[count] = op_frame(request, PCCL_FRAME_SEGMENT, bytes);
                 frames[count].chunk = chunk;
                 frames[count].segment = i;
                 frames[count++].hop = hops[form];
@@ -255,7 +242,7 @@ static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, 
     }
     uint32_t at = below(2) ? 1 : 1 + below(count);
     memmove(frames + at + 1, frames + at, (count - at) * sizeof *frames);
-    frames[at] = frame_of(request, PCCL_FRAME_DONE, 0);
+    frames[at] = op_frame(request, PCCL_FRAME_DONE, 0);
     return count + 1;
 }
 

@@ -3,7 +3,7 @@
 #ifndef PCCL_PROXY_H
 #define PCCL_PROXY_H
 
-#include "engine_world.h"
+#include "trial.h"
 
 #include <pthread.h>
 
@@ -128,6 +128,21 @@ static inline void proxied_open(proxied *p, uint32_t size, unsigned connections,
         for (uint32_t b = a + 1; b < size; b++)
             for (unsigned i = 0; i < connections; i++)
                 proxied_connect(p, a, b, is_tcp);
+}
+
+/* A fault that the connection does not survive, within so many bytes. */
+static inline void set_deadly_fault(pump *p, uint32_t bytes_max)
+{
+    static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
+    set_fault(p, deadly[random_below(3)], random_below(bytes_max), random_below(8));
+}
+
+/* Each link keeps its first connection only. */
+static inline void proxied_doom_spares(proxied *p, unsigned connections, uint32_t bytes_max)
+{
+    for (unsigned i = 0; i < p->pumps_count; i += 2)
+        if (i / 2 % connections != 0)
+            set_deadly_fault(&p->pumps[i + random_below(2)], bytes_max);
 }
 
 static inline void proxied_start(proxied *p)

@@ -276,7 +276,6 @@ static void an_abort_anywhere_leaves_the_inputs(void)
 /* All connections of every link but one break, at any byte. */
 static void lost_connections_are_healed(void)
 {
-    static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
     for (int run = 0; run < 15 * THOROUGHNESS; run++) {
         enum { JOBS = 3 };
         proxied p;
@@ -284,9 +283,7 @@ static void lost_connections_are_healed(void)
         uint32_t size = 2 + random_below(3);
         unsigned connections = 2;
         proxied_open(&p, size, connections, (int)random_below(2), STALL_MS);
-        for (unsigned i = 0; i < p.pumps_count; i += 2)
-            if (i / 2 % connections != 0)
-                set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below(60000), random_below(8));
+        proxied_doom_spares(&p, connections, 60000);
         for (int i = 0; i < JOBS; i++) {
             pccl_op_shape shape = random_shape(size, 40000);
             job_open(&jobs[i], &shape, (int)random_below(2));

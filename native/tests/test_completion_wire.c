@@ -33,8 +33,8 @@ static void done_is_said_and_heard(void)
         wire w;
         wire_open_bare(&w);
         wire_submit_agreed(&w);
-        pccl_frame done = done_for(&w.request);
-        pccl_frame frame = ready_for(&w.request);
+        pccl_frame done = op_frame(&w.request, PCCL_FRAME_DONE, 0);
+        pccl_frame frame = op_frame(&w.request, PCCL_FRAME_READY, 0);
         write_frame(w.peer, &frame, NULL);
         read_segments(&w);
         write_segments(&w, 1, 0);
@@ -56,7 +56,7 @@ static void done_twice_loses_the_link(void)
     wire w;
     wire_open_bare(&w);
     wire_submit_agreed(&w);
-    repeat(&w, done_for(&w.request), NULL, "the same op done twice");
+    repeat(&w, op_frame(&w.request, PCCL_FRAME_DONE, 0), NULL, "the same op done twice");
 }
 
 /* Barriers, which are done as soon as the other end has announced them, too. */
@@ -81,7 +81,7 @@ static void write_readies(const wire *w, uint64_t count)
     static uint8_t headers[READIES_MAX][PCCL_FRAME_BYTES];
     PCCL_ASSERT(count <= READIES_MAX);
     for (uint64_t op = 1; op <= count; op++) {
-        pccl_frame ready = ready_for(&w->request);
+        pccl_frame ready = op_frame(&w->request, PCCL_FRAME_READY, 0);
         ready.key.sequence = op;
         pccl_frame_encode(&ready, headers[op - 1]);
     }
@@ -105,7 +105,7 @@ static void read_done(int fd, uint64_t first, uint32_t count)
 static void write_done(const wire *w, int fd, uint64_t first, uint64_t last, size_t bytes_max)
 {
     uint8_t bytes[PCCL_FRAME_BYTES + PCCL_DONE_PAYLOAD_MAX];
-    pccl_frame done = done_for(&w->request);
+    pccl_frame done = op_frame(&w->request, PCCL_FRAME_DONE, 0);
     done.key.sequence = 12345;
     for (uint64_t op = first; op <= last; op++) {
         pccl_op_key key = w->request.key;
@@ -118,7 +118,7 @@ static void write_done(const wire *w, int fd, uint64_t first, uint64_t last, siz
     write_all(fd, bytes, pccl_min_size(bytes_max, PCCL_FRAME_BYTES + done.payload_bytes));
 }
 
-static void expect_agreed(wire *w, uint64_t first, uint64_t last)
+static void expect_completed(wire *w, uint64_t first, uint64_t last)
 {
     for (uint64_t op = first; op <= last; op++) {
         node_wait(&w->n, PCCL_EVENT_OP_COMPLETED, op);
@@ -138,9 +138,9 @@ static void ops_share_frames_of_being_done(void)
     for (uint32_t i = 1; i <= MORE; i++)
         read_done(w.peer, PCCL_DONE_KEYS_MAX + i, 1);
     write_done(&w, w.peer, 1, PCCL_DONE_KEYS_MAX - 1, SIZE_MAX);
-    expect_agreed(&w, 1, PCCL_DONE_KEYS_MAX - 1);
+    expect_completed(&w, 1, PCCL_DONE_KEYS_MAX - 1);
     write_done(&w, w.peer, PCCL_DONE_KEYS_MAX, OPS, SIZE_MAX);
-    expect_agreed(&w, PCCL_DONE_KEYS_MAX, OPS);
+    expect_completed(&w, PCCL_DONE_KEYS_MAX, OPS);
 
     pccl_op_request request = wire_request(OPS + 1, NULL, 0, SEGMENT_BYTES);
     request.shape = w.request.shape;
@@ -163,7 +163,7 @@ static void done_twice_in_a_frame_loses_the_link(void)
     uint8_t keys[2 * PCCL_KEY_BYTES];
     pccl_op_key_encode(&w.request.key, keys);
     pccl_op_key_encode(&w.request.key, keys + PCCL_KEY_BYTES);
-    pccl_frame done = done_for(&w.request);
+    pccl_frame done = op_frame(&w.request, PCCL_FRAME_DONE, 0);
     done.key.sequence = 99;
     done.payload_bytes = sizeof keys;
     write_frame(w.peer, &done, keys);
@@ -178,7 +178,7 @@ static void damaged_keys_lose_the_link(void)
     wire_open_bare(&w);
     wire_submit_barriers(&w, 2);
     write_readies(&w, 2);
-    pccl_frame done = done_for(&w.request);
+    pccl_frame done = op_frame(&w.request, PCCL_FRAME_DONE, 0);
     done.key.sequence = 1;
     done.payload_bytes = PCCL_KEY_BYTES;
     done.payload_crc = 1;
@@ -210,7 +210,7 @@ static void frames_of_being_done_come_again(void)
     for (uint64_t op = 1; op <= OPS; op++)
         read_done(kept, op, 1);
     write_done(&w, kept, 1, OPS, SIZE_MAX);
-    expect_agreed(&w, 1, OPS);
+    expect_completed(&w, 1, OPS);
     close(kept);
     wire_close(&w);
 }
@@ -225,7 +225,7 @@ static void other_words_of_being_done_are_dropped(void)
     CHECK(pccl_engine_freeze_op(w.n.engine, 1) == 0);
     node_wait(&w.n, PCCL_EVENT_OP_FROZEN, 1);
     pccl_op_request unknown = wire_request(99, NULL, COUNT, SEGMENT_BYTES);
-    pccl_frame frames[] = {done_for(&w.request), done_for(&unknown)};
+    pccl_frame frames[] = {op_frame(&w.request, PCCL_FRAME_DONE, 0), op_frame(&unknown, PCCL_FRAME_DONE, 0)};
     for (int i = 0; i < 4; i++)
         write_frame(w.peer, &frames[i % 2], NULL);
 
@@ -233,7 +233,7 @@ static void other_words_of_being_done_are_dropped(void)
     pccl_op_request later = wire_request(2, values, COUNT, SEGMENT_BYTES);
     CHECK(pccl_engine_submit(w.n.engine, &later) == 0);
     CHECK(read_header(w.peer).type == PCCL_FRAME_READY);
-    pccl_frame ready = ready_for(&later);
+    pccl_frame ready = op_frame(&later, PCCL_FRAME_READY, 0);
     write_frame(w.peer, &ready, NULL);
     CHECK(read_header(w.peer).type == PCCL_FRAME_SEGMENT);
     CHECK(!node_take_collected(&w.n, PCCL_EVENT_LINK_LOST, LINK, &event));

@@ -324,15 +324,12 @@ static void so_it_is_with_little_scratch_and_nothing_eager(void)
 /* What was sent from the caller's buffers and is lost with its connection is sent again from the new ones. */
 static void lost_connections_are_healed(void)
 {
-    static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
     for (int run = 0; run < 20 * THOROUGHNESS; run++) {
         proxied p;
         uint32_t size = 2 + random_below(3);
         unsigned connections = 2;
         proxied_open(&p, size, connections, (int)random_below(2), STALL_MS);
-        for (unsigned i = 0; i < p.pumps_count; i += 2)
-            if (i / 2 % connections != 0)
-                set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below(60000), random_below(8));
+        proxied_doom_spares(&p, connections, 60000);
         proxied_start(&p);
         for (int k = 0; k < 3; k++) {
             pccl_op_shape shape = random_shape(size, 60000);

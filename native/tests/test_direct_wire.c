@@ -147,15 +147,12 @@ static void wrong_peers_lose_their_links(void)
         wire_open(&w, WHOLE_BYTES);
         pair_unix(fds);
         CHECK(pccl_engine_link_add(w.n.engine, link, fds[0], NULL) == 0);
-        greet(fds[1]);
-        if (kind == 0)
-            write_frame(fds[1], announcement(&w.request, PCCL_FRAME_READY, 0), NULL, 0);
-        else if (kind == 1)
-            write_frame(fds[1], announcement(&w.request, PCCL_FRAME_EAGER, 40), ones, 40);
-        else
-            write_frame(fds[1], segment(&w.request, 1, 0, 0, 40), ones, 40);
-        pccl_event event = node_wait(&w.n, PCCL_EVENT_LINK_LOST, link);
-        CHECK(strstr(event.detail, "wrong peer") != NULL);
+        greet_engine(fds[1]);
+        pccl_frame frame = kind == 0   ? op_frame(&w.request, PCCL_FRAME_READY, 0)
+                           : kind == 1 ? op_frame(&w.request, PCCL_FRAME_EAGER, 40)
+                                       : segment_frame(&w.request, 1, 0, 0, 40);
+        write_frame(fds[1], &frame, kind == 0 ? NULL : ones);
+        expect_link_lost(&w.n, link, "wrong peer");
         close(fds[1]);
         end_op(&w);
         wire_close(&w);
@@ -226,7 +223,7 @@ static void nonsense_does_no_harm(void)
                 wire_submit(&w);
             pccl_frame frame = random_frame(&w);
             uint8_t junk[WHOLE_BYTES] = {(uint8_t)i};
-            write_frame(w.peers[random_u32() % 2 * 2], frame, junk, frame.payload_bytes);
+            write_frame(w.peers[random_u32() % 2 * 2], &frame, junk);
         }
         shutdown(w.peers[0], SHUT_WR);
         shutdown(w.peers[2], SHUT_WR);
@@ -287,6 +284,12 @@ static void shares_beyond_the_window_lose_the_link(void)
     tested_op_scratch_bytes_max = UINT32_MAX;
 }
 
+static void write_codes(const wire *w, const uint16_t *codes, uint32_t segment, uint32_t hop, uint32_t bytes)
+{
+    pccl_frame frame = segment_frame(&w->request, 2, segment, hop, bytes);
+    write_frame(w->peers[0], &frame, codes);
+}
+
 /* Around a ring only what is quantized needs slots. */
 static void the_ring_has_a_window_too(void)
 {
@@ -309,14 +312,14 @@ static void the_ring_has_a_window_too(void)
     read_frame(w.peers[2], &frame, payload, sizeof payload);
     CHECK(frame.chunk == 0 && frame.segment == 0 && frame.hop == 0);
     for (uint32_t i = 0; i < 2; i++)
-        write_frame(w.peers[0], segment(&w.request, 2, i, 0, BYTES), codes, BYTES);
+        write_codes(&w, codes, i, 0, BYTES);
     read_frame(w.peers[2], &frame, payload, sizeof payload);
     CHECK(frame.chunk == 2 && frame.segment == 0 && frame.hop == 1);
-    write_frame(w.peers[0], segment(&w.request, 2, 0, 3, BYTES), codes, BYTES); /* it goes no further */
+    write_codes(&w, codes, 0, 3, BYTES); /* it goes no further */
     read_frame(w.peers[2], &frame, payload, sizeof payload);
     CHECK(frame.chunk == 2 && frame.segment == 1 && frame.hop == 1);
-    write_frame(w.peers[0], segment(&w.request, 2, 2, 0, BYTES), codes, BYTES);
-    write_frame(w.peers[0], segment(&w.request, 2, 3, 0, 2), codes, 2);
+    write_codes(&w, codes, 2, 0, BYTES);
+    write_codes(&w, codes, 3, 0, 2);
     expect_lost(&w, 0, "a segment beyond the window");
     end_op(&w);
     wire_close(&w);

@@ -20,15 +20,7 @@ static pccl_engine_stats stats_of(const node *n)
     return stats;
 }
 
-static void wait_for_sent(node *n, uint64_t wire_bytes)
-{
-    int64_t deadline_ms = now_ms() + WAIT_MS;
-    while (stats_of(n).tx_wire_bytes < wire_bytes) {
-        if (now_ms() > deadline_ms)
-            stop_test("frames were not sent");
-        poll(NULL, 0, 1);
-    }
-}
+static void wait_for_sent(node *n, uint64_t wire_bytes) { node_await_stat(n, tx_wire_bytes, wire_bytes); }
 
 static size_t chunk_bytes(const pccl_op_shape *shape, uint32_t chunk)
 {
@@ -418,11 +410,7 @@ static void any_epoch_may_end_at_any_moment(void)
             }
             for (uint32_t rank = 0; rank < size; rank++) {
                 int order[OPS];
-                for (int i = 0; i < OPS; i++) {
-                    int j = (int)random_below((uint32_t)i + 1);
-                    order[i] = order[j];
-                    order[j] = i;
-                }
+                random_order(order, OPS);
                 for (int i = 0; i < OPS; i++) {
                     is_submitted[order[i]][rank] = random_below(100) < share_percent;
                     if (is_submitted[order[i]][rank])

@@ -83,8 +83,7 @@ static void broken_several_eager_segments_lose_the_link(void)
                 wire_submit(&w);
                 wire_await_announcements(&w);
             }
-            write_frame(
-                w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, cases[i].bytes), many_ones, cases[i].bytes);
+            write_op_frame(&w, 0, PCCL_FRAME_EAGER, cases[i].bytes, many_ones, cases[i].bytes);
             if (is_early) {
                 wait_for_wire(&w.n, PCCL_FRAME_BYTES + cases[i].bytes);
                 wire_submit(&w);
@@ -108,12 +107,12 @@ static void a_tail_after_the_last_segment_loses_the_link(void)
         wire_submit(&w);
         wire_await_announcements(&w);
         for (uint32_t rank = 0; rank < WORLD; rank += 2)
-            write_frame(w.peers[rank], announcement(&w.request, PCCL_FRAME_DONE, 0), NULL, 0);
+            write_op_frame(&w, rank, PCCL_FRAME_DONE, 0, NULL, 0);
         write_eager(&w, 2, 2 * SEGMENT_BYTES);
         wait_for_wire(&w.n, 3 * PCCL_FRAME_BYTES + 2 * SEGMENT_BYTES);
         uint32_t bytes = 2 * SEGMENT_BYTES + 4;
         uint32_t begun_bytes = is_in_parts ? 2 * SEGMENT_BYTES : bytes;
-        write_frame(w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, bytes), many_ones, begun_bytes);
+        write_op_frame(&w, 0, PCCL_FRAME_EAGER, bytes, many_ones, begun_bytes);
         write_all(w.peers[0], many_ones, bytes - begun_bytes);
         expect_lost(&w, 0, "wrong payload size");
         CHECK(!node_has_event(&w.n, PCCL_EVENT_OP_DONE, w.request.op));
@@ -143,9 +142,9 @@ static void broken_eager_frames_lose_the_link(void)
             if (kind == WITH_READY)
                 write_ready(&w, 0);
             if (kind == TWO_SHAPES) {
-                pccl_frame other = announcement(&w.request, PCCL_FRAME_READY, 0);
+                pccl_frame other = op_frame(&w.request, PCCL_FRAME_READY, 0);
                 other.shape.count++;
-                write_frame(w.peers[0], other, NULL, 0);
+                write_frame(w.peers[0], &other, NULL);
             }
             if (is_early && kind == WRONG_SIZE) {
                 wait_for_wire(&w.n, PCCL_FRAME_BYTES + 36);
@@ -182,8 +181,7 @@ static void a_ring_of_two_hears_both(void)
             switch (orders[order][i]) {
             case 's': wire_submit(&w); break;
             case 'r': write_ready(&w, 2); break;
-            default:
-                write_frame(w.peers[2], announcement(&w.request, PCCL_FRAME_EAGER, COUNT * 2), more_ones, COUNT * 2);
+            default: write_op_frame(&w, 2, PCCL_FRAME_EAGER, COUNT * 2, more_ones, COUNT * 2);
             }
         }
         int heard_of = 0;
@@ -194,7 +192,8 @@ static void a_ring_of_two_hears_both(void)
                 CHECK(frame.chunk == 1 && frame.hop == 1 && payload[2] == input(COUNT / 2 + 2) + 1);
         }
         CHECK(heard_of == (1 << PCCL_FRAME_READY | 1 << PCCL_FRAME_EAGER | 1 << PCCL_FRAME_SEGMENT));
-        write_frame(w.peers[2], segment(&w.request, 0, 0, 1, COUNT * 2), more_ones, COUNT * 2);
+        frame = segment_frame(&w.request, 0, 0, 1, COUNT * 2);
+        write_frame(w.peers[2], &frame, more_ones);
         node_wait(&w.n, PCCL_EVENT_OP_DONE, 1);
         CHECK(w.values[COUNT - 1] == input(COUNT - 1) + 1 && w.values[0] == 1);
         wire_close(&w);
@@ -221,7 +220,7 @@ static void flooding_loses_the_link(void)
 
     /* One frame that could never be kept. */
     wire_open_bare(&w, WHOLE_BYTES);
-    write_frame(w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, PCCL_EAGER_WINDOW_BYTES), NULL, 0);
+    write_op_frame(&w, 0, PCCL_FRAME_EAGER, PCCL_EAGER_WINDOW_BYTES, NULL, 0);
     expect_lost(&w, 0, "more eager payload than allowed");
     wire_close(&w);
 }
@@ -269,12 +268,10 @@ static void credit_opens_the_window(void)
     w.request.recv = recv;
     for (uint64_t i = 0; i <= FRAMES + 1; i++) {
         if (i == FRAMES + 1) {
-            pccl_frame credit;
-            memset(&credit, 0, sizeof credit);
-            credit.type = PCCL_FRAME_CREDIT;
+            pccl_frame credit = frame_of(PCCL_FRAME_CREDIT);
             credit.eager_bytes = WHOLE_BYTES + PCCL_EAGER_OVERHEAD_BYTES;
             credit.received_frames = (uint32_t)i;
-            write_frame(w.peers[0], credit, NULL, 0);
+            write_frame(w.peers[0], &credit, NULL);
             wait_for_wire(&w.n, PCCL_FRAME_BYTES);
         }
         w.request.op = w.request.key.sequence = i;
@@ -290,13 +287,11 @@ static void credit_opens_the_window(void)
     free(recv);
 
     for (uint64_t excess = 0; excess < 2; excess++) {
-        pccl_frame credit;
-        memset(&credit, 0, sizeof credit);
-        credit.type = PCCL_FRAME_CREDIT;
+        pccl_frame credit = frame_of(PCCL_FRAME_CREDIT);
         credit.eager_bytes = WHOLE_BYTES + PCCL_EAGER_OVERHEAD_BYTES + excess;
         wire_open(&w, WHOLE_BYTES);
-        write_frame(w.peers[0], credit, NULL, 0);
-        write_frame(w.peers[0], credit, NULL, 0);
+        write_frame(w.peers[0], &credit, NULL);
+        write_frame(w.peers[0], &credit, NULL);
         if (excess) {
             expect_lost(&w, 0, "credit for what was not sent");
         } else {
@@ -335,7 +330,7 @@ static void half_received_eager_payload_is_harmless(void)
             wire_open_bare(&w, WHOLE_BYTES);
             if (!is_early)
                 wire_submit(&w);
-            write_frame(w.peers[0], announcement(&w.request, PCCL_FRAME_EAGER, WHOLE_BYTES), ones, 13);
+            write_op_frame(&w, 0, PCCL_FRAME_EAGER, WHOLE_BYTES, ones, 13);
             wait_for_wire(&w.n, PCCL_FRAME_BYTES + 13);
             if (is_early && !is_unknown)
                 wire_submit(&w);
@@ -346,9 +341,9 @@ static void half_received_eager_payload_is_harmless(void)
                 node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, 1);
                 break;
             case MISMATCHED:
-                frame = announcement(&w.request, PCCL_FRAME_READY, 0);
+                frame = op_frame(&w.request, PCCL_FRAME_READY, 0);
                 frame.shape.count++;
-                write_frame(w.peers[2], frame, NULL, 0);
+                write_frame(w.peers[2], &frame, NULL);
                 node_wait(&w.n, PCCL_EVENT_OP_MISMATCH, 1);
                 break;
             case LATER_EPOCH: {

@@ -57,17 +57,10 @@ static void ops_end_half_sent(void)
 }
 
 /* Whoever loses one then has another. */
-static void wait_for_connections(world *w, uint64_t connections)
+static void wait_for_connections(world *w, uint64_t count)
 {
-    for (uint32_t rank = 0; rank < w->size; rank++) {
-        pccl_engine_stats stats;
-        int64_t deadline_ms = now_ms() + WAIT_MS;
-        do {
-            pccl_engine_get_stats(w->nodes[rank].engine, &stats);
-            if (now_ms() > deadline_ms)
-                stop_test("connections");
-        } while (stats.connections < connections);
-    }
+    for (uint32_t rank = 0; rank < w->size; rank++)
+        node_await_stat(&w->nodes[rank], connections, count);
 }
 
 /* One bit anywhere: of two connections the other one goes on, a single one takes the link with it, and no result has
@@ -112,7 +105,6 @@ static void a_flipped_bit_never_reaches_a_result(void)
 /* All but one break at any byte, in any way. */
 static void ops_survive_lost_connections(void)
 {
-    static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
     for (int run = 0; run < 30 * THOROUGHNESS; run++) {
         proxied p;
         trial t;
@@ -121,13 +113,7 @@ static void ops_survive_lost_connections(void)
         pccl_op_shape shape = plain_shape(1 + random_below(100000), PCCL_FLOAT32, PCCL_SUM, 8192, size);
         trial_open(&t, &shape, run % 2);
         proxied_open(&p, size, connections, run / 2 % 2, 1000);
-        for (unsigned i = 0; i < p.pumps_count; i += 2)
-            if (i / 2 % connections != 0) {
-                pump *faulty = &p.pumps[i + random_below(2)];
-                faulty->fault = deadly[random_below(3)];
-                faulty->at_byte = random_below((uint32_t)t.bytes / connections + 2000);
-                faulty->bit = random_below(8);
-            }
+        proxied_doom_spares(&p, connections, (uint32_t)t.bytes / connections + 2000);
         wait_for_connections(&p.w, (p.w.size - 1) * connections);
         proxied_start(&p);
         trial_submit_all(&t, &p.w);

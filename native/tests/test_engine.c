@@ -87,11 +87,7 @@ static void concurrent_ops_in_any_order(void)
         }
         for (uint32_t rank = 0; rank < size; rank++) {
             int order[OPS];
-            for (int i = 0; i < OPS; i++) {
-                int j = (int)random_below((uint32_t)i + 1);
-                order[i] = order[j];
-                order[j] = i;
-            }
+            random_order(order, OPS);
             for (int i = 0; i < OPS; i++)
                 trial_submit(&trials[order[i]], &w, rank);
         }

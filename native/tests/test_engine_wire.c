@@ -10,7 +10,7 @@ static void a_correct_peer_is_served(void)
     wire_open(&w);
     pccl_frame frame = read_header(w.peer);
     CHECK(frame.type == PCCL_FRAME_READY && pccl_op_shape_equal(&frame.shape, &w.request.shape));
-    pccl_frame ready = ready_for(&w.request);
+    pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
     write_frame(w.peer, &ready, NULL);
     for (uint32_t segment = 0; segment < 2; segment++) {
         frame = read_header(w.peer);
@@ -44,7 +44,7 @@ static void frames_may_be_fragmented(void)
     uint8_t *at = stream;
     pccl_frame frame;
     wire_open(&w);
-    frame = ready_for(&w.request);
+    frame = op_frame(&w.request, PCCL_FRAME_READY, 0);
     pccl_frame_encode(&frame, at);
     at += PCCL_FRAME_BYTES;
     for (uint32_t i = 0; i < 2; i++) {
@@ -115,11 +115,11 @@ static void repetitions_lose_the_link(void)
     repeat(&w, segment_for(&w.request, 1, 0, 0, 40), ones, "the same segment twice");
 
     wire_open(&w);
-    repeat(&w, ready_for(&w.request), NULL, "announced twice");
+    repeat(&w, op_frame(&w.request, PCCL_FRAME_READY, 0), NULL, "announced twice");
 
     wire_open_bare(&w);
     w.request = wire_request(1, NULL, COUNT, SEGMENT_BYTES);
-    repeat(&w, ready_for(&w.request), NULL, "announced twice");
+    repeat(&w, op_frame(&w.request, PCCL_FRAME_READY, 0), NULL, "announced twice");
 }
 
 static void the_wrong_peer_loses_its_link(void)
@@ -132,7 +132,7 @@ static void the_wrong_peer_loses_its_link(void)
         pair_unix(fds);
         CHECK(pccl_engine_link_add(w.n.engine, LINK + 1, fds[0], NULL) == 0);
         write_hello(fds[1], 1);
-        pccl_frame frame = kind == 0 ? ready_for(&w.request) : segment_for(&w.request, 1, 0, 0, 40);
+        pccl_frame frame = kind == 0 ? op_frame(&w.request, PCCL_FRAME_READY, 0) : segment_for(&w.request, 1, 0, 0, 40);
         write_frame(fds[1], &frame, NULL);
         pccl_event event = node_wait(&w.n, PCCL_EVENT_LINK_LOST, LINK + 1);
         CHECK(strstr(event.detail, "wrong peer") != NULL);
@@ -149,7 +149,7 @@ static void garbage_loses_the_link(void)
         uint8_t bytes[400];
         wire_open(&w);
         read_header(w.peer);
-        pccl_frame frame = round % 4 == 0   ? ready_for(&w.request)
+        pccl_frame frame = round % 4 == 0   ? op_frame(&w.request, PCCL_FRAME_READY, 0)
                            : round % 4 == 1 ? segment_for(&w.request, 1, 0, 0, 40)
                                             : segment_for(&w.request, 1, 1, 0, 40);
         for (size_t i = 0; i < sizeof bytes; i++) {
@@ -182,7 +182,7 @@ static void damage_loses_the_link(void)
             wire_open(&w);
             read_header(w.peer);
             if (is_final) {
-                pccl_frame ready = ready_for(&w.request);
+                pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
                 write_frame(w.peer, &ready, NULL);
                 for (int i = 0; i < 2; i++) {
                     uint8_t payload[40];
@@ -345,7 +345,7 @@ static void what_was_not_received_comes_again(void)
             CHECK(pccl_engine_submit(w.n.engine, &w.request) == 0);
         frame = read_header(kept);
         CHECK(frame.type == PCCL_FRAME_READY && pccl_op_shape_equal(&frame.shape, &w.request.shape));
-        pccl_frame ready = ready_for(&w.request);
+        pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
         write_frame(kept, &ready, NULL);
         for (uint32_t segment = 0; segment < 2; segment++) {
             frame = read_header(kept);
@@ -371,7 +371,7 @@ static void payload_of_unknown_ops_is_dropped(void)
     pccl_op_request unknown = wire_request(99, NULL, COUNT, SEGMENT_BYTES);
     pccl_frame frame = segment_for(&unknown, 7, 7, 7, sizeof zeros);
     write_frame(w.peer, &frame, zeros);
-    pccl_frame ready = ready_for(&w.request);
+    pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
     write_frame(w.peer, &ready, NULL);
     frame = read_header(w.peer);
     CHECK(frame.type == PCCL_FRAME_SEGMENT);
@@ -385,7 +385,7 @@ static void announcements_are_bounded(void)
     pccl_op_request request = wire_request(1, NULL, COUNT, SEGMENT_BYTES);
     for (uint64_t i = 0; i <= 65536; i++) {
         request.key.sequence = i;
-        pccl_frame ready = ready_for(&request);
+        pccl_frame ready = op_frame(&request, PCCL_FRAME_READY, 0);
         write_frame(w.peer, &ready, NULL);
     }
     expect_lost(&w, "too many ops announced");
@@ -402,7 +402,7 @@ static void announcements_of_old_epochs_are_forgotten(void)
         for (uint64_t i = 0; i < 40000; i++) {
             request.key.epoch = epoch;
             request.key.sequence = i;
-            pccl_frame ready = ready_for(&request);
+            pccl_frame ready = op_frame(&request, PCCL_FRAME_READY, 0);
             write_frame(w.peer, &ready, NULL);
         }
         pccl_engine_stats stats;
@@ -430,7 +430,7 @@ static void a_slow_connection_carries_less(void)
     CHECK(poll(pfds, 2, WAIT_MS) > 0);
     int fast = pfds[0].revents ? 0 : 1;
     read_header(pfds[fast].fd);
-    pccl_frame ready = ready_for(&w.request);
+    pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
     write_frame(pfds[fast].fd, &ready, NULL);
     uint64_t carried_bytes = 0;
     uint32_t received_frames = 1;
@@ -454,7 +454,7 @@ static void a_half_sent_frame_is_finished_from_a_copy(void)
     wire_open_bare(&w);
     wire_submit(&w, LARGE, 8 << 20);
     read_header(w.peer);
-    pccl_frame ready = ready_for(&w.request);
+    pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
     write_frame(w.peer, &ready, NULL);
     pccl_frame frame = read_header(w.peer);
     CHECK(frame.payload_bytes == LARGE / 2 * 4);
@@ -492,7 +492,7 @@ static void a_half_received_frame_is_discarded(void)
             read_header(w.peer);
             uint64_t expected = 2 * PCCL_FRAME_BYTES + 13;
             if (is_final) {
-                pccl_frame ready = ready_for(&w.request);
+                pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
                 write_frame(w.peer, &ready, NULL);
                 expected += PCCL_FRAME_BYTES;
                 for (int i = 0; i < 2; i++) {
@@ -524,7 +524,7 @@ static void a_half_received_frame_is_discarded(void)
             CHECK(frame.type == PCCL_FRAME_READY && frame.key.sequence == 2);
             frame = segment_for(&w.request, 1, 0, 0, 40);
             write_frame(w.peer, &frame, ones);
-            pccl_frame ready = ready_for(&w.request);
+            pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
             write_frame(w.peer, &ready, NULL);
             for (int i = 0; i < 3; i++) {
                 frame = read_header(w.peer);
@@ -549,7 +549,7 @@ static void frames_of_frozen_ops_are_dropped(void)
             CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
         }
         node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, 1);
-        pccl_frame frame = ready_for(&w.request);
+        pccl_frame frame = op_frame(&w.request, PCCL_FRAME_READY, 0);
         write_frame(w.peer, &frame, NULL);
         frame = segment_for(&w.request, 1, 0, 0, 40);
         write_frame(w.peer, &frame, ones);

@@ -1,9 +1,6 @@
 /* What the system denies this machine: it is waited for where it may come back, never told of as a peer's fault, and
  * aborts nothing. Calls of the engine to sendmsg, readv and malloc come through here (the Makefile's --wrap). */
-#include "check.h"
-#include "crc32c.h"
-#include "engine_world.h"
-#include "frame.h"
+#include "wire.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -123,18 +120,6 @@ typedef struct {
     uint64_t links[2];
 } wire;
 
-static void write_frame(int fd, const pccl_frame *frame, const void *payload)
-{
-    uint8_t header[PCCL_FRAME_BYTES];
-    pccl_frame sent = *frame;
-    if (payload != NULL)
-        sent.payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
-    pccl_frame_encode(&sent, header);
-    if (write(fd, header, sizeof header) != (ssize_t)sizeof header ||
-        (payload != NULL && write(fd, payload, frame->payload_bytes) != (ssize_t)frame->payload_bytes))
-        stop_test("write");
-}
-
 static void wire_open(wire *w, int force_poll)
 {
     int fds[2];
@@ -145,11 +130,7 @@ static void wire_open(wire *w, int force_poll)
     w->peer = fds[1];
     if (pccl_engine_link_add(w->n.engine, w->links[1], fds[0], NULL) != 0)
         stop_test("link_add");
-    pccl_frame hello;
-    memset(&hello, 0, sizeof hello);
-    hello.type = PCCL_FRAME_HELLO;
-    hello.connection = 1;
-    write_frame(w->peer, &hello, NULL);
+    write_hello(w->peer, 1);
     w->request.op = w->request.key.sequence = 1;
     w->request.key.epoch = 1;
     w->request.shape = plain_shape(COUNT, PCCL_FLOAT32, PCCL_SUM, 4096, 2);
@@ -186,12 +167,7 @@ static void memory_for_what_a_peer_sends_is_our_own_affair(void)
     static uint8_t payload[4096];
     wire w;
     wire_open(&w, 0);
-    pccl_frame eager;
-    memset(&eager, 0, sizeof eager);
-    eager.type = PCCL_FRAME_EAGER;
-    eager.key = w.request.key;
-    eager.shape = w.request.shape;
-    eager.payload_bytes = sizeof payload;
+    pccl_frame eager = op_frame(&w.request, PCCL_FRAME_EAGER, sizeof payload);
     if (pccl_engine_submit(w.n.engine, &w.request) != 0)
         stop_test("submit");
     eager.key.sequence++; /* of an op that is not there yet */
@@ -220,11 +196,7 @@ static void memory_for_the_rest_of_a_frame_is_our_own_affair(void)
     w.request.send = w.request.recv = large;
     if (pccl_engine_submit(w.n.engine, &w.request) != 0)
         stop_test("submit");
-    pccl_frame ready;
-    memset(&ready, 0, sizeof ready);
-    ready.type = PCCL_FRAME_READY;
-    ready.key = w.request.key;
-    ready.shape = w.request.shape;
+    pccl_frame ready = op_frame(&w.request, PCCL_FRAME_READY, 0);
     write_frame(w.peer, &ready, NULL);
     pccl_engine_stats stats;
     do /* until more than its announcement is out, but for the rest of a segment that the socket has no room for */

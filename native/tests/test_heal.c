@@ -60,8 +60,6 @@ static void a_flipped_bit_never_reaches_a_result(void)
     }
 }
 
-static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
-
 /* All connections of every link but one break, at any byte, while ops run. */
 static void ops_survive_lost_connections(void)
 {
@@ -74,10 +72,7 @@ static void ops_survive_lost_connections(void)
         unsigned connections = size == 4 ? 2 : 2 + random_below(3);
         uint32_t count = run % 4 == 0 ? 1 + random_below(400) : 20000 + random_below(50000);
         proxied_open(&p, size, connections, (int)random_below(2), STALL_MS);
-        for (unsigned i = 0; i < p.pumps_count; i += 2)
-            if (i / 2 % connections != 0)
-                set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)],
-                    random_below(count * 4 / connections + 2000), random_below(8));
+        proxied_doom_spares(&p, connections, count * 4 / connections + 2000);
         for (int i = 0; i < OPS; i++) {
             pccl_op_shape shape =
                 plain_shape(count, i ? PCCL_FLOAT32 : PCCL_BFLOAT16, run % 2 ? PCCL_SUM : PCCL_AVG, 8192, size);
@@ -119,7 +114,7 @@ static void quantized_ops_survive_lost_connections(void)
         shape.quantization_block = 64;
         proxied_open(&p, size, 2, run % 2, STALL_MS);
         for (unsigned i = 0; i < p.pumps_count; i += 4)
-            set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below(count), random_below(8));
+            set_deadly_fault(&p.pumps[i + random_below(2)], count);
         trial_open(&first, &shape, (int)random_below(2));
         trial_open(&second, &shape, (int)random_below(2));
         second.number = first.number; /* which stochastic rounding depends on */
@@ -153,7 +148,7 @@ static void connections_can_be_replaced(void)
     for (unsigned i = 1; i <= LOSSES; i++) {
         if (i > 1)
             proxied_connect(&p, 0, 1, (int)i % 2);
-        set_fault(&p.pumps[2 * i + i % 2], deadly[i % 3], random_below(FAULT_BYTES_MAX), random_below(8));
+        set_deadly_fault(&p.pumps[2 * i + i % 2], FAULT_BYTES_MAX);
         proxied_start(&p);
         while (!node_has_event(&p.w.nodes[0], PCCL_EVENT_CONNECTION_LOST, link_number(0, 1)))
             trial_run(&p.w, &shape, 1);
@@ -171,8 +166,7 @@ static void the_last_connection_takes_the_link(void)
         trial_open(&t, &shape, run % 2);
         proxied_open(&p, 2, 3, run / 2 % 2, STALL_MS);
         for (unsigned i = 0; i < 3; i++)
-            set_fault(
-                &p.pumps[2 * i + random_below(2)], deadly[random_below(3)], random_below(100000), random_below(8));
+            set_deadly_fault(&p.pumps[2 * i + random_below(2)], 100000);
         proxied_start(&p);
         trial_submit(&t, &p.w, 0);
         trial_submit(&t, &p.w, 1);

@@ -122,7 +122,6 @@ static void scratch_is_bounded(void)
 /* All connections of every link but one break, at any byte: what is sent again is still what it was. */
 static void lost_connections_are_survived(void)
 {
-    static const enum fault deadly[] = {FAULT_CUT, FAULT_RESET, FAULT_FLIP};
     uint64_t lost = 0;
     for (int run = 0; run < 40 * THOROUGHNESS; run++) {
         proxied p;
@@ -138,10 +137,7 @@ static void lost_connections_are_survived(void)
         tested_pace_bytes_per_s = pace_bytes_per_s[run % 3];
         proxied_open(&p, size, connections, (int)random_below(2), STALL_MS);
         test_as_usual();
-        for (unsigned i = 0; i < p.pumps_count; i += 2)
-            if (i / 2 % connections != 0)
-                set_fault(&p.pumps[i + random_below(2)], deadly[random_below(3)], random_below((uint32_t)shape.count),
-                    random_below(8));
+        proxied_doom_spares(&p, connections, (uint32_t)shape.count);
         proxied_start(&p);
         trial_submit_all(&t, &p.w);
         trial_await_done(&t, &p.w);

@@ -25,6 +25,16 @@ static inline uint64_t random_u64(void)
 
 static inline uint32_t random_below(uint32_t bound) { return (uint32_t)(random_u64() >> 33) % bound; }
 
+/* The numbers below `count`, in random order. */
+static inline void random_order(int *order, int count)
+{
+    for (int i = 0; i < count; i++) {
+        int j = (int)random_below((uint32_t)i + 1);
+        order[i] = order[j];
+        order[j] = i;
+    }
+}
+
 /* Finite floats of similar size: exponent is the one random part that is bounded. */
 static inline void fill_random(void *values, uint32_t dtype, size_t count)
 {
@@ -211,17 +221,7 @@ static inline void trial_run(world *w, const pccl_op_shape *shape, int in_place)
     trial_close(&t);
 }
 
-static inline void wait_for_payload(node *n, uint64_t bytes)
-{
-    int64_t deadline_ms = now_ms() + WAIT_MS;
-    pccl_engine_stats stats;
-    do {
-        pccl_engine_get_stats(n->engine, &stats);
-        if (now_ms() > deadline_ms)
-            stop_test("payload did not come");
-        poll(NULL, 0, 1);
-    } while (stats.rx_payload_bytes < bytes);
-}
+static inline void wait_for_payload(node *n, uint64_t bytes) { node_await_stat(n, rx_payload_bytes, bytes); }
 
 static inline pccl_op_shape quantized_shape(
     uint64_t count, uint32_t op, uint32_t quantization, uint32_t quantized_dtype, uint32_t world_size)
