@@ -23,7 +23,7 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     assert 1.0 < master_addresses.LEAD_TIMEOUTS < gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
     assert ANSWER_TIMEOUTS > links.LINK_TIMEOUTS
     assert founding.HOLD_S < control.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
-    assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_BEAT_S
+    assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_HEARTBEAT_S
     assert control.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 
 

@@ -49,7 +49,7 @@ EXACT_PEERS_MAX = 16
 SEARCHED_PEERS_MAX = 2048
 """A larger ring stays as it is: its matrices would no longer be small."""
 GREEDY_CHUNK = 1 << 15
-CANDIDATES_MAX = 128
+CONSIDERED_MAX = 128
 SWEEPS_MAX = 12
 RUN_PEERS_MAX = 3
 
@@ -288,8 +288,8 @@ def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
 def _highest(grades: Grades, above: int) -> Places:
     """Where the highest are, of those that are higher than `above`."""
     found = np.flatnonzero(grades > above)
-    if len(found) > CANDIDATES_MAX:
-        found = found[np.argsort(-grades[found], kind="stable")[:CANDIDATES_MAX]]
+    if len(found) > CONSIDERED_MAX:
+        found = found[np.argsort(-grades[found], kind="stable")[:CONSIDERED_MAX]]
     return found
 
 
@@ -326,7 +326,7 @@ def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list
         costs[np.arange(count), (np.arange(count) + shift) % count] = np.inf
     best = costs.argmin(axis=1)
     gains = gains - costs[np.arange(count), best]
-    successors = dict(zip(order, following.tolist(), strict=True))
+    next_of = dict(zip(order, following.tolist(), strict=True))
     touched: set[int] = set()
     for at in np.argsort(-gains, kind="stable"):
         if not gains[at] > 1e-12:
@@ -338,9 +338,9 @@ def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list
         if not touched.isdisjoint(concerned):
             continue
         touched |= concerned
-        successors[left] = right
-        successors[sender], successors[members[-1]] = members[0], receiver
+        next_of[left] = right
+        next_of[sender], next_of[members[-1]] = members[0], receiver
     found = [order[0]]
     while len(found) < count:
-        found.append(successors[found[-1]])
+        found.append(next_of[found[-1]])
     return found

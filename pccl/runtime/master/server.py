@@ -4,7 +4,7 @@ A peer's control connection may break and another one carry its session on (`con
 both by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
 
 A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
-A connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the beacon, whose thread outlasts whatever
+A connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the thread, whose thread outlasts whatever
 else keeps this process busy, within the limits of `progress`; one task hears of those that fall silent.
 
 Where there is a state directory, what the machine wants remembered (`Persist`) is written there by a thread, and all
@@ -39,7 +39,7 @@ from pccl.runtime.master.standby_watch import watch
 from pccl.runtime.master.status_board import StatusBoard
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.accepting import accept_connections
-from pccl.runtime.network.heartbeat import Heartbeat, Silent
+from pccl.runtime.network.heartbeat import HeartbeatThread, Silent
 from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.tls import TlsEnd, TlsError
@@ -75,7 +75,7 @@ class _Client:
     """By which the machine knows it; that of the session that it carries on."""
     connection: ControlConnection[m.FromPeer]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
-    is_for_beats: bool = False
+    is_for_heartbeats: bool = False
 
 
 class MasterServer:
@@ -127,11 +127,11 @@ class MasterServer:
         self._status_readers = 0
         self._unauthenticated = Unauthenticated()
         self._limited_log = LogLimiter(logger, trio.current_time)
-        self._beacon = Heartbeat(self._options.peer_timeout_s)
+        self._heartbeat_thread = HeartbeatThread(self._options.peer_timeout_s)
         self._searcher = HelperThread("pccl-search")
         self._writer = HelperThread("pccl-state") if state is not None else None
-        self._beating: set[int] = set()
-        """Connections that the beacon has."""
+        self._heartbeat_connections: set[int] = set()
+        """Connections that the thread has."""
         self._next_connection = 1
         self._timer_changed = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -144,7 +144,7 @@ class MasterServer:
     def forget_after_fork(self) -> None:
         """In a forked child: closes its copies, so that the parent's death is still seen by all peers."""
         self._listener.close()
-        self._beacon.forget_after_fork()
+        self._heartbeat_thread.forget_after_fork()
         if self._state is not None:
             self._state.close()
         for client in self._clients.values():
@@ -160,10 +160,10 @@ class MasterServer:
                 self._nursery = nursery
                 nursery.start_soon(self._watch_clock)
                 nursery.start_soon(self._live)
-                nursery.start_soon(self._beacon.vouch)
+                nursery.start_soon(self._heartbeat_thread.vouch)
                 if self._standby_of:
                     nursery.start_soon(self._watch_others)
-                nursery.start_soon(self._watch_beats)
+                nursery.start_soon(self._watch_heartbeats)
                 await accept_connections(
                     self._listener,
                     self._unauthenticated,
@@ -172,7 +172,7 @@ class MasterServer:
                 )
         finally:
             self._listener.close()
-            self._beacon.close()
+            self._heartbeat_thread.close()
             self._searcher.close()
             if self._writer is not None:
                 self._writer.close()
@@ -241,7 +241,7 @@ class MasterServer:
                 self._sessions.pop(client.connection.session.key, None)
 
     async def _read(self, client: _Client, host: str, port: int) -> str | None:
-        """Feeds the machine until the connection ends; returns how it did, None if the beacon has it."""
+        """Feeds the machine until the connection ends; returns how it did, None if the thread has it."""
         connection = client.connection
         messages: list[m.FromPeer] | None = None
         while True:
@@ -278,12 +278,12 @@ class MasterServer:
                 if isinstance(message, m.Resume):
                     self._sense()
                 self._carry_out(self._machine.received(client.number, message, self._alive_now()))
-            if client.is_for_beats:
+            if client.is_for_heartbeats:
                 try:
-                    self._beacon.add(client.number, connection.detach())
+                    self._heartbeat_thread.add(client.number, connection.detach())
                 except (ConnectionLost, OSError) as error:
                     return str(error)
-                self._beating.add(client.number)
+                self._heartbeat_connections.add(client.number)
                 return None
 
     def _begin_session(self, client: _Client, opening: m.FromPeer) -> None:
@@ -346,7 +346,7 @@ class MasterServer:
     async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> _Opening:
         """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
         with trio.CancelScope() as scope:
-            stranger = self._unauthenticated.enter(host, scope.cancel)
+            number = self._unauthenticated.enter(host, scope.cancel)
             try:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
@@ -357,7 +357,7 @@ class MasterServer:
                     connection.trust()
                 return opening
             finally:
-                self._unauthenticated.leave(stranger)
+                self._unauthenticated.leave(number)
         raise ConnectionLost("dropped: too many connections that had not said who they are")
 
     async def _agree_on_tls(self, connection: ControlConnection[m.FromPeer]) -> bool:
@@ -429,7 +429,7 @@ class MasterServer:
             if isinstance(effect, Send):
                 outgoing.setdefault(effect.connection, []).append(cache.frame(effect.message))
             elif isinstance(effect, TakeHeartbeats):
-                self._clients[effect.connection].is_for_beats = True
+                self._clients[effect.connection].is_for_heartbeats = True
                 outgoing.setdefault(effect.connection, []).append(cache.frame(m.Accepted()))
             elif isinstance(effect, FindRings):
                 assert self._nursery is not None
@@ -453,9 +453,9 @@ class MasterServer:
                 client = self._clients[effect.connection]
                 client.reading.cancel()
                 self._forget(client)
-            elif isinstance(effect, Close) and effect.connection in self._beating:
-                self._beating.discard(effect.connection)
-                self._beacon.remove(effect.connection)
+            elif isinstance(effect, Close) and effect.connection in self._heartbeat_connections:
+                self._heartbeat_connections.discard(effect.connection)
+                self._heartbeat_thread.remove(effect.connection)
         for client in flooded:
             if self._clients.get(client.number) is client:
                 # It has not read for long, or is away.
@@ -470,12 +470,12 @@ class MasterServer:
         rings = await self._searcher.run(search, is_left=True)
         self._carry_out(self._machine.rings_found(effect.search, rings, self._alive_now()))
 
-    async def _watch_beats(self) -> None:
+    async def _watch_heartbeats(self) -> None:
         while True:
-            events = await self._beacon.events()
+            events = await self._heartbeat_thread.events()
             self._sense([event.connection for event in events if isinstance(event, Silent)])
             for event in events:
-                self._beating.discard(event.connection)
+                self._heartbeat_connections.discard(event.connection)
                 now = self._alive_now()
                 if isinstance(event, Silent):
                     self._carry_out(self._machine.silent(event.connection, event.silent_s, now))
@@ -492,7 +492,7 @@ class MasterServer:
     def _sense(self, silent: Sequence[int] = ()) -> None:
         """Tells the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones that it
         is about to be told of."""
-        quiet = self._beacon.quiet(QUIET_SHARE * self._options.peer_timeout_s)
+        quiet = self._heartbeat_thread.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])
 
     async def _live(self) -> None:

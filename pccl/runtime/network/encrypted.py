@@ -35,7 +35,7 @@ class EncryptedStream:
         made = ffi.new("pccl_records **")
         if lib.pccl_records_create(link_keys(keys), made) != lib.PCCL_OK:
             raise ConnectionLost(f"cannot be encrypted: {why_unavailable() or 'out of memory, or OpenSSL fails'}")
-        self._boxes = ffi.gc(made[0], lib.pccl_records_free)
+        self._records = ffi.gc(made[0], lib.pccl_records_free)
         self._at = ffi.new("uint8_t const **")
         self._size = ffi.new("size_t *")
         self._opened = memoryview(b"")
@@ -46,32 +46,32 @@ class EncryptedStream:
         """At least one byte of it, unless it is empty. OSError or ConnectionLost."""
         if self._is_cut:
             raise ConnectionLost("a message was cut off")
-        sealed: int = lib.pccl_records_encrypt(self._boxes, ffi.from_buffer(data), len(data))
-        if data and not sealed:
+        encrypted: int = lib.pccl_records_encrypt(self._records, ffi.from_buffer(data), len(data))
+        if data and not encrypted:
             raise ConnectionLost("OpenSSL cannot encrypt")
         self._is_cut = True
         while True:
-            at = lib.pccl_records_out(self._boxes, self._size)
+            at = lib.pccl_records_out(self._records, self._size)
             if not self._size[0]:
                 break
-            lib.pccl_records_sent(self._boxes, await self._sock.send(ffi.buffer(at, self._size[0])))
+            lib.pccl_records_sent(self._records, await self._sock.send(ffi.buffer(at, self._size[0])))
         self._is_cut = False
-        return sealed
+        return encrypted
 
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
-        """At least one byte; 0 at the end. OSError, or ConnectionLost if this was not sealed by the other side."""
+        """At least one byte; 0 at the end. OSError, or ConnectionLost if this was not taken by the other side."""
         while not self._opened:
-            status = lib.pccl_records_decrypt(self._boxes, self._at, self._size)
+            status = lib.pccl_records_decrypt(self._records, self._at, self._size)
             if status < 0:
                 raise ConnectionLost(UNREADABLE)
             if status > 0:
                 self._opened = memoryview(ffi.buffer(self._at[0], self._size[0]))
                 break
-            at = lib.pccl_records_in(self._boxes, self._size)
+            at = lib.pccl_records_in(self._records, self._size)
             received = await self._sock.recv_into(memoryview(ffi.buffer(at, self._size[0])))
             if not received:
                 return 0
-            lib.pccl_records_received(self._boxes, received)
+            lib.pccl_records_received(self._records, received)
         count = min(len(self._opened), len(buffer))
         memoryview(buffer)[:count] = self._opened[:count]
         self._opened = self._opened[count:]

@@ -1,8 +1,9 @@
 """Heartbeats over connections of their own, from a thread that needs no Python.
 
-`Heartbeat` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. `keep_beats` is a peer's side of it: it
-dials the master, hands the connection to the beacon, and dials again whenever it is closed. What heartbeats vouch
-for is told in `progress`.
+`HeartbeatThread` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. It sends and expects heartbeats on
+each of its connections, and reports those that fall silent or are closed: this is where the loss of a peer, or of the
+master, is noticed first. `keep_heartbeats` is a peer's side of it: it dials the master, hands the connection to the
+thread, and dials again whenever it is closed. `threads.progress` says what heartbeats vouch for.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger("pccl.peer")
 
 EVENTS_MAX = 64
 QUIET_MAX = 2**14
-FIRST_BEAT_S = 10.0
+FIRST_HEARTBEAT_S = 10.0
 """As long as a master waits for a newcomer's first heartbeat by default."""
 PAUSES_PER_TIMEOUT = 20
 
@@ -51,7 +52,7 @@ class Closed:
     reason: str
 
 
-class Heartbeat:
+class HeartbeatThread:
     """Owns the thread from construction to `close`. Only for the trio thread; nothing but `events` waits."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -65,7 +66,7 @@ class Heartbeat:
         self._pulse: Progress | None = None
 
     async def vouch(self) -> None:
-        """Has heartbeats vouch for this trio run from now on. Until it is cancelled, and the beacon is closed."""
+        """Has heartbeats vouch for this trio run from now on. Until it is cancelled, and the thread is closed."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
@@ -115,10 +116,12 @@ class Heartbeat:
             self._handle = ffi.NULL
 
 
-async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float) -> str:
+async def keep_heartbeats(
+    thread: HeartbeatThread, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float
+) -> str:
     """Exchanges heartbeats until the other side gives none for `timeout_s`; returns in what way. `connect` makes a
     connection to it, or raises ConnectionLost. There is more time for the first."""
-    deadline = trio.current_time() + max(timeout_s, FIRST_BEAT_S)
+    deadline = trio.current_time() + max(timeout_s, FIRST_HEARTBEAT_S)
     for connection in range(1, 2**63):
         failure = "no answer"
         added = False
@@ -126,15 +129,15 @@ async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.s
             while not added:
                 try:
                     sock = await connect()
-                    beacon.add(connection, sock.detach())
+                    thread.add(connection, sock.detach())
                     added = True
                 except (ConnectionLost, OSError) as error:
                     failure = str(error)
                     logger.debug("no connection for heartbeats: %s", failure)
                     await trio.sleep(timeout_s / PAUSES_PER_TIMEOUT)
         if not added:
-            return f"could not be reached with signs of life: {failure}"
-        (event,) = await beacon.events()
+            return f"could not be reached with heartbeats: {failure}"
+        (event,) = await thread.events()
         if isinstance(event, Silent):
             return f"was silent for {event.silent_s:.1f} s"
         logger.info("the connection for heartbeats broke off: %s", event.reason)
@@ -142,7 +145,7 @@ async def keep_beats(beacon: Heartbeat, connect: Callable[[], Awaitable[socket.s
     raise AssertionError("out of numbers")
 
 
-async def dial_beats(address: tuple[str, int], hello: m.HeartbeatHello, token: str) -> socket.socket:
+async def dial_heartbeats(address: tuple[str, int], hello: m.HeartbeatHello, token: str) -> socket.socket:
     """A connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
     try:
         raw = await dial_tcp(*address)

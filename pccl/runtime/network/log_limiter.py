@@ -26,11 +26,15 @@ class LogLimiter:
         now = self._now()
         if now >= self._window_began + WINDOW_S:
             if self._lines > LINES_MAX:
-                self._logger.warning("%d more lines about strangers were left out", self._lines - LINES_MAX)
+                self._logger.warning(
+                    "%d more lines about unauthenticated connections were left out", self._lines - LINES_MAX
+                )
             self._window_began = now
             self._lines = 0
         self._lines += 1
         if self._lines <= LINES_MAX:
             self._logger.log(level, "%s", text)
         elif self._lines == LINES_MAX + 1:
-            self._logger.warning("too many strangers: what they do is not logged for up to %g s", WINDOW_S)
+            self._logger.warning(
+                "too many unauthenticated connections: what they do is not logged for up to %g s", WINDOW_S
+            )

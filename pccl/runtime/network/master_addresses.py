@@ -42,7 +42,7 @@ class Attempt:
 class MasterAddresses:
     def __init__(self, masters: Sequence[Address]) -> None:
         assert masters
-        self.masters = tuple(masters)
+        self.addresses = tuple(masters)
         self._asked = 0
         self._failures: dict[Address, str] = {}
         self._waited_in_round = -1
@@ -50,25 +50,25 @@ class MasterAddresses:
 
     def anew(self) -> MasterAddresses:
         """For a search: none has been asked."""
-        return MasterAddresses(sorted(self.masters))
+        return MasterAddresses(sorted(self.addresses))
 
     def next(self, chance: float) -> Attempt:
         """`chance`, within [0, 1), spreads the peers of a run."""
-        asked_in_round = self._asked % len(self.masters)
-        rounds = self._asked // len(self.masters)
+        asked_in_round = self._asked % len(self.addresses)
+        rounds = self._asked // len(self.addresses)
         pause_s = 0.0
         if asked_in_round == 0 and rounds:
             pause_s = min(PAUSE_S_MIN * 2 ** min(rounds - 1, 10), PAUSE_S_MAX) * (0.5 + chance / 2)
         self._asked += 1
-        return Attempt(self.masters[asked_in_round], pause_s, rounds == 0)
+        return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
 
     def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
         """How long to wait at the one asked last, which gathers peers."""
-        if len(self.masters) == 1:
+        if len(self.addresses) == 1:
             return float("inf")
         if is_majority_there:
             return LEAD_TIMEOUTS * peer_timeout_s
-        current_round = (self._asked - 1) // len(self.masters)
+        current_round = (self._asked - 1) // len(self.addresses)
         share = OTHER_SHARE if current_round == self._waited_in_round else FIRST_SHARE
         self._waited_in_round = current_round
         return max(WAIT_S_MIN, share * peer_timeout_s)
@@ -76,7 +76,7 @@ class MasterAddresses:
     @property
     def are_all_asked_again(self) -> bool:
         """Who refuses now has done so after all others were asked; or it is the only one."""
-        return self._asked > len(self.masters) or len(self.masters) == 1
+        return self._asked > len(self.addresses) or len(self.addresses) == 1
 
     def failed(self, address: Address, reason: str) -> None:
         self._failures[address] = reason
@@ -84,12 +84,12 @@ class MasterAddresses:
     @property
     def are_all_asked(self) -> bool:
         """Each once, at least."""
-        return self._asked >= len(self.masters)
+        return self._asked >= len(self.addresses)
 
     def account(self) -> str:
         """What came of the last attempt at each that was asked, in their order."""
         return "; ".join(
             f"{host}:{port}: {self._failures[host, port]}"
-            for host, port in self.masters
+            for host, port in self.addresses
             if (host, port) in self._failures
         )

@@ -55,14 +55,14 @@ class Control:
         self,
         line: MasterLine,
         options: SessionOptions,
-        candidates: MasterAddresses,
+        masters: MasterAddresses,
         listen_port: Callable[[], int],
         driver: Driver,
         lifetime: Lifetime,
         heartbeats: Heartbeats,
         logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
-        """The line leads to one of the `candidates`."""
+        """The line leads to one of the `masters`."""
         self.attached = trio.Event()
         """The control connection stands, as far as is known."""
         self.attached.set()
@@ -70,7 +70,7 @@ class Control:
         """Tasks that outlive all others, for last words."""
         self._line = line
         self._options = options
-        self._candidates = candidates
+        self._masters = masters
         self._listen_port = listen_port
         self._driver = driver
         self._lifetime = lifetime
@@ -154,12 +154,12 @@ class Control:
     def _deliver(self, machine: ps.Peer, messages: list[m.FromMaster]) -> str:
         """Tells the machine what the master says. Returns why that master will not do, or "". ProtocolError."""
         for message in messages:
-            if isinstance(message, m.Goodbye) and not (machine.run or self._candidates.are_all_asked_again):
+            if isinstance(message, m.Goodbye) and not (machine.run or self._masters.are_all_asked_again):
                 return f"refused: {message.reason}"
             machine.received(message)
             if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
                 refused = "refused: " if isinstance(message, m.Goodbye) else ""
-                self._candidates.failed(self._line.address, f"{refused}{message.reason}")
+                self._masters.failed(self._line.address, f"{refused}{message.reason}")
                 break
         return ""
 
@@ -169,8 +169,8 @@ class Control:
             reason = f"the master does not speak as a pccl master does: {reason}"
             if machine.is_led and machine.run:
                 machine.give_up(reason)
-        self._candidates.failed(self._line.address, reason)
-        if not machine.run and self._candidates.are_all_asked and self._patience is None:
+        self._masters.failed(self._line.address, reason)
+        if not machine.run and self._masters.are_all_asked and self._patience is None:
             machine.give_up(reason)
         else:
             machine.master_lost(reason)
@@ -184,12 +184,12 @@ class Control:
         if is_majority_there and self._patience is not None:
             # It may wait for the rest for a peer timeout: this peer stays, however little time the search has left.
             self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)
-        return self._candidates.patience_s(timeout_s, is_majority_there)
+        return self._masters.patience_s(timeout_s, is_majority_there)
 
     def _resume(self, machine: ps.Peer, session: bytes) -> m.Resume | None:
         now, limit_s = trio.current_time(), self._options.master_timeout_s
         patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
-        return machine.resume(len(self._candidates.masters), now, session, limit_s, patience_s)
+        return machine.resume(len(self._masters.addresses), now, session, limit_s, patience_s)
 
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
@@ -203,8 +203,8 @@ class Control:
             options.name,
             site=options.site,
             site_size=options.site_size,
-            masters=len(self._candidates.masters),
-            may_found=self._candidates.are_all_asked,
+            masters=len(self._masters.addresses),
+            may_found=self._masters.are_all_asked,
             session=session,
             master_timeout_s=options.master_timeout_s,
         )
@@ -254,8 +254,8 @@ class Control:
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"
-                        has_choice = not facts.run or len(self._candidates.masters) > 1
-                        if error.is_refused and not self._heartbeats.stand and has_choice:
+                        has_choice = not facts.run or len(self._masters.addresses) > 1
+                        if error.is_refused and not self._heartbeats.is_connected and has_choice:
                             return str(error)
                     except trio.TooSlowError:
                         failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
@@ -296,7 +296,7 @@ class Control:
         if self._patience is None:
             limit_s = self._options.master_timeout_s
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
-            self._candidates = self._candidates.anew()
+            self._masters = self._masters.anew()
             self._lifetime.spawn(self._be_patient, self._patience, effect.reason)
 
     async def _be_patient(self, patience: trio.CancelScope, reason: str) -> None:
@@ -305,7 +305,7 @@ class Control:
         if trio.current_time() >= patience.deadline:
             limit_s = self._options.master_timeout_s
             with self._driver.taking_over as machine:
-                tried = self._candidates.account()
+                tried = self._masters.account()
                 machine.give_up(
                     f"{reason}; no master has taken over within {limit_s:g} s. "
                     f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}{self._haste(limit_s)}"
@@ -324,7 +324,7 @@ class Control:
     async def _find_master(self) -> None:
         """Replaces the connection."""
         while True:
-            attempt = self._candidates.next(_jitter.random())
+            attempt = self._masters.next(_jitter.random())
             await trio.sleep(attempt.pause_s)
             try:
                 with trio.fail_after(DIAL_S):
@@ -332,6 +332,6 @@ class Control:
                     break
             except (ConnectionLost, trio.TooSlowError) as error:
                 reason = str(error) or f"no answer within {DIAL_S:g} s"
-                self._candidates.failed(attempt.address, reason)
+                self._masters.failed(attempt.address, reason)
                 self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
         self._line.met_at(connection, attempt.address)

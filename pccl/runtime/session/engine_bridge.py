@@ -48,13 +48,13 @@ OPS_AS_EXPECTED = frozenset(
 class EngineBridge:
     """Carries out what the machine decides about ops, and tells it what the engine reports."""
 
-    def __init__(self, engine: Ops, fast_path: FastPath, table: OpTable, tally: WorkCounters) -> None:
+    def __init__(self, engine: Ops, fast_path: FastPath, table: OpTable, counters: WorkCounters) -> None:
         self.detaching: dict[int, PendingOp] = {}
         """Ops whose arrays the engine was told to let go of, and has not yet."""
         self._engine = engine
         self._fast_path = fast_path
         self._table = table
-        self._tally = tally
+        self._counters = counters
         self._reports: dict[type, Callable[[ps.Peer, Any], None]] = {
             events.OpHandedOver: self._op_handed_over,
             events.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
@@ -67,7 +67,7 @@ class EngineBridge:
             events.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
             events.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
             events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
-            events.LinkCounters: lambda _, event: tally.link_counted(event),
+            events.LinkCounters: lambda _, event: counters.link_counted(event),
             events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread),
         }
         self.handlers: Handlers = {
@@ -95,7 +95,7 @@ class EngineBridge:
         ran = [(event, fast_path.ran(event)) for event in heard if type(event) is events.OpFastCompleted]
         for each, op in sorted(ran, key=lambda one: one[0].sequence) if has_threads else ran:
             assert op.epoch is not None
-            self._tally.op_ended(op.epoch, is_committed=True)
+            self._counters.op_ended(op.epoch, is_committed=True)
             machine.op_ran(op.tag, each.sequence)
         if len(ran) == len(heard):
             return
@@ -153,5 +153,5 @@ class EngineBridge:
     def _op_result(self, _: ps.Peer, effect: ps.OpResult) -> None:
         op = self._table.ops[effect.op]
         if op.epoch is not None:
-            self._tally.op_ended(op.epoch, effect.code is Result.SUCCESS)
+            self._counters.op_ended(op.epoch, effect.code is Result.SUCCESS)
         self._table.finish(op, effect)

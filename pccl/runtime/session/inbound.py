@@ -65,15 +65,15 @@ class Inbound:
         serve: Callable[[], Awaitable[None]] | None = None
         try:
             with trio.fail_after(links.OPENING_TIMEOUT_S) as scope:
-                stranger = self.unauthenticated.enter(host, scope.cancel)
+                number = self.unauthenticated.enter(host, scope.cancel)
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     opening, keys = await self._hear(sock)
                     if self._options.token:
-                        self.unauthenticated.leave(stranger)  # it may have to wait for our next message of the master
+                        self.unauthenticated.leave(number)  # it may have to wait for our next message of the master
                     serve = await self._welcome(sock, opening, keys)
                 finally:
-                    self.unauthenticated.leave(stranger)
+                    self.unauthenticated.leave(number)
             if serve is not None:
                 await serve()
         except AuthError as error:

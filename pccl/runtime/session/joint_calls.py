@@ -15,7 +15,7 @@ from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionError
 from pccl.types import Result
 
-WITHDRAW_S = 5.0
+CANCEL_S = 5.0
 """How long a cancelled joint call waits for the master to say whether it has taken effect."""
 
 
@@ -56,7 +56,7 @@ class JointCalls:
             interrupted()
             with self._lifetime.contain, self._driver.taking_over as machine:
                 machine.cancel_joint(number)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_S):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_S):
                 await call.event.wait()
             if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:
                 raise

@@ -40,7 +40,7 @@ class Outbound:
         driver: Driver,
         lifetime: Lifetime,
         engine: Links,
-        tally: WorkCounters,
+        counters: WorkCounters,
         logger: logging.LoggerAdapter[logging.Logger],
         master_host: Callable[[], str],
     ) -> None:
@@ -49,7 +49,7 @@ class Outbound:
         self._driver = driver
         self._lifetime = lifetime
         self._engine = engine
-        self._tally = tally
+        self._counters = counters
         self._logger = logger
         self._master_host = master_host
         self._making: dict[int, list[trio.CancelScope]] = {}
@@ -83,7 +83,7 @@ class Outbound:
 
     def _make_link(self, _: ps.Peer, effect: ps.MakeLink) -> None:
         scope = trio.CancelScope()
-        self._tally.link_made(effect.link, effect.member.peer)
+        self._counters.link_made(effect.link, effect.member.peer)
         self._making[effect.link] = [scope]
         self._lifetime.spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
 
@@ -149,7 +149,7 @@ class Outbound:
                 else:
                     self.take_connection(effect.link, index, sock, keys)
                     if effect.is_replacement:
-                        self._tally.reconnected()
+                        self._counters.reconnected()
                     return
                 peer = effect.member.peer
                 self._logger.info("no further connection to peer %d: %s", peer, reason, extra={"other": peer})
@@ -180,7 +180,7 @@ class Outbound:
     def _close_link(self, _: ps.Peer, effect: ps.CloseLink) -> None:
         for scope in self._making.pop(effect.link, ()):
             scope.cancel()
-        self._tally.link_closed(effect.link)
+        self._counters.link_closed(effect.link)
         self._engine.link_close(effect.link)
 
     def _log(self, _: ps.Peer, effect: ps.PeerLog) -> None:

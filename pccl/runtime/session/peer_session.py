@@ -76,10 +76,10 @@ class PeerSession:
         engine: EngineThreads,
         staged_ops: StagedOps,
         options: SessionOptions,
-        candidates: MasterAddresses,
+        masters: MasterAddresses,
         address: Address,
     ) -> None:
-        """`connection` leads to `address`, one of the `candidates`, for whose host its certificate must be.
+        """`connection` leads to `address`, one of the `masters`, for whose host its certificate must be.
         `staged_ops` are those of `engine`."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
@@ -92,17 +92,17 @@ class PeerSession:
         line = MasterLine(connection, address)
         about = AboutLogger(logger, self._about)
         lifetime = Lifetime(about, lambda text: line.send([m.Leave(text)]))
-        tally = WorkCounters()
+        counters = WorkCounters()
         table = OpTable()
         fast_path = FastPath(machine, engine)
-        bridge = EngineBridge(staged_ops, fast_path, table, tally)
+        bridge = EngineBridge(staged_ops, fast_path, table, counters)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, line.send)
         reclaims = Reclaims(driver, lifetime, staged_ops, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
-        outbound = Outbound(options, driver, lifetime, engine, tally, about, lambda: line.host)
-        state_sync = StateSync(options, driver, lifetime, calls, outbound, tally)
+        outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: line.host)
+        state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
-        control = Control(line, options, candidates, self._listen_port, driver, lifetime, heartbeats, about)
+        control = Control(line, options, masters, self._listen_port, driver, lifetime, heartbeats, about)
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)
         for part in (bridge, calls, outbound, state_sync, control, measuring):
@@ -125,7 +125,7 @@ class PeerSession:
         self._engine = engine
         self._staged_ops = staged_ops
         self._lifetime = lifetime
-        self._tally = tally
+        self._counters = counters
         self._table = table
         self._fast_path = fast_path
         self._bridge = bridge
@@ -297,7 +297,7 @@ class PeerSession:
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
             with suppress(MemoryError):
-                for link in self._tally.links:
+                for link in self._counters.links:
                     self._engine.count_link(link)  # for the next report
             await trio.sleep(interval_s(self.view.global_world_size))
 
@@ -305,7 +305,7 @@ class PeerSession:
         if not self._machine.is_led:
             return
         with self._driver.hearing as machine:
-            report = self._tally.report(self._engine.stats(), machine.term)
+            report = self._counters.report(self._engine.stats(), machine.term)
             if report is not None:
                 machine.report(report)
 
@@ -325,18 +325,18 @@ class PeerSession:
 
 async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
     """Connects to a master and creates a session; the caller spawns its `run`. SessionError names the addresses."""
-    candidates = MasterAddresses(masters)
+    search = MasterAddresses(masters)
     connection: ControlConnection[m.FromMaster] | None = None
     while connection is None:
-        address = candidates.next(0.0).address
+        address = search.next(0.0).address
         try:
             connection = await dial_control(*address, m.FromMaster)
         except ConnectionLost as error:
-            candidates.failed(address, str(error))
-            if not candidates.are_all_asked:
+            search.failed(address, str(error))
+            if not search.are_all_asked:
                 continue
             where = ", ".join(addresses.join(*each) for each in masters)
-            why = str(error) if len(masters) == 1 else candidates.account()
+            why = str(error) if len(masters) == 1 else search.account()
             raise SessionError(
                 Result.MASTER_CONNECTION_FAILED,
                 f"cannot reach a master at {where}: {why}; is `pccl master` running there, and is the port open?",
@@ -355,6 +355,6 @@ async def open_session(masters: Sequence[Address], options: SessionOptions) -> P
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(staged_ops.close)
-        session = PeerSession(connection, listener, engine, staged_ops, options, candidates, address)
+        session = PeerSession(connection, listener, engine, staged_ops, options, search, address)
         undo.pop_all()
     return session

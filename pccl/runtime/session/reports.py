@@ -14,7 +14,7 @@ from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 2.0
 REPORTS_PER_S_MAX = 250
-EPOCHS_TOLD = 4
+EPOCHS_REPORTED = 4
 
 
 def interval_s(peers: int) -> float:
@@ -25,15 +25,15 @@ def interval_s(peers: int) -> float:
 @dataclass
 class _Link:
     peer: int
-    lanes: dict[int, LinkCounters] = field(default_factory=dict)
+    threads: dict[int, LinkCounters] = field(default_factory=dict)
 
     def report(self) -> LinkReport:
-        lanes = self.lanes.values()
+        threads = self.threads.values()
         return LinkReport(
             self.peer,
-            sum(lane.tx_bytes for lane in lanes),
-            max((lane.full_ms for lane in lanes), default=0),
-            sum(lane.full_bytes for lane in lanes),
+            sum(thread.tx_bytes for thread in threads),
+            max((thread.full_ms for thread in threads), default=0),
+            sum(thread.full_bytes for thread in threads),
         )
 
 
@@ -47,14 +47,14 @@ class WorkCounters:
         self._reconnects = 0
         self._links: dict[int, _Link] = {}
         self._term = 0
-        self._told: Report | None = None
+        self._last_report: Report | None = None
         self._is_quiet = False
         """Two reports have said the same."""
 
     def op_ended(self, epoch: int, is_committed: bool) -> None:
         counts = self._ops.setdefault(epoch, [0, 0])
         counts[0 if is_committed else 1] += 1
-        while len(self._ops) > EPOCHS_TOLD:
+        while len(self._ops) > EPOCHS_REPORTED:
             del self._ops[min(self._ops)]
 
     def state_fetched(self, rx_bytes: int) -> None:
@@ -73,7 +73,7 @@ class WorkCounters:
 
     def link_counted(self, counted: LinkCounters) -> None:
         if counted.link in self._links:
-            self._links[counted.link].lanes[counted.thread] = counted
+            self._links[counted.link].threads[counted.thread] = counted
 
     def link_closed(self, link: int) -> None:
         self._links.pop(link, None)
@@ -82,7 +82,7 @@ class WorkCounters:
         """What there is to tell the master of this term, with the engine's counters. None: nothing new."""
         if term != self._term:
             self._term = term
-            self._told = None
+            self._last_report = None
         links = sorted((link.report() for link in self._links.values()), key=lambda link: link.peer)
         made = Report(
             ops=[(epoch, committed, aborted) for epoch, (committed, aborted) in sorted(self._ops.items())],
@@ -92,9 +92,9 @@ class WorkCounters:
             reconnects=self._reconnects,
             links=[link for link in links if link.tx_bytes],
         )
-        is_same = made == self._told
+        is_same = made == self._last_report
         if is_same and self._is_quiet:
             return None
         self._is_quiet = is_same
-        self._told = made
+        self._last_report = made
         return made

@@ -20,7 +20,7 @@ from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
 from pccl.runtime.session.reports import WorkCounters
 from pccl.runtime.state.tensor_blocks import StoreError
-from pccl.runtime.state.transfer import Stream, Transfer, TransferError
+from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
 
 
@@ -77,7 +77,7 @@ class StateSync:
         lifetime: Lifetime,
         calls: JointCalls,
         outbound: Outbound,
-        tally: WorkCounters,
+        counters: WorkCounters,
     ) -> None:
         self.current: Syncing | None = None
         """The call under way."""
@@ -86,7 +86,7 @@ class StateSync:
         self._lifetime = lifetime
         self._calls = calls
         self._outbound = outbound
-        self._tally = tally
+        self._counters = counters
         self.handlers: Handlers = {ps.RunSync: self._run_sync}
         lifetime.at_end(lambda _: self._interrupt())
 
@@ -109,7 +109,7 @@ class StateSync:
         finally:
             self.current = None
             syncing.end()
-            self._tally.state_fetched(transfer.rx_bytes)
+            self._counters.state_fetched(transfer.rx_bytes)
 
     def lost(self, peer: int, reason: str) -> None:
         """A peer has left the run."""
@@ -147,7 +147,7 @@ class StateSync:
         plan = effect.plan
         facts = self._driver.facts
 
-        async def connect(donor: m.PeerInfo, tells: bool) -> Stream:
+        async def connect(donor: m.PeerInfo, tells: bool) -> ClosableStream:
             encrypt = self._options.encrypt
             hello = m.StateHello(
                 m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, tells=tells
@@ -169,7 +169,7 @@ class StateSync:
         with self._driver.taking_over as machine:
             machine.sync_ended(plan.sync, success, reason, suspects)
 
-    def _stream(self, sock: trio.socket.SocketType, keys: Keys | None) -> Stream:
+    def _stream(self, sock: trio.socket.SocketType, keys: Keys | None) -> ClosableStream:
         if not self._options.encrypt:
             return sock
         assert keys is not None

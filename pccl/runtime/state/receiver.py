@@ -8,13 +8,13 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
 2. Every donor is then asked for blocks as `schedule` says. A block is received straight into its tensor, hashed
    (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
    it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
-   already being written is received into the lane's scratch block, and copied if it is complete first; whoever was
+   already being written is received into the stream's scratch block, and copied if it is complete first; whoever was
    writing the block is first made to let go of it. So a block that has landed is never written again.
-   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more lanes,
+   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more streams,
    one after the other, up to as many as it wants connections in a link, as long as they make it faster.
 3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
    left out, and its blocks go to the others. Silent is who sends nothing for the peer timeout, or for STALL_S while
-   others move. A donor with several lanes may lose all but one.
+   others move. A donor with several streams may lose all but one.
 
 The fetch fails when no donor is left. Verified blocks stay, as they are right whoever sent them.
 
@@ -22,8 +22,8 @@ Loose tensors are not in the root and may differ between donors: all of them com
 They follow the rest, from the first donor that has not failed; if it fails, the next is asked, and only what differs
 between the two is fetched anew.
 
-Memory beside the tensors: the digests (32 bytes a block), a scratch block for a lane that needs one, and a block for
-each lane where tensors are on a device.
+Memory beside the tensors: the digests (32 bytes a block), a scratch block for a stream that needs one, and a block for
+each stream where tensors are on a device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pccl.protocol.codec import MESSAGE_BYTES_MAX, ProtocolError
 from pccl.runtime.network.links import LinkError
 from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, receive_some, send_message
 from pccl.runtime.state import tensor_blocks
-from pccl.runtime.state.schedule import Block, Lane, Schedule, blocks_of
+from pccl.runtime.state.schedule import Block, DonorStream, Schedule, blocks_of
 from pccl.runtime.state.tensor_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
 from pccl.runtime.threads.tasks import start_task
 
@@ -51,29 +51,29 @@ PATIENCE_S = 5.0
 """The peer timeout where nothing else is said."""
 WATCH_S = 0.25
 IDLE_S = 0.1
-"""How often a lane with nothing to do looks for blocks that are late."""
+"""How often a stream with nothing to do looks for blocks that are late."""
 DONORS_MAX = 32
 """In use at once; others take the place of those that fail."""
-LANES_MAX = 64
+STREAMS_MAX = 64
 """Over all donors, but each has one."""
-LANES_PER_DONOR_MAX = 8
-LANE_AFTER_S = 2.0
-"""How long a donor's speed is measured before it gets another lane, if the rest will take longer than twice that."""
-LANE_GAIN = 1.1
-"""A donor that has not become so much faster by its last lane gets no more."""
-DIGESTS_TOLD_BYTES_MAX = 2**18
+STREAMS_PER_DONOR_MAX = 8
+STREAM_AFTER_S = 2.0
+"""How long a donor's speed is measured before it gets another stream, if the rest will take longer than twice that."""
+STREAM_GAIN = 1.1
+"""A donor that has not become so much faster by its last stream gets no more."""
+DIGESTS_UNASKED_BYTES_MAX = 2**18
 """If all digests are no more than this, every donor tells them unasked, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
 """Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
 
 
-class Stream(ByteStream, Protocol):
+class ClosableStream(ByteStream, Protocol):
     """A connection to a donor."""
 
     def close(self) -> None: ...
 
 
-Connect = Callable[[m.PeerInfo, bool], Awaitable[Stream]]
+Connect = Callable[[m.PeerInfo, bool], Awaitable[ClosableStream]]
 """Reaches a donor, which is to tell the digests of all tensors that are not loose unasked if so said. LinkError."""
 
 
@@ -141,11 +141,11 @@ class _Donor:
         self.scope = trio.CancelScope()
         self.connections: list[_Connection] = []
         self.nursery: trio.Nursery | None = None
-        """For more lanes, once it has one."""
-        self.lanes = 1
+        """For more streams, once it has one."""
+        self.streams = 1
         """How many it was given so far."""
         self.is_full = False
-        """More lanes would not make it faster."""
+        """More streams would not make it faster."""
         self.rx_bytes = 0
         self._rate = 0.0
         self._windows = 0
@@ -153,14 +153,14 @@ class _Donor:
         self._window_bytes = 0
 
     def measure(self, now: float) -> bool:
-        """Its speed, once in a while; True if it should get another lane."""
+        """Its speed, once in a while; True if it should get another stream."""
         elapsed_s = now - self._window_at
-        if self._windows and elapsed_s < LANE_AFTER_S:
+        if self._windows and elapsed_s < STREAM_AFTER_S:
             return False
         rate = (self.rx_bytes - self._window_bytes) / elapsed_s
         # The first window only begins the second; that has TCP's slow start in it, and is no measure either.
         if self._windows > 2:
-            self.is_full = self.is_full or rate < LANE_GAIN * self._rate
+            self.is_full = self.is_full or rate < STREAM_GAIN * self._rate
         self._rate = rate
         self._windows += 1
         self._window_at, self._window_bytes = now, self.rx_bytes
@@ -168,10 +168,10 @@ class _Donor:
 
 
 class _Connection:
-    """A lane and its stream, which tells the lane what moves."""
+    """A stream and its stream, which tells the stream what moves."""
 
-    def __init__(self, donor: _Donor, sock: Stream) -> None:
-        self.lane = Lane()
+    def __init__(self, donor: _Donor, sock: ClosableStream) -> None:
+        self.stream = DonorStream()
         self._donor = donor
         self.is_learning = False
         self.silence = ""
@@ -182,7 +182,7 @@ class _Connection:
 
     @property
     def is_waiting(self) -> bool:
-        return self.is_learning or bool(self.lane.queue)
+        return self.is_learning or bool(self.stream.queue)
 
     async def unless_silent(self, use: Callable[[], Awaitable[None]]) -> None:
         """Awaits `use()`, until the watch ends it: ConnectionLost."""
@@ -202,7 +202,7 @@ class _Connection:
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
         count = await self._sock.recv_into(buffer)
         self._donor.rx_bytes += count
-        self.lane.moved(count, trio.current_time())
+        self.stream.moved(count, trio.current_time())
         return count
 
     async def receive_scratch(self, size: int) -> memoryview:
@@ -261,12 +261,12 @@ class _Fetch:
         self._schedule: Schedule | None = None
         self._tells = (
             root is not None
-            and DIGEST_BYTES * sum(self._tensors[index].block_count for index in wanted) <= DIGESTS_TOLD_BYTES_MAX
+            and DIGEST_BYTES * sum(self._tensors[index].block_count for index in wanted) <= DIGESTS_UNASKED_BYTES_MAX
         )
         self._learning = trio.Lock()
         self._writing: dict[Block, _Writing] = {}
         self._returned = trio.Event()
-        """Replaced whenever it was set: a lane has left blocks to the others."""
+        """Replaced whenever it was set: a stream has left blocks to the others."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -312,7 +312,7 @@ class _Fetch:
             with donor.scope:
                 connection = await self._begin(donor)
                 async with trio.open_nursery() as donor.nursery:
-                    start_task(donor.nursery, self._use_lane, donor, connection)
+                    start_task(donor.nursery, self._use_stream, donor, connection)
         except (LinkError, ConnectionLost, ProtocolError) as error:
             self._fail(donor.peer, str(error))
 
@@ -331,38 +331,38 @@ class _Fetch:
             raise
         return connection
 
-    def _add_lanes(self, now: float) -> None:
-        lanes = sum(len(donor.connections) for donor in self._donors.values())
+    def _add_streams(self, now: float) -> None:
+        streams = sum(len(donor.connections) for donor in self._donors.values())
         for donor in self._donors.values():
             if self._schedule is None or not donor.connections or not donor.measure(now):
                 continue
             if (
-                donor.lanes < min(donor.member.connections, LANES_PER_DONOR_MAX)
-                and lanes < LANES_MAX
-                and all(connection.lane.silent_s < LANE_AFTER_S / 2 for connection in donor.connections)
-                and self._schedule.remaining_s > 2 * LANE_AFTER_S
+                donor.streams < min(donor.member.connections, STREAMS_PER_DONOR_MAX)
+                and streams < STREAMS_MAX
+                and all(connection.stream.silent_s < STREAM_AFTER_S / 2 for connection in donor.connections)
+                and self._schedule.remaining_s > 2 * STREAM_AFTER_S
             ):
                 assert donor.nursery is not None
-                start_task(donor.nursery, self._open_lane, donor)
-                donor.lanes += 1
-                lanes += 1
+                start_task(donor.nursery, self._open_stream, donor)
+                donor.streams += 1
+                streams += 1
 
-    async def _open_lane(self, donor: _Donor) -> None:
+    async def _open_stream(self, donor: _Donor) -> None:
         try:
             connection = _Connection(donor, await self._connect(donor.member, False))
         except LinkError as error:
             logger.info("a connection less to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
             return
-        await self._use_lane(donor, connection)
+        await self._use_stream(donor, connection)
 
-    async def _use_lane(self, donor: _Donor, connection: _Connection) -> None:
-        """The donor fails with its last lane, or at once if what it sends is wrong."""
+    async def _use_stream(self, donor: _Donor, connection: _Connection) -> None:
+        """The donor fails with its last stream, or at once if what it sends is wrong."""
         schedule = self._schedule
         assert schedule is not None
         donor.connections.append(connection)
-        schedule.enter(connection.lane)
+        schedule.enter(connection.stream)
         try:
-            await connection.unless_silent(lambda: self._run_lane(connection, schedule))
+            await connection.unless_silent(lambda: self._run_stream(connection, schedule))
         except ConnectionLost as error:
             if len(donor.connections) == 1:
                 self._fail(donor.peer, str(error))
@@ -371,7 +371,7 @@ class _Fetch:
         finally:
             donor.connections.remove(connection)
             connection.close()
-            if schedule.forsake(connection.lane):
+            if schedule.forsake(connection.stream):
                 self._returned.set()
                 self._returned = trio.Event()
 
@@ -389,24 +389,24 @@ class _Fetch:
                 if connection.is_waiting
             ]
             for connection in waiting:
-                connection.lane.silent_s += elapsed_s
-            least_s = min((connection.lane.silent_s for connection in waiting), default=0.0)
+                connection.stream.silent_s += elapsed_s
+            least_s = min((connection.stream.silent_s for connection in waiting), default=0.0)
             are_others_idle = self._learning.statistics().tasks_waiting > 0
             for connection in waiting:
                 # Who fell silent at about the same time as all others is not to blame: we may be cut off ourselves.
-                is_alone = are_others_idle or connection.lane.silent_s - least_s >= STALL_S / 2
+                is_alone = are_others_idle or connection.stream.silent_s - least_s >= STALL_S / 2
                 patience_s = self._receiver.patience_s
                 limit_s = min(STALL_S, patience_s) if is_alone else patience_s
-                if connection.lane.silent_s >= limit_s:
+                if connection.stream.silent_s >= limit_s:
                     connection.end(f"sent nothing for {limit_s:g} s")
-            self._add_lanes(now)
+            self._add_streams(now)
 
     # Learning the goal.
 
     async def _learn(self, donor: _Donor, connection: _Connection) -> None:
         donor.connections.append(connection)
         connection.is_learning = True
-        connection.lane.asked(trio.current_time())
+        connection.stream.asked(trio.current_time())
         goal: dict[int, bytes] = {}
         try:
             await connection.unless_silent(lambda: self._receive_digests(connection, goal))
@@ -446,25 +446,25 @@ class _Fetch:
 
     # Fetching blocks.
 
-    async def _run_lane(self, connection: _Connection, schedule: Schedule) -> None:
-        lane = connection.lane
+    async def _run_stream(self, connection: _Connection, schedule: Schedule) -> None:
+        stream = connection.stream
         while True:
             await self._ask(connection, schedule)
-            if lane.queue:
+            if stream.queue:
                 await self._receive_block(connection, schedule)
-                schedule.delivered(lane)
+                schedule.delivered(stream)
             else:
                 with trio.move_on_after(IDLE_S):
                     await self._returned.wait()
 
     async def _ask(self, connection: _Connection, schedule: Schedule) -> None:
-        while (block := schedule.draw(connection.lane, trio.current_time())) is not None:
+        while (block := schedule.draw(connection.stream, trio.current_time())) is not None:
             await send_message(connection, m.BlockRequest(block.tensor, block.number, 1))
 
     async def _receive_block(self, connection: _Connection, schedule: Schedule) -> None:
-        """Reads the lane's first block from the connection, whatever may become of it. Wrong bytes are a
+        """Reads the stream's first block from the connection, whatever may become of it. Wrong bytes are a
         ProtocolError."""
-        block = connection.lane.queue[0]
+        block = connection.stream.queue[0]
         if block.is_landed or block in self._writing:
             await self._receive_copy(connection, block)
             return

@@ -1,18 +1,18 @@
 """Which block of a state transfer is asked of which donor: no I/O here, and time comes in as an argument.
 
-Theory of operation. A *lane* is one connection to a donor, which answers requests in order. Blocks wait in one pool;
-each lane draws from it as soon as what it has been asked for will have come within its *horizon*, so a faster lane
-simply draws more often, and all lanes run dry at about the same time. The horizon is a quarter of a second, or three
-times the lane's latency where that is more: enough to keep a long fat pipe full, as what is asked for but not sent yet
-costs nothing, and short, as it is what a lane holds back from the others at the end.
+Theory of operation. A *donor stream* is one connection to a donor, which answers requests in order. Blocks wait in one
+pool; each stream draws from it as soon as what it has been asked for will have come within its *horizon*, so a faster
+stream simply draws more often, and all streams run dry at about the same time. The horizon is a quarter of a second, or
+three times the stream's latency where that is more. That is enough to keep a long fat pipe full, as what is asked for
+but not sent yet costs nothing; and it is short, as it is what a stream holds back from the others at the end.
 
-When the pool is empty, an idle lane asks once more for a block that is *late*: one that the lanes which hold it will
-not have delivered, by their speed or by their silence, when this lane could have done so easily. A block can so be on
-its way in several lanes; the first verified copy lands, and later ones are read and dropped. At the end of a transfer
-nobody waits for a donor that is slow or has fallen silent.
+When the pool is empty, an idle stream asks once more for a block that is *late*: one that the streams which hold it
+will not have delivered, by their speed or by their silence, when this stream could have done so easily. So a block may
+be on its way in several streams; the first verified copy lands, and later ones are read and dropped. At the end of a
+transfer nobody waits for a donor that is slow or has fallen silent.
 
-A lane that ends leaves its blocks to the others (`forsake`). `remaining` counts the blocks that have not landed; every
-one of them is in the pool or held by at least one lane.
+A stream that ends leaves its blocks to the others (`forsake`). `remaining` counts the blocks that have not landed;
+every one of them is in the pool or held by at least one stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pccl.runtime.state import tensor_blocks
 HORIZON_S = 0.25
 HORIZON_LATENCIES = 3
 REQUESTS_FIRST = 2
-"""Asked for while a lane's speed is not known."""
+"""Asked for while a stream's speed is not known."""
 REQUESTS_MAX = 256
 """Asked for at most: so many requests fit the donor's receive buffer also while it does not read."""
 RATE_WINDOW_S = 0.1
@@ -44,11 +44,11 @@ class Block:
     number: int
     size: int
     is_landed: bool = False
-    holders: list[Lane] = field(default_factory=list)
+    holders: list[DonorStream] = field(default_factory=list)
     """Lanes that were asked for it and have not delivered it yet."""
 
 
-class Lane:
+class DonorStream:
     """What is known of one connection to a donor, and what it was asked for."""
 
     def __init__(self) -> None:
@@ -124,43 +124,43 @@ class Schedule:
         self.remaining = count
         self._fresh: Iterator[Block] = iter(blocks)
         self._returned: deque[Block] = deque()
-        self._lanes: list[Lane] = []
+        self._streams: list[DonorStream] = []
 
     @property
     def is_done(self) -> bool:
         return self.remaining == 0
 
-    def enter(self, lane: Lane) -> None:
-        self._lanes.append(lane)
+    def enter(self, stream: DonorStream) -> None:
+        self._streams.append(stream)
 
     @property
     def remaining_s(self) -> float:
         """How long the rest will take at the present speed."""
-        rate = sum(lane.rate or 0.0 for lane in self._lanes if lane.queue)
+        rate = sum(stream.rate or 0.0 for stream in self._streams if stream.queue)
         return self.remaining * tensor_blocks.BLOCK_BYTES / rate if rate else float("inf")
 
-    def draw(self, lane: Lane, now: float) -> Block | None:
-        """The next block to ask `lane` for, if any: it is in its queue then."""
-        if not lane.has_room:
+    def draw(self, stream: DonorStream, now: float) -> Block | None:
+        """The next block to ask `stream` for, if any: it is in its queue then."""
+        if not stream.has_room:
             return None
         block = self._returned.popleft() if self._returned else next(self._fresh, None)
-        if block is None and not lane.queue:
-            block = self._late(lane)
+        if block is None and not stream.queue:
+            block = self._late(stream)
         if block is not None:
-            lane._add(block, now)
+            stream._add(block, now)
         return block
 
-    def _late(self, idle: Lane) -> Block | None:
+    def _late(self, idle: DonorStream) -> Block | None:
         """The block to rescue: that which will take longest."""
         found: Block | None = None
         found_s = 0.0
         waits: dict[Block, float] = {}
-        for lane in self._lanes:
-            ahead = lane.to_come_bytes - sum(block.size for block in lane.queue)
-            for block in lane.queue:
+        for stream in self._streams:
+            ahead = stream.to_come_bytes - sum(block.size for block in stream.queue)
+            for block in stream.queue:
                 ahead += block.size
                 if not block.is_landed:
-                    waits[block] = min(waits.get(block, float("inf")), lane.wait_s(ahead))
+                    waits[block] = min(waits.get(block, float("inf")), stream.wait_s(ahead))
         for block, wait_s in waits.items():
             mine_s = idle.latency_s + idle.wait_s(block.size)
             if wait_s > max(found_s, 2 * mine_s + RESCUE_S):
@@ -174,16 +174,16 @@ class Schedule:
         block.is_landed = True
         self.remaining -= 1
 
-    def delivered(self, lane: Lane) -> None:
-        """The first block of the lane's queue has come, whatever became of it."""
-        self._give_back(lane._remove_first())
+    def delivered(self, stream: DonorStream) -> None:
+        """The first block of the stream's queue has come, whatever became of it."""
+        self._give_back(stream._remove_first())
 
-    def forsake(self, lane: Lane) -> bool:
-        """The lane has ended. True if it has left blocks to the others."""
-        self._lanes.remove(lane)
+    def forsake(self, stream: DonorStream) -> bool:
+        """The stream has ended. True if it has left blocks to the others."""
+        self._streams.remove(stream)
         before = len(self._returned)
-        while lane.queue:
-            self._give_back(lane._remove_first())
+        while stream.queue:
+            self._give_back(stream._remove_first())
         return len(self._returned) > before
 
     def _give_back(self, block: Block) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pccl.protocol import messages as m
 from pccl.runtime.network.wire import ByteStream
 from pccl.runtime.state import donor
-from pccl.runtime.state.receiver import PATIENCE_S, Connect, Receiver, Stream, TransferError
+from pccl.runtime.state.receiver import PATIENCE_S, ClosableStream, Connect, Receiver, TransferError
 from pccl.runtime.state.tensor_blocks import Fingerprint, StateTensor
 
-__all__ = ["Stream", "Transfer", "TransferError"]
+__all__ = ["ClosableStream", "Transfer", "TransferError"]
 
 
 class Transfer:

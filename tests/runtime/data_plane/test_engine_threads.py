@@ -58,7 +58,7 @@ def engines_of(peer: Communicator) -> list[Engine]:
 
 
 def sent_bytes(peer: Communicator) -> list[int]:
-    """By lane."""
+    """By thread."""
     return [engine.stats()["tx_payload_bytes"] for engine in engines_of(peer)]
 
 
@@ -116,7 +116,7 @@ def all_results(threads: int) -> list[bytes]:
                 found.append(contents)
         for peer in cluster.peers:
             assert len(sent_bytes(peer)) == threads
-            assert min(sent_bytes(peer)) > max(sent_bytes(peer)) / 4, "no lane idles"
+            assert min(sent_bytes(peer)) > max(sent_bytes(peer)) / 4, "no thread idles"
             assert peer.stats["tx_payload_bytes"] == sum(sent_bytes(peer))
             assert ("scratch_bytes_max" in peer.stats) == (threads == 1), "marks of several threads make no sum"
     return found
@@ -214,7 +214,7 @@ def test_aborted_op_restores_what_all_threads_overwrote() -> None:
 
 @dataclass(frozen=True)
 class Noted:
-    lanes: EngineThreads
+    threads: EngineThreads
     link: int
     index: int
     sock: socket.socket
@@ -227,9 +227,9 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Noted]]:
     noted: list[Noted] = []
     link_add = EngineThreads.link_add
 
-    def note(lanes: EngineThreads, link: int, index: int, fd: int, *more: Any) -> None:
-        noted.append(Noted(lanes, link, index, socket.socket(fileno=os.dup(fd))))
-        link_add(lanes, link, index, fd, *more)
+    def note(threads: EngineThreads, link: int, index: int, fd: int, *more: Any) -> None:
+        noted.append(Noted(threads, link, index, socket.socket(fileno=os.dup(fd))))
+        link_add(threads, link, index, fd, *more)
 
     monkeypatch.setattr(EngineThreads, "link_add", note)
     yield noted
@@ -237,15 +237,18 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Noted]]:
         connection.sock.close()
 
 
-def by_lane(peer: Communicator) -> list[int]:
+def by_thread(peer: Communicator) -> list[int]:
     return [engine.stats()["connections"] for engine in engines_of(peer)]
 
 
 def test_each_thread_has_a_connection_of_each_link() -> None:
     with run_of(WORLD, 3, connections=1) as cluster:
-        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[2, 2, 2]] * WORLD, "one a lane to each other peer")
+        until(
+            lambda: [by_thread(peer) for peer in cluster.peers] == [[2, 2, 2]] * WORLD,
+            "one a thread to each other peer",
+        )
     with run_of(2, 2, connections=5) as cluster:
-        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[3, 2]] * 2, "five connections")
+        until(lambda: [by_thread(peer) for peer in cluster.peers] == [[3, 2]] * 2, "five connections")
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
@@ -253,13 +256,13 @@ def test_lost_connection_is_replaced_in_its_thread(
     index: int, connections: list[Noted], caplog: pytest.LogCaptureFixture
 ) -> None:
     with run_of(2, 2, connections=4) as cluster:
-        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete")
+        until(lambda: [by_thread(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete")
         lost = next(each for each in connections if each.index == index)
         known = len(connections)
         lost.sock.shutdown(socket.SHUT_RDWR)
         until(lambda: len(connections) == known + 2, "both ends have a new one")
         assert {each.index for each in connections[known:]} == {4 + index % 2}
-        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete again")
+        until(lambda: [by_thread(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete again")
         cluster.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM))
         assert min(sent_bytes(cluster[0])) > 0
         until(lambda: caplog.text.count("goes on with a connection less") == 2, "both ends tell of it")
@@ -267,7 +270,7 @@ def test_lost_connection_is_replaced_in_its_thread(
 
 def test_link_without_connections_in_one_thread_is_made_anew(connections: list[Noted]) -> None:
     with run_of(2, 2) as cluster:
-        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[1, 1]] * 2, "the link is complete")
+        until(lambda: [by_thread(peer) for peer in cluster.peers] == [[1, 1]] * 2, "the link is complete")
         known = len(connections)
         lost = next(each for each in connections if each.index == 1)
         lost.sock.shutdown(socket.SHUT_RDWR)
@@ -282,7 +285,7 @@ def test_link_without_connections_in_one_thread_is_made_anew(connections: list[N
         assert all((array == 2).all() for array in cluster.each(reduce))
         assert sorted(each.index for each in connections[known:]) == [0, 0, 1, 1]
         assert {each.link for each in connections[known:]}.isdisjoint({lost.link})
-        until(lambda: [by_lane(peer) for peer in cluster.peers] == [[1, 1]] * 2, "and nothing is left of the old one")
+        until(lambda: [by_thread(peer) for peer in cluster.peers] == [[1, 1]] * 2, "and nothing is left of the old one")
 
 
 # Beginning.

@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 import trio
 
-from pccl.runtime.network import heartbeat as beacons
-from pccl.runtime.network.heartbeat import Closed, Heartbeat, Silent, keep_beats
+from pccl.runtime.network import heartbeat as heartbeats_module
+from pccl.runtime.network.heartbeat import Closed, HeartbeatThread, Silent, keep_heartbeats
 from pccl.runtime.network.wire import ConnectionLost
 
 TIMEOUT_S = 0.3
@@ -33,42 +33,42 @@ def test_events_name_the_connection_and_the_reason() -> None:
     async def main() -> None:
         mine, closed = socket.socketpair()
         other, silent = socket.socketpair()
-        beacon = Heartbeat(TIMEOUT_S)
+        thread = HeartbeatThread(TIMEOUT_S)
         try:
-            beacon.add(7, mine.detach())
+            thread.add(7, mine.detach())
             closed.close()
-            (event,) = await beacon.events()
+            (event,) = await thread.events()
             assert isinstance(event, Closed)
             assert event.connection == 7
             assert event.reason in ("closed by the other side", "Connection reset by peer")
-            beacon.add(8, other.detach())
-            (event,) = await beacon.events()
+            thread.add(8, other.detach())
+            (event,) = await thread.events()
             assert isinstance(event, Silent)
             assert event.connection == 8
             assert event.silent_s >= TIMEOUT_S
             silent.close()
         finally:
-            beacon.close()
-            beacon.remove(8)
+            thread.close()
+            thread.remove(8)
 
     run(main)
 
 
 def test_what_is_no_socket_is_refused() -> None:
-    beacon = Heartbeat(LONG_S)
+    thread = HeartbeatThread(LONG_S)
     with pytest.raises(OSError, match="not taken"):
-        beacon.add(1, -1)
-    beacon.close()
+        thread.add(1, -1)
+    thread.close()
 
 
 def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """With failures in between, which are tried again."""
-    monkeypatch.setattr(beacons, "PAUSES_PER_TIMEOUT", 60 * LONG_S)
+    monkeypatch.setattr(heartbeats_module, "PAUSES_PER_TIMEOUT", 60 * LONG_S)
 
     async def main() -> None:
         ends: list[socket.socket] = []
         failures = iter([True, False, True, True, False, False])
-        beacon = Heartbeat(TIMEOUT_S)
+        thread = HeartbeatThread(TIMEOUT_S)
 
         async def connect() -> socket.socket:
             await trio.lowlevel.checkpoint()
@@ -80,8 +80,8 @@ def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: py
             ends.append(other)
             return mine
 
-        reason = await keep_beats(beacon, connect, LONG_S)
-        beacon.close()
+        reason = await keep_heartbeats(thread, connect, LONG_S)
+        thread.close()
         assert re.fullmatch(r"was silent for \d+\.\d s", reason)
         assert len(ends) == 3
         ends[-1].close()
@@ -90,15 +90,15 @@ def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: py
 
 
 def test_what_cannot_be_reached_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beacons, "FIRST_BEAT_S", 0.1)
+    monkeypatch.setattr(heartbeats_module, "FIRST_HEARTBEAT_S", 0.1)
 
     async def main() -> None:
         async def connect() -> socket.socket:
             raise ConnectionLost("no route")
 
-        beacon = Heartbeat(TIMEOUT_S)
-        reason = await keep_beats(beacon, connect, TIMEOUT_S)
-        beacon.close()
-        assert reason == "could not be reached with signs of life: no route"
+        thread = HeartbeatThread(TIMEOUT_S)
+        reason = await keep_heartbeats(thread, connect, TIMEOUT_S)
+        thread.close()
+        assert reason == "could not be reached with heartbeats: no route"
 
     run(main)

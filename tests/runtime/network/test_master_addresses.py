@@ -39,7 +39,7 @@ def test_a_search_has_the_same_order_whatever_the_order_given() -> None:
     assert not searches[0].are_all_asked
     orders = [[search.next(0.5).address for _ in range(3)] for search in searches]
     assert orders[0] == orders[1]
-    assert sorted(orders[0]) == sorted(one.masters)
+    assert sorted(orders[0]) == sorted(one.addresses)
 
 
 def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.messages import LinkReport, Report
 from pccl.runtime.data_plane.events import LinkCounters
-from pccl.runtime.session.reports import EPOCHS_TOLD, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
+from pccl.runtime.session.reports import EPOCHS_REPORTED, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
 from pccl.status import RunStatus, run_status
 from tests.support.cluster import Cluster, until
 
@@ -16,47 +16,47 @@ STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20}
 
 
 def test_what_is_counted() -> None:
-    tally = WorkCounters()
-    tally.op_ended(3, is_committed=True)
-    tally.op_ended(3, is_committed=False)
-    tally.op_ended(4, is_committed=True)
-    tally.state_fetched(7)
-    tally.reconnected()
+    counters = WorkCounters()
+    counters.op_ended(3, is_committed=True)
+    counters.op_ended(3, is_committed=False)
+    counters.op_ended(4, is_committed=True)
+    counters.state_fetched(7)
+    counters.reconnected()
     for link, peer in ((1, 2), (2, 5), (3, 6)):
-        tally.link_made(link, peer)
-    tally.link_counted(LinkCounters(1, 4, 0, 700, 500, 0))
-    tally.link_counted(LinkCounters(1, 6, 0, 700, 500, 1))
-    tally.link_counted(LinkCounters(3, 8, 0, 700, 500, 0))
-    tally.link_closed(3)
-    tally.link_counted(LinkCounters(3, 9, 0, 700, 500, 0))  # asked for before
-    assert tally.links == [1, 2]
-    assert tally.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10, 700, 1000)])
+        counters.link_made(link, peer)
+    counters.link_counted(LinkCounters(1, 4, 0, 700, 500, 0))
+    counters.link_counted(LinkCounters(1, 6, 0, 700, 500, 1))
+    counters.link_counted(LinkCounters(3, 8, 0, 700, 500, 0))
+    counters.link_closed(3)
+    counters.link_counted(LinkCounters(3, 9, 0, 700, 500, 0))  # asked for before
+    assert counters.links == [1, 2]
+    assert counters.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10, 700, 1000)])
 
 
 def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
-    tally = WorkCounters()
-    assert tally.report(STATS) is not None
-    assert tally.report(STATS) is not None
-    assert tally.report(STATS) is None
-    tally.op_ended(1, is_committed=True)
-    assert tally.report(STATS) is not None
+    counters = WorkCounters()
+    assert counters.report(STATS) is not None
+    assert counters.report(STATS) is not None
+    assert counters.report(STATS) is None
+    counters.op_ended(1, is_committed=True)
+    assert counters.report(STATS) is not None
 
 
 def test_another_master_is_told_anew() -> None:
-    tally = WorkCounters()
-    told = tally.report(STATS, 1)
-    tally.report(STATS, 1)
-    assert tally.report(STATS, 1) is None
-    assert tally.report(STATS, 2) == told
+    counters = WorkCounters()
+    told = counters.report(STATS, 1)
+    counters.report(STATS, 1)
+    assert counters.report(STATS, 1) is None
+    assert counters.report(STATS, 2) == told
 
 
-def test_only_the_last_epochs_are_told() -> None:
-    tally = WorkCounters()
-    for epoch in range(1, 3 * EPOCHS_TOLD):
-        tally.op_ended(epoch, is_committed=True)
-    report = tally.report(STATS)
+def test_only_the_last_epochs_are_last_report() -> None:
+    counters = WorkCounters()
+    for epoch in range(1, 3 * EPOCHS_REPORTED):
+        counters.op_ended(epoch, is_committed=True)
+    report = counters.report(STATS)
     assert report is not None
-    assert [epoch for epoch, _, _ in report.ops] == list(range(2 * EPOCHS_TOLD, 3 * EPOCHS_TOLD))
+    assert [epoch for epoch, _, _ in report.ops] == list(range(2 * EPOCHS_REPORTED, 3 * EPOCHS_REPORTED))
 
 
 def test_many_peers_report_less_often() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.runtime.state import tensor_blocks
-from pccl.runtime.state.schedule import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, Lane, Schedule, blocks_of
+from pccl.runtime.state.schedule import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, DonorStream, Schedule, blocks_of
 
 SIZE = 1000
 
@@ -17,32 +17,32 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_blocks, "BLOCK_BYTES", SIZE)
 
 
-def schedule_of(count: int, lanes: int = 1) -> tuple[Schedule, list[Lane]]:
+def schedule_of(count: int, streams: int = 1) -> tuple[Schedule, list[DonorStream]]:
     schedule = Schedule(blocks_of(0, count * SIZE, range(count)), count)
-    entered = [Lane() for _ in range(lanes)]
-    for lane in entered:
-        schedule.enter(lane)
+    entered = [DonorStream() for _ in range(streams)]
+    for stream in entered:
+        schedule.enter(stream)
     return schedule, entered
 
 
-def draw_all(schedule: Schedule, lane: Lane, now: float) -> list[Block]:
+def draw_all(schedule: Schedule, stream: DonorStream, now: float) -> list[Block]:
     drawn = []
-    while (block := schedule.draw(lane, now)) is not None:
+    while (block := schedule.draw(stream, now)) is not None:
         drawn.append(block)
     return drawn
 
 
-def deliver(schedule: Schedule, lane: Lane, now: float) -> Block:
-    """The first block of the lane comes as a whole."""
-    block = lane.queue[0]
-    lane.moved(block.size, now)
+def deliver(schedule: Schedule, stream: DonorStream, now: float) -> Block:
+    """The first block of the stream comes as a whole."""
+    block = stream.queue[0]
+    stream.moved(block.size, now)
     if not block.is_landed:
         schedule.land(block)
-    schedule.delivered(lane)
+    schedule.delivered(stream)
     return block
 
 
-def run(schedule: Schedule, speeds: dict[Lane, float], now: float = 0.0) -> tuple[float, dict[Lane, int]]:
+def run(schedule: Schedule, speeds: dict[DonorStream, float], now: float = 0.0) -> tuple[float, dict[DonorStream, int]]:
     """Lanes that deliver so many bytes a second, until everything has landed: when that is, and how many blocks each
     has landed."""
     landed = dict.fromkeys(speeds, 0)
@@ -50,15 +50,15 @@ def run(schedule: Schedule, speeds: dict[Lane, float], now: float = 0.0) -> tupl
     step_s = 0.01
     while not schedule.is_done:
         now += step_s
-        for lane, speed in speeds.items():
-            draw_all(schedule, lane, now)
-            credit[lane] = credit[lane] + speed * step_s if lane.queue else 0.0
-            lane.silent_s += step_s if lane.queue else 0.0
-            while lane.queue and credit[lane] >= SIZE and not schedule.is_done:
-                credit[lane] -= SIZE
-                landed[lane] += not lane.queue[0].is_landed
-                deliver(schedule, lane, now)
-                draw_all(schedule, lane, now)
+        for stream, speed in speeds.items():
+            draw_all(schedule, stream, now)
+            credit[stream] = credit[stream] + speed * step_s if stream.queue else 0.0
+            stream.silent_s += step_s if stream.queue else 0.0
+            while stream.queue and credit[stream] >= SIZE and not schedule.is_done:
+                credit[stream] -= SIZE
+                landed[stream] += not stream.queue[0].is_landed
+                deliver(schedule, stream, now)
+                draw_all(schedule, stream, now)
     return now, landed
 
 
@@ -68,21 +68,21 @@ def test_blocks_cover_a_tensor_and_the_last_one_is_shorter() -> None:
 
 
 def test_a_lane_of_unknown_speed_is_asked_for_little() -> None:
-    schedule, (lane,) = schedule_of(100)
-    assert [block.number for block in draw_all(schedule, lane, 0.0)] == list(range(REQUESTS_FIRST))
+    schedule, (stream,) = schedule_of(100)
+    assert [block.number for block in draw_all(schedule, stream, 0.0)] == list(range(REQUESTS_FIRST))
 
 
 def test_a_fast_lane_with_a_long_way_is_asked_for_what_fills_the_way() -> None:
-    schedule, (lane,) = schedule_of(1000)
+    schedule, (stream,) = schedule_of(1000)
     now, latency_s, speed = 0.0, 1.0, 40 * SIZE
-    draw_all(schedule, lane, now)
+    draw_all(schedule, stream, now)
     now += latency_s
     for _ in range(200):
-        deliver(schedule, lane, now)
-        draw_all(schedule, lane, now)
+        deliver(schedule, stream, now)
+        draw_all(schedule, stream, now)
         now += SIZE / speed
-    assert lane.to_come_bytes >= speed * 2 * latency_s
-    assert len(lane.queue) <= REQUESTS_MAX
+    assert stream.to_come_bytes >= speed * 2 * latency_s
+    assert len(stream.queue) <= REQUESTS_MAX
 
 
 def test_lanes_draw_as_they_deliver_and_end_together() -> None:
@@ -96,7 +96,7 @@ def test_lanes_draw_as_they_deliver_and_end_together() -> None:
 def test_a_slow_lane_does_not_hold_the_end() -> None:
     schedule, (fast, slow) = schedule_of(100, 2)
     end_s, _ = run(schedule, {fast: 100 * SIZE, slow: 0.1 * SIZE})
-    assert end_s < 2.0, "a block of the slow lane takes 10 s"
+    assert end_s < 2.0, "a block of the slow stream takes 10 s"
 
 
 def test_a_silent_lane_does_not_hold_the_end() -> None:
@@ -141,26 +141,26 @@ ACTIONS = st.sampled_from(["draw", "deliver", "wait", "end", "enter"])
 @given(st.integers(0, 30), st.lists(st.tuples(ACTIONS, st.integers(0, 5))))
 def test_no_block_is_forgotten(count: int, actions: list[tuple[str, int]]) -> None:
     """Lanes draw, deliver, fall silent, end and come, in any order; whoever stays can land all the rest."""
-    schedule, lanes = schedule_of(count, 2)
+    schedule, streams = schedule_of(count, 2)
     now = 0.0
     for action, which in actions:
         now += 0.3
-        lane = lanes[which % len(lanes)]
+        stream = streams[which % len(streams)]
         if action == "draw":
-            schedule.draw(lane, now)
-        elif action == "deliver" and lane.queue:
-            deliver(schedule, lane, now)
-        elif action == "wait" and lane.queue:
-            lane.silent_s += 1.0
-        elif action == "end" and len(lanes) > 1:
-            lanes.remove(lane)
-            schedule.forsake(lane)
+            schedule.draw(stream, now)
+        elif action == "deliver" and stream.queue:
+            deliver(schedule, stream, now)
+        elif action == "wait" and stream.queue:
+            stream.silent_s += 1.0
+        elif action == "end" and len(streams) > 1:
+            streams.remove(stream)
+            schedule.forsake(stream)
         elif action == "enter":
-            lanes.append(Lane())
-            schedule.enter(lanes[-1])
-    keeper, *others = lanes
-    for lane in others:
-        schedule.forsake(lane)
+            streams.append(DonorStream())
+            schedule.enter(streams[-1])
+    keeper, *others = streams
+    for stream in others:
+        schedule.forsake(stream)
     while keeper.queue or draw_all(schedule, keeper, now):
         now += 0.1
         deliver(schedule, keeper, now)

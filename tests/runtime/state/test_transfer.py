@@ -40,7 +40,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def many_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than donors tell unasked."""
-    monkeypatch.setattr(receiver_module, "DIGESTS_TOLD_BYTES_MAX", 0)
+    monkeypatch.setattr(receiver_module, "DIGESTS_UNASKED_BYTES_MAX", 0)
 
 
 def state(*contents: bytes, loose: Sequence[int] = ()) -> list[StateTensor]:
@@ -548,14 +548,14 @@ def test_several_receivers_at_once() -> None:
 def test_a_long_transfer_opens_more_lanes_to_each_donor() -> None:
     donor = transfer_of(state(pattern(60 * BLOCK)))
     receiver = transfer_of(state(bytes(60 * BLOCK)))
-    lanes: list[trio.socket.SocketType] = []
+    streams: list[trio.socket.SocketType] = []
 
     async def serve(sock: trio.socket.SocketType) -> None:
-        lanes.append(sock)
+        streams.append(sock)
         await slow(0.5, donor)(sock)
 
     assert fetch(receiver, plan_for(donor), [serve], virtual(), bound_s=60) == []
-    assert len(lanes) == CONNECTIONS
+    assert len(streams) == CONNECTIONS
     assert contents(receiver) == contents(donor)
 
 
