@@ -68,7 +68,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, encode
 
 Keys = tuple[bytes, bytes]
-"""Of what this side sends on a connection and of what the other side sends."""
+"""The key of what this side sends on a connection, and the key of what the other side sends."""
 
 NONCE_BYTES = 32
 PUBLIC_KEY_BYTES = 32
@@ -79,7 +79,7 @@ REMEDY = "give both sides the same token (token=, PCCL_TOKEN or `pccl master --t
 
 
 class AuthError(ProtocolError):
-    """The other side has not shown who it is in the way that is asked for here, or we cannot."""
+    """The other side has not proved who it is in the way that is asked for here, or this side cannot do so."""
 
 
 class KeyExchange(Protocol):
@@ -89,22 +89,22 @@ class KeyExchange(Protocol):
     def public_key(self) -> bytes: ...
 
     def secret(self, theirs: bytes) -> bytearray:
-        """What this and the other side's public key make, PUBLIC_KEY_BYTES, to be wiped by the caller. ValueError if it
-        would be zero."""
+        """Return what this side's private key and the other side's public key (PUBLIC_KEY_BYTES) make. The caller wipes
+        it. Raises ValueError if it would be zero."""
 
 
 def run_key(token: str, run: str) -> bytes:
-    """The pre-shared key of a run."""
+    """Return the pre-shared key of a run."""
     return _hmac(token.encode(), b"pccl 2 run key" + _field(run.encode()))
 
 
 def hkdf_extract(salt: bytes, material: bytes | bytearray) -> bytes:
-    """RFC 5869, 2.2, with SHA-256."""
+    """HKDF-Extract of RFC 5869, section 2.2, with SHA-256."""
     return _hmac(salt, material)
 
 
 def hkdf_expand(key: bytes, info: bytes, count: int) -> bytes:
-    """`count` bytes, at most 255 * HASH_BYTES: RFC 5869, 2.3, with SHA-256."""
+    """HKDF-Expand of RFC 5869, section 2.3, with SHA-256: `count` bytes, at most 255 * HASH_BYTES."""
     assert 0 <= count <= 255 * HASH_BYTES
     block, found = b"", b""
     while len(found) < count:
@@ -114,21 +114,23 @@ def hkdf_expand(key: bytes, info: bytes, count: int) -> bytes:
 
 
 class Schedule:
-    """What both ends of a connection compute of `psk`, `dh` and what they have said: proofs and payload keys."""
+    """The proofs and payload keys that both ends of a connection compute from `psk`, `dh` and all that was said."""
 
     def __init__(self, psk: bytes, dh: bytes | bytearray, opening: bytes, challenge: bytes) -> None:
-        """`opening` and `challenge` are the bodies as they travelled. An empty `dh`: no public keys were exchanged."""
+        """`opening` and `challenge` are the bodies as they travelled. `dh` is empty where no public keys were
+        exchanged."""
         self._has_payload_keys = bool(dh)
         self._secret = hkdf_extract(psk, dh or bytes(PUBLIC_KEY_BYTES))
         said = b"pccl 2 transcript" + _field(opening) + _field(challenge)
         self._transcript = hashlib.sha256(said).digest()
 
     def proof(self, role: bytes) -> bytes:
-        """What `role`, DIALER or ACCEPTOR, proves itself with."""
+        """Return what this role, DIALER or ACCEPTOR, proves itself with."""
         return self._expand(b"proof of the " + role)
 
     def payload_keys(self, ours: bytes, theirs: bytes) -> Keys | None:
-        """Of these roles. None without a key exchange: there are none without forward secrecy."""
+        """Return the payload keys of these two roles, or None without a key exchange: keys without forward secrecy are
+        not made."""
         if not self._has_payload_keys:
             return None
         return self._expand(b"payload of the " + ours), self._expand(b"payload of the " + theirs)
@@ -146,7 +148,8 @@ def _field(data: bytes) -> bytes:
 
 
 def _schedule(psk: bytes, exchange: KeyExchange | None, theirs: bytes, opening: bytes, challenge: bytes) -> Schedule:
-    """`theirs` is the other side's public key, empty if no keys are exchanged. AuthError if it is of no use."""
+    """Return the schedule of a handshake. `theirs` is the other side's public key, empty if no keys are exchanged.
+    Raises AuthError if that key is of no use."""
     if not theirs:
         return Schedule(psk, b"", opening, challenge)
     assert exchange is not None
@@ -165,13 +168,13 @@ def _wants_encryption(opening: m.Opening) -> bool:
 
 
 class Dialer:
-    """The dialer's side of one handshake. `run` is the run that must answer; None: the acceptor names it."""
+    """The dialer's side of one handshake."""
 
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. An empty `token`: there is none. No `exchange`: there is no
-        X25519 here."""
+        """`nonce` is NONCE_BYTES of fresh randomness. `run` is the run that must answer; None: the acceptor names it.
+        An empty `token`: this side has none. No `exchange`: this side has no X25519."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
@@ -182,16 +185,16 @@ class Dialer:
         """The frame to send first."""
         self._expected = b""
         self.is_proven = False
-        """The acceptor has shown that it knows the token."""
+        """Whether the acceptor has proved that it knows the token."""
         self._payload_keys: Keys | None = None
 
     @property
     def payload_keys(self) -> Keys | None:
-        """None before `check`, and without a key exchange."""
+        """The payload keys; None before `check`, and without a key exchange."""
         return self._payload_keys if self.is_proven else None
 
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
-        """The frame that answers a Challenge. AuthError."""
+        """Return the frame that answers a Challenge. Raises AuthError if this side must not answer."""
         if not self._token:
             raise AuthError(f"it asks for a token and this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
@@ -207,13 +210,14 @@ class Dialer:
         return encode(m.Proof(schedule.proof(DIALER)))
 
     def check(self, theirs: m.Proof) -> None:
-        """AuthError unless the acceptor knows the token."""
+        """Check the acceptor's proof. Raises AuthError unless the acceptor knows the token."""
         if not self._expected or not hmac.compare_digest(self._expected, theirs.auth):
             raise AuthError("it does not know the token; somebody else answers at this address")
         self.is_proven = True
 
     def check_answer(self, answer: m.Message) -> None:
-        """AuthError if an answer other than a refusal came where a proof was due, or keys."""
+        """Check that what answers the opening may come now. Raises AuthError if proofs or keys are due before it; a
+        refusal needs none."""
         if isinstance(answer, m.Goodbye | m.Rejected):
             return
         if self._token and not self.is_proven:
@@ -223,9 +227,10 @@ class Dialer:
 
 
 class Acceptor:
-    """The acceptor's side of one handshake. `name` is what errors call it, `exchange` as of `Dialer`."""
+    """The acceptor's side of one handshake."""
 
     def __init__(self, token: str, nonce: bytes, run: str, name: str, exchange: KeyExchange | None = None) -> None:
+        """`name` is what errors call this side. `nonce` and `exchange` are as for `Dialer`."""
         assert len(nonce) == NONCE_BYTES
         self._name = name
         self._token = token
@@ -235,10 +240,11 @@ class Acceptor:
         self._said: tuple[bytes, bytes, bytes] | None = None
         """The dialer's public key, the opening and the Challenge."""
         self.payload_keys: Keys | None = None
-        """After `check`. None without a key exchange."""
+        """The payload keys; None before `check`, and without a key exchange."""
 
     def challenge(self, opening: m.Opening, body: bytes) -> bytes | None:
-        """The frame that answers an opening; None if neither side has a token. AuthError."""
+        """Return the frame that answers an opening, or None if neither side has a token. Raises AuthError if the dialer
+        cannot be let in."""
         if not self._token:
             if opening.auth:
                 raise AuthError(f"the dialing peer has a token and {self._name} has none; {REMEDY}")
@@ -263,7 +269,7 @@ class Acceptor:
         return frame
 
     def check(self, theirs: m.Proof) -> bytes:
-        """The frame that answers the dialer's proof. AuthError unless the dialer knows the token."""
+        """Return the frame that answers the dialer's proof. Raises AuthError unless the dialer knows the token."""
         if self._said is None:
             raise AuthError("a proof before there was a challenge")
         public_key, opening, challenge = self._said

@@ -1,8 +1,11 @@
 """Framing and checking of messages: a 4-byte big-endian length, then that many bytes of msgpack.
 
-Two stages keep strangers harmless. msgpack decodes under explicit limits, so a short frame cannot claim a huge array;
-msgspec then converts what came out into one of the expected message types, so the machines never see a field of a
-wrong type. Everything else raises `ProtocolError`, which names what was wrong.
+Anybody may connect, so what comes is checked in two stages before a machine sees it:
+
+    1  msgpack decodes under explicit limits, so a short frame cannot claim a huge array.
+    2  msgspec converts what came out into one of the expected message types, so no field has a wrong type.
+
+Everything else raises `ProtocolError`, which names what was wrong.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from pccl.protocol.messages import Message
 
 LENGTH_BYTES = 4
 MESSAGE_BYTES_MAX = 16 * 2**20
-"""Bound of one message between parties that know each other."""
+"""Size of a message between parties that know each other."""
 OPENING_BYTES_MAX = 16 * 2**10
-"""Bound of the first message of a stranger."""
+"""Size of the first message of a connection, whose sender has proved nothing yet."""
 
 M = TypeVar("M")
 
 
 class ProtocolError(Exception):
-    """The other side sent what it must not."""
+    """The other side has sent what it must not send."""
 
 
 def encode(message: Message) -> bytes:
-    """One message as a frame. ValueError if it exceeds MESSAGE_BYTES_MAX."""
+    """Return one message as a frame. Raises ValueError if it exceeds MESSAGE_BYTES_MAX."""
     body: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
     if len(body) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a {type(message).__name__} of {len(body)} bytes exceeds {MESSAGE_BYTES_MAX}")
@@ -38,13 +41,14 @@ def encode(message: Message) -> bytes:
 
 
 class FrameCache:
-    """Encodes a message that goes to many once. It keeps what it has seen: to be used for one batch of messages."""
+    """Encodes a message that goes to many once. It keeps all that it has seen, so it is made for one batch of
+    messages."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Message, bytes]] = {}
 
     def frame(self, message: Message) -> bytes:
-        """As `encode`."""
+        """Return the message as `encode` does."""
         found = self._frames.get(id(message))
         if found is None:
             found = self._frames[id(message)] = message, encode(message)
@@ -52,7 +56,7 @@ class FrameCache:
 
 
 def frame_length(head: bytes, limit_bytes: int) -> int:
-    """The body length that a frame's first LENGTH_BYTES announce."""
+    """Return the length of the body that a frame's first LENGTH_BYTES announce."""
     length = int.from_bytes(head, "big")
     if length > limit_bytes:
         raise ProtocolError(
@@ -65,7 +69,7 @@ def frame_length(head: bytes, limit_bytes: int) -> int:
 
 
 def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
-    """One message body as one of the types of the union `expected`."""
+    """Decode one message body as one of the types of the union `expected`."""
     try:
         plain = msgpack.unpackb(body, raw=False, strict_map_key=True, max_ext_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types
@@ -79,13 +83,13 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
 
 @cache
 def _holder(expected: Any) -> Any:
-    """A struct around one message of the union `expected`. msgspec keeps what it finds out about a struct, but looks at
-    a union anew in each conversion."""
+    """Return a struct type around one message of the union `expected`. msgspec keeps what it finds out about a struct,
+    but looks at a union anew in each conversion."""
     return msgspec.defstruct("Holder", [("message", expected)], array_like=True)
 
 
 def harmless(text: str, characters_max: int = 500) -> str:
-    """Text that others may have written, fit for one line of a log."""
+    """Return a text that others may have written so that it fits into one line of a log."""
     if len(text) > characters_max:
         text = f"{text[:characters_max]}..."
     return text if text.isprintable() else text.encode("unicode_escape").decode()
@@ -104,18 +108,18 @@ class Decoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
-        """Yields every message that `data` completes, in order."""
+        """Yield every message that `data` completes, in order."""
         self._buffer += data
         while (body := self.next_body()) is not None:
             self.trust()
             yield decode_body(body, self._expected)
 
     def feed_raw(self, data: bytes | bytearray | memoryview) -> None:
-        """For `next_body`."""
+        """Take in data whose messages are asked for one by one with `next_body`."""
         self._buffer += data
 
     def next_body(self) -> bytes | None:
-        """Takes the body of one message as it is, under the present bound. None if it is not complete."""
+        """Take the body of one message as it is, under the present bound. Return None if it is not complete."""
         if len(self._buffer) < LENGTH_BYTES:
             return None
         end = LENGTH_BYTES + frame_length(bytes(self._buffer[:LENGTH_BYTES]), self._limit_bytes)
@@ -126,10 +130,10 @@ class Decoder(Generic[M]):
         return body
 
     def trust(self) -> None:
-        """From here on messages may have MESSAGE_BYTES_MAX."""
+        """Let messages have MESSAGE_BYTES_MAX from here on."""
         self._limit_bytes = MESSAGE_BYTES_MAX
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a message that is not complete yet."""
+        """Number of bytes of a message that is not complete yet."""
         return len(self._buffer)

@@ -1,51 +1,55 @@
-"""Completion: how the participants of an op agree on its end by themselves, without the master.
+"""Completion: how the participants of an op decide that it is committed by themselves, without the master.
 
-Every peer must hear the same end of an op, however peers and masters die meanwhile. Where all participants of an op
-have links with each other, they can find out by themselves (commit by mutual completion): a peer whose engine is done
-with it tells all other participants (a DONE frame), and whoever is done and has heard so from all of them commits. That
-is one one-way delay more than the result took, and the master hears nothing. It is so in a group that is a mesh, and of
-a point-to-point op anywhere; see `is_mutual`. All others wait for the master's verdict as `master` says.
+The problem is that of atomic commitment: every peer must hear the same end of an op, however peers and masters die
+meanwhile. Where all participants of an op have links with each other they can find out by themselves (commit by mutual
+completion): a peer whose engine is done with the op tells all other participants (a DONE frame), and whoever is done
+and has heard so from all of them commits. That takes one one-way delay more than the result took, and the master hears
+nothing. It holds for all ops of a group that is a mesh, and for a point-to-point op anywhere: see `is_mutual`. All
+other ops wait for the master's verdict, as `master.op_verdicts` says.
 
 Three facts carry all that follows:
 
-    1  An engine says DONE only when the result is wholly there; it can neither lose it nor become undone.
-    2  Who commits by itself has heard DONE from all participants, so all of them are done.
-    3  The machine alone commits, in the order of what it hears: never once it has promised not to (an abort vote).
-       Where an op was committed past it, in a state in which it would have done the same (`Ops.plain_start`), it hears
-       so before anything else.
+    1  An engine sends DONE only when the result is wholly there. It can neither lose the result nor undo it.
+    2  A peer that commits by itself has heard DONE from all participants, so all of them are done.
+    3  Only the machine commits, in the order of what it hears, and never an op that it has promised not to commit (an
+       abort vote). Where an op was committed past it, on the fast path, that was in a state in which the machine would
+       have done the same (`Ops.plain_start`), and it hears so before anything else.
 
-Hence all who live on agree, whatever happens:
+Hence all peers that live on come to the same end, whatever happens:
 
-    4  A peer is lost. A flush has each survivor stop (after that nothing becomes done, and the machine commits nothing
-       by itself), and say which open ops are done, and which it has committed by itself in this epoch. The master
+    4  A peer is lost. A flush has each survivor stop its ops, after which nothing becomes done and the machine commits
+       nothing by itself, and say which open ops are done and which it has committed by itself in this epoch. The master
        commits what any survivor has committed, or what all surviving participants are done with, and aborts the rest.
-       If a peer that is lost had committed, all survivors are done (2), hence it is committed. If nobody had, the
-       verdict is the same for all since it is the master's.
-    5  A commit of the master's own (6) may be here before the engine is heard to be done. The survivor names it among
-       those that it has committed, so no flush turns it.
-    6  A participant gives up. Its caller may, or its engine may refuse the op or find others calling something else.
-       The engine stops the op first. If it is not done then, it never will be; so nobody has committed or will (2), and
-       the master aborts at once: that is so whenever somebody has not made the call, or is stopped. If it is done, the
-       others may have committed. The peer says so and promises to commit no more by itself; the master asks the other
-       participants for their abort votes: each says whether it has committed and otherwise promises the same, also of
-       an op that it has yet to launch. If one has, all are done, and the master commits, else it aborts when all have
-       voted: by then nobody can commit any more (3). Should one be lost meanwhile, the flush decides (4). The master
-       does this, too, before it aborts what somebody waits in and others seem never to have launched: for all it knows
-       they have, and it is over for them.
-    7  The master dies. What a peer has committed by itself is among the verdicts of its recovery report, and counts as
-       if a master had told it. Whoever has promised not to commit says to the next master again that it wants the op to
-       be given up.
-    8  What is said of an epoch is bounded. A peer has one op of a tag in flight at a time, so who has committed a use
-       of a tag knows that all earlier ones are decided for all participants: of each tag the last commit suffices, and
-       the aborts since.
+       If a lost peer had committed an op, all survivors are done with it (2), hence it is committed. If nobody had, the
+       verdict is the same for all because it is the master's.
+    5  A commit of the master's own (6) may reach a peer before its engine has said that it is done. The survivor names
+       it among those that it has committed, so no flush turns it into an abort.
+    6  A participant gives an op up: its caller may, or its engine may refuse the op or find that others call something
+       else. The engine stops the op first.
 
-What the master does not hear of it is told otherwise:
+       a  If the op is not done then, it never will be. So nobody has committed it or will (2), and the master aborts it
+          at once. That is so whenever somebody has not made the call, or was stopped.
+       b  If it is done, the others may have committed it. The peer says so and promises not to commit it by itself any
+          more. The master asks the other participants for their abort votes: each says whether it has committed the op,
+          and otherwise promises the same, also of an op that it has yet to launch. If one has committed it, all are
+          done, and the master commits. Otherwise it aborts when all have voted, for by then nobody can commit any more
+          (3). If a participant is lost meanwhile, the flush decides (4).
+       c  The master calls the same vote before it aborts an op that somebody waits in and others seem never to have
+          launched: for all it knows they have, and it is over for them.
+
+    7  The master dies. What a peer has committed by itself is among the verdicts of its recovery report, and counts as
+       if a master had sent it. A peer that has promised not to commit an op asks the next master again to give it up.
+    8  What has to be remembered of an epoch is bounded. A peer has one op of a tag in flight at a time, so one that has
+       committed a use of a tag knows that all earlier uses are decided for all participants. Of each tag the last
+       commit and the aborts since suffice.
+
+What the master does not hear of such ops it learns otherwise:
 
     how much was done       `Report`, every few seconds
-    who waits for long      `OpsStalled`; whoever has said it also says when that op is done, and over (`OpsOver`)
+    who waits for long      `OpsStalled`; a peer that has said it also says when that op is done, and over (`OpsOver`)
     broken links            `LinkLost` says whether ops were committed since the link was made
-    very many tags          whoever has used them in one epoch starts nothing new once nothing is in flight, and says so
-                            (`TagsUsed`): a new epoch begins, as a rule between two ops
+    very many tags          a peer that has used them in one epoch starts nothing new once nothing is in flight, and
+                            says so (`TagsUsed`): a new epoch begins, as a rule between two ops
 """
 
 from __future__ import annotations
@@ -53,16 +57,16 @@ from __future__ import annotations
 from pccl.protocol.point_to_point import ranks_of
 
 TAGS_MAX = 2**16
-"""Different tags that a group may use in one epoch. Every peer counts the uses of each."""
+"""Number of different tags that a group may use in one epoch. Every peer counts the uses of each."""
 
 
 def is_mutual(tag: int, is_meshed: bool) -> bool:
-    """Whether the participants of an op end it by themselves; `is_meshed`: their group is a mesh. Two who have no link
-    have no op of two."""
+    """Whether the participants of an op complete it by themselves. `is_meshed`: their group is a mesh. Two peers
+    without a link have no point-to-point op, so those that there are always do."""
     return is_meshed or ranks_of(tag) is not None
 
 
 def is_full(tags: int, is_idle: bool) -> bool:
-    """Whether a new epoch is due for the number of tags used; sooner where no op is known to be in flight, so that as a
-    rule none is aborted by it."""
+    """Whether a new epoch is due for the number of tags that were used. It is due sooner where no op is known to be in
+    flight, so that as a rule none is aborted by it."""
     return tags > (TAGS_MAX // 2 if is_idle else TAGS_MAX)

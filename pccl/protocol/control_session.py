@@ -30,7 +30,7 @@ from pccl.protocol.codec import ProtocolError
 KEY_BYTES = 16
 ACK_EVERY = 16
 KEPT_BYTES_MAX = 64 * 2**20
-"""What one end keeps for the other. Whoever lets more gather has stopped reading, or is away for too long."""
+"""Bytes that one end keeps for the other. An end that lets more gather has stopped reading, or is away for too long."""
 
 
 class ControlSession:
@@ -39,21 +39,21 @@ class ControlSession:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.received = 0
-        """Messages that have been received."""
+        """Number of messages that have been received."""
         self.kept_bytes = 0
         self._kept: deque[bytes] = deque()
         """Frames that the other side may lack, the oldest first."""
         self._acknowledged = 0
         self._told = 0
-        """What the last Ack said."""
+        """The number in the last Ack."""
 
     def keep(self, frame: bytes) -> None:
-        """Notes the next message that is sent, whether there is a connection or not."""
+        """Note the next message that is sent, whether there is a connection or not."""
         self._kept.append(frame)
         self.kept_bytes += len(frame)
 
     def acknowledge(self, received: int) -> None:
-        """The other side has received so many. ProtocolError if that cannot be."""
+        """Note that the other side has received so many messages. Raises ProtocolError if that cannot be."""
         count = received - self._acknowledged
         if not 0 <= count <= len(self._kept):
             sent = self._acknowledged + len(self._kept)
@@ -63,7 +63,7 @@ class ControlSession:
         self._acknowledged = received
 
     def receive(self) -> m.Ack | None:
-        """Counts a message. What is to be said to the other side, if anything."""
+        """Count a message that was received. Return the Ack that is due by now, if one is."""
         self.received += 1
         if self.received < self._told + ACK_EVERY:
             return None
@@ -71,8 +71,8 @@ class ControlSession:
         return m.Ack(self.received)
 
     def reattach(self, received: int) -> list[bytes]:
-        """The frames to send first over a new connection, whose other end has received so many. ProtocolError if that
-        cannot be."""
+        """Return the frames to send first over a new connection, whose other end has received so many messages. Raises
+        ProtocolError if that cannot be."""
         self.acknowledge(received)
         self._told = self.received
         return list(self._kept)

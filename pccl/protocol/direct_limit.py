@@ -1,15 +1,15 @@
-"""Up to which size ops of a group had better go direct than round the ring, by what is known of its links.
+"""The size up to which ops of a group had better take the direct algorithm than the ring, from its link metrics.
 
-The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1), but fills its links where the
-direct one's streams crowd each other on every peer's line. So there is a size up to which direct wins, the larger the
-longer and the faster the links are.
+The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1). But the ring fills its links,
+where the direct algorithm's streams crowd each other on every peer's line. So there is a size up to which direct wins,
+and it is the larger the longer and the faster the links are.
 
 The model, for a chunk of S/W bytes of each of W ranks:
 
     ring     2(W-1) steps, each of which takes what the slowest link of the ring needs for a chunk, or the mean delay of
              its links if that is longer; and once more the shorter of both
-    direct   twice the longest delay, and twice what it takes a host to send, or to get, what its peers exchange with
-             those of other hosts, or the slowest link to carry a chunk
+    direct   twice the longest delay, and twice the time in which a host sends, or gets, what its peers exchange with
+             those of other hosts, or in which the slowest link carries a chunk
 
 A host's line is as fast as the fastest link that uses it. All peers of a group have to choose alike, so the master
 tells them the limit together with the ring, and it holds as long as the ring does.
@@ -24,20 +24,22 @@ from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.topology import ring_links
 
 UNKNOWN = -1
-"""Some links have not been measured, or there is nothing to choose: every op goes by its own size and world."""
+"""No limit: links have not been measured, or there is nothing to choose. Every op is judged by its own size and
+world."""
 CROWDING = 1.1
-"""How much longer a line takes for several streams than for one; measured in a WAN lab."""
+"""Factor by which a line takes longer for several streams than for one, as measured in a WAN lab."""
 STEP_S = 5e-5
-"""What a step costs where the delay is next to nothing."""
+"""Seconds that a step costs where the delay is next to nothing."""
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
-"""What a rank's chunk may have where the limit is UNKNOWN (pccl_algorithm_default in native/src/direct_plan.c)."""
+"""Size of a rank's chunk up to which ops go direct where the limit is UNKNOWN (pccl_algorithm_default in
+native/src/direct_plan.c)."""
 OTHERWISE_BITS = 2
-"""A limit is worth a new ring if it is another by this power of two: less is the metrics' own spread."""
+"""A new limit is worth a new ring if it differs by this power of two. Less is the spread of the measurements."""
 
 
 def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:
-    """Bytes of an op: 0, a power of two, or UNKNOWN."""
+    """Return the limit in bytes of an op: 0, a power of two, or UNKNOWN."""
     world_size = len(ring)
     hosts = Counter(metrics.hosts(peer) for peer in ring)
     if world_size < 3 or len(hosts) < 2:
@@ -77,7 +79,7 @@ def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:
 
 
 def is_outdated(in_force: int, found: int, world_size: int) -> bool:
-    """By enough to make the ring anew for what was found."""
+    """Whether the limit `found` differs enough from the one in force to make the ring anew for it."""
     if found == UNKNOWN:
         return False
     limits = (UNMEASURED_CHUNK_BYTES * world_size if in_force == UNKNOWN else in_force), found

@@ -35,7 +35,7 @@ class Elected:
     donors: list[int]
     """Peers that hold the elected content and may send, longest accepted first."""
     content_receivers: frozenset[int]
-    """Peers whose digest differs."""
+    """Peers whose digest differs. They fetch the content."""
     loose_receivers: frozenset[int]
     """Peers whose revision is behind: they also take the loose tensors."""
     reason: str
@@ -48,7 +48,7 @@ class NotElected:
 
 
 def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: int | None) -> Elected | NotElected:
-    """Elects among the offers of all peers of a group, keyed by peer number (lower: longer accepted).
+    """Elect among the offers of all peers of a group, keyed by peer number (lower: longer accepted).
 
     `incumbents` are the peers of the group's last sync that are still in the group, `floor` is the revision it elected
     (None before the first).

@@ -1,18 +1,19 @@
-"""The record that fences a run: what a master has to remember so that nobody whom it left out leads the run on.
+"""The fence: what a master has to remember so that nobody whom it left out leads its run on.
 
 A master that is its run's only one may lose most of a view and go on with the rest. If it dies, those whom it lost may
-be a majority of the last view that they know of. What tells them from the others is the master's memory, or its disk:
+be a majority of the last view that they know of, and a majority is all that recovery reports can show. What tells them
+from the peers that went on is the master's memory, or its disk. It serves like the epoch number with which a storage
+system fences off a leader that was replaced:
 
     1  Before a view is announced (Prepare) or a term is begun (VoteRequest, Resumed), the record that names it is
-       written. So whoever may have committed something without a peer is named by a record that does not name that
-       peer.
-    2  A successor that has the record takes the recorded view in force for the last one, and a recorded prepared view
-       for one that may be in force, also if no survivor tells of it: see `recovery_report.quorum_of`.
-    3  Whoever has followed a higher term than the record's has followed a master that does not share it. The record is
-       outdated then, and recovery reports decide alone.
+       written. So if something was committed without a peer, there is a record that does not name that peer.
+    2  A new master that has the record takes the recorded view in force for the last one, and a recorded prepared view
+       for one that may be in force, even if no survivor tells of it: see `recovery_report.quorum_of`.
+    3  A peer that has followed a higher term than the record's has followed a master that does not share the record.
+       Then the record is outdated, and recovery reports decide alone.
 
-The record of a run is over when nobody is in the run any more. It names those who may still come back then: whose
-connection was lost, and who was neither evicted nor left.
+The record of a run is over when nobody is in the run any more. It then names those who may still come back: peers whose
+connection was lost, and which were neither evicted nor left.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MASTER_TIMEOUT_S_MAX = 1e9
 
 
 class FencedView(msgspec.Struct, frozen=True):
-    """A view, as far as it decides who may lead the run on."""
+    """A view, as far as it decides who may lead the run on: its number and its peers."""
 
     view: int
     peers: frozenset[int]
@@ -38,17 +39,20 @@ class FencedView(msgspec.Struct, frozen=True):
 
 
 class Fence(msgspec.Struct, frozen=True):
+    """The record of one run."""
+
     run: str
     secret: Secret
-    """The secret of Welcome: by it the run's peers know who may send them away."""
+    """The run's `Welcome.secret`. By it the run's peers know who may send them away."""
     term: int
     installed: FencedView | None
     """The last view in force, as far as it was recorded."""
     prepared: list[FencedView] = []
-    """Newer ones that may be in force, the newest last."""
+    """Newer views that may be in force, the newest last."""
     is_over: bool = False
+    """Whether nobody is in the run any more."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """The longest that a peer of the run looks for a master."""
+    """The longest time for which a peer of the run looks for a master."""
 
     @property
     def newest(self) -> FencedView:
@@ -63,5 +67,5 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 def bounded_s(seconds: float, otherwise: float) -> float:
-    """The patience that a peer claims, made harmless."""
+    """Return the seconds that a peer claims, or `otherwise` where they make no sense, within bounds."""
     return min(max(seconds, 0.0), MASTER_TIMEOUT_S_MAX) if seconds == seconds else otherwise

@@ -18,19 +18,19 @@ STEPS_MAX = 300
 LOSSES_MAX = 50
 EVENTS_MAX = 200
 TEXT_CHARACTERS_MAX = 300
-"""Of a reason or line that is kept."""
+"""Length of a reason or a line that is kept."""
 
 
 class History:
     def __init__(self) -> None:
         self.totals = Totals()
         self._steps: dict[int, Totals] = {}
-        """By number of the step; those in which nothing happened are left out."""
+        """Steps by their numbers; those in which nothing happened are left out."""
         self._losses: deque[tuple[float, Loss]] = deque(maxlen=LOSSES_MAX)
         self._events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_MAX)
 
     def happened(self, since: float, now: float, more: Totals) -> None:
-        """Some time between two moments, that is at an even rate, as far as the steps go."""
+        """Note what happened at some time between two moments: at an even rate, as far as the steps go."""
         last = int(now // STEP_S)
         first = max(int(since // STEP_S), last - STEPS_MAX + 1)
         left = more
@@ -55,7 +55,7 @@ class History:
         self._events.append((now, level, _short(text)))
 
     def course(self, now: float) -> Course:
-        """Up to `now`."""
+        """Return the last minutes, up to `now`."""
         current = int(now // STEP_S)
         first = max(min(self._steps, default=current), current - STEPS_MAX + 1)
         return Course(STEP_S, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])

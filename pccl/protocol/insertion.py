@@ -1,4 +1,4 @@
-"""Where newcomers come into a ring that is otherwise left as it is: where they hurt least, as far as is known."""
+"""Insertion of newcomers into a ring that otherwise stays as it is: where they slow it down least."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pccl.protocol.topology import ring_links
 
 
 def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
-    """In the order of their numbers: each beside those who share its host, unless more is known; at the end if nothing
-    is. All others keep their order, and so their links but one for each newcomer."""
+    """Insert newcomers in the order of their numbers: each beside peers of its host unless more is known, at the end if
+    nothing is.
+
+    All others keep their order, and so their links but one for each newcomer.
+    """
     found = list(ring)
     rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
     slowest = min(rates, default=float("inf"))
@@ -20,14 +23,16 @@ def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkM
 
 
 def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float) -> int:
-    """Before whom it comes. `slowest`, in bytes per second, is that of the ring's links so far."""
+    """Return the place in the ring before which a newcomer comes. `slowest` is the rate of the ring's slowest link so
+    far, in bytes per second."""
     if not metrics.knows_host_of(peer):
         hosts = metrics.hosts(peer)
         beside = [at for at, other in enumerate(ring) if metrics.hosts(other) == hosts]
         return beside[-1] + 1 if beside else len(ring)
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
-        """What is slow, only as far as it is slower than the ring is."""
+        """How much a place would slow the ring down. Slow links count only as far as they are slower than the ring
+        is."""
         new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
         unreachable = sum(metrics.is_unreachable(pair) for pair in new)
         known = [metric for pair in new if (metric := metrics.get(pair)) is not None]

@@ -1,10 +1,13 @@
 """What this process knows of runs that it does not lead: its fence, and the last views that peers have told of.
 
-1  A peer that a view in force has left out must not go on from an earlier one, even when those who told of that
-   view are gone again. So the newest view in force that was told of is remembered for each run.
-2  Where nobody can have led a run since this process wrote its fence, the fence counts instead: see `fence`.
-3  A peer that the fence's run has left out is put out, and peers of other runs are sent away while that run may
-   come.
+Peers of one run come to a master in any order and may leave again, so what it may conclude must not depend on who
+happens to be here:
+
+    1  A peer that a view in force has left out must not go on from an earlier one, even when those who told of that
+       view are gone again. So the newest view in force that was told of is remembered for each run.
+    2  Where nobody can have led a run since this process wrote its fence, the fence counts instead: see `fence`.
+    3  A peer that the fence's run has left out is put out, and peers of other runs are sent away while that run may
+       come.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from pccl.protocol.gathering import Gathering
 from pccl.types import Result
 
 RUNS_HEARD_OF_MAX = 16
-"""Runs whose last views are remembered."""
+"""Number of runs whose last views are remembered."""
 
 
 class KnownRuns:
@@ -23,28 +26,29 @@ class KnownRuns:
         self.fence = fence
         """The record of the run that this process, or one before it with the same state, has led last."""
         self._heard_of: dict[str, FencedView] = {}
-        """By run, the newest view in force that somebody has told of here."""
+        """The newest view in force of each run that a peer has told of here."""
 
     def fence_of(self, gathering: Gathering) -> Fence | None:
-        """None: somebody else may have led its run since, for all that is known here."""
+        """Return the fence of a gathering's run. None: somebody else may have led that run since, for all that is known
+        here."""
         fence = self.fence
         if fence is None or fence.run != gathering.run or gathering.has_rivals or gathering.term_heard > fence.term:
             return None
         return fence
 
     def is_fenced(self, gathering: Gathering) -> bool:
-        """Nobody has led its run since the fence was written."""
+        """Whether nobody has led the gathering's run since the fence was written."""
         return gathering.fence is not None and gathering.fence is self.fence
 
     def bound(self, gathering: Gathering) -> None:
-        """Note what is known of the run's last view, besides what those say who are here."""
+        """Tell a gathering what is known of its run's last view besides the word of those who are here."""
         heard_of = self._heard_of.get(gathering.run)
         gathering.fence = self.fence_of(gathering)
         if gathering.fence is None and heard_of is not None and not gathering.has_rivals:
             gathering.fence = Fence(gathering.run, b"", 0, heard_of)
 
     def note_view(self, gathering: Gathering, installed: m.InstalledView | None) -> None:
-        """Somebody has told of this view in force: rule 1."""
+        """Remember a view in force that a peer has told of (rule 1)."""
         before = self._heard_of.get(gathering.run)
         if installed is None or (before is not None and before.view >= installed.view):
             return
@@ -55,12 +59,12 @@ class KnownRuns:
         self.bound(gathering)
 
     def forget(self, run: str) -> None:
-        """This process leads the run."""
+        """Forget what was heard of a run: this process leads it."""
         self._heard_of.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
-        """What a peer is told that is known not to be in the run that this master waits for (`is_waiting`: nobody may
-        found another yet); None: it may be."""
+        """Return what a peer is told that is known not to be in the run that this master waits for; None: it may be in
+        it. `is_waiting`: nobody may found another run yet."""
         fence = self.fence
         if fence is None or message.masters > 1:
             return None

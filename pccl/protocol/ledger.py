@@ -1,13 +1,13 @@
-"""Ledger: the master's book of one group's undecided ops in one epoch, and of who has said done to them.
+"""Ledger: the master's book of one group's undecided ops in one epoch, and of the peers that have said done to them.
 
 An op enters the book with the first peer that says done, and leaves it with its verdict, or when it is over for all
-that are in the book: ops that peers end by themselves (`completion`) get here only if they take long. It is committed
-when every peer of the ring has said done, or of an op of two both (`point_to_point`). At a flush only survivors count:
-the contribution of a peer that died is in everybody's result if every survivor is done.
+that are in the book: ops that peers complete by themselves (`completion`) get here only if they take long. It is
+committed when every peer of the ring has said done, a point-to-point op when both its peers have. At a flush only
+survivors count: the contribution of a peer that died is in everybody's result if every survivor is done.
 
 A peer has at most one op of a tag in flight, so the uses of a tag are decided in order, and one number a tag tells
-whether what a peer says comes after the verdict. Not so where peers agree by themselves: a later use may come here
-before an earlier one, which some have committed and others have still open.
+whether what a peer says comes after the verdict. That does not hold where peers complete ops by themselves: a later use
+may come here before an earlier one, which some have committed and others have still open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import participants, ranks_of
 
 DECIDED_TAGS_MAX = 100_000
-"""Tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
+"""Number of tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
 
 
 class Ledger:
@@ -31,12 +31,12 @@ class Ledger:
         self._is_meshed = is_meshed
         self._order = tuple(ring)
         self.stalled: dict[OpRef, set[int]] = {}
-        """Undecided ops that peers have waited in for long, and who has."""
+        """Undecided ops that peers have waited in for long, and these peers."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
         """The last use of each tag that has a verdict."""
         self._verdicts: dict[OpRef, None] = {}
-        """Ops that peers end by themselves and that were decided here, the oldest first."""
+        """Ops that peers complete by themselves and that were decided here, the oldest first."""
 
     def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
         """Note that `peer` is done; return the ops that are committed by that."""
@@ -54,7 +54,7 @@ class Ledger:
         return committed
 
     def decide(self, op: OpRef) -> bool:
-        """Note the verdict on one op, unless it has one: then return false. Words of peers on it are ignored from now
+        """Note the verdict on one op; return False if it has one already. What peers say of it is ignored from here
         on."""
         if self.is_decided(op):
             return False
@@ -62,7 +62,7 @@ class Ledger:
         return True
 
     def forget(self, ops: Iterable[OpRef]) -> None:
-        """Note that these have verdicts."""
+        """Note that these ops have verdicts."""
         for op in ops:
             if not self.is_decided(op):
                 self._decide(op)
@@ -73,7 +73,7 @@ class Ledger:
                 self.stalled.setdefault(op, set()).add(peer)
 
     def over(self, peer: int, ops: Iterable[OpRef]) -> None:
-        """Note that these are over for `peer`, which had said to be stalled in them."""
+        """Note that these ops are over for `peer`, which had reported them as stalled."""
         for op in ops:
             for book in (self.stalled, self._done):
                 if op in book:
@@ -82,7 +82,7 @@ class Ledger:
                         del book[op]
 
     def settle(self, survivors: Collection[int]) -> list[OpRef]:
-        """The ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
+        """Return the ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
         alive = self.ring.intersection(survivors)
         commits = [op for op, holders in self._done.items() if alive & participants(op.tag, self._order) <= holders]
         self._done.clear()
@@ -99,7 +99,7 @@ class Ledger:
 
     @property
     def tags(self) -> int:
-        """Tags that have had a verdict; of very many, the most recent."""
+        """Number of tags that have had a verdict, as far as they are remembered."""
         return len(self._decided)
 
     @property
@@ -109,7 +109,7 @@ class Ledger:
 
     @property
     def heaviest(self) -> int:
-        """The peer that stands in most of these entries."""
+        """The peer that is named in most of these entries."""
         named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
         return max(named, key=lambda peer: (named[peer], peer))
 

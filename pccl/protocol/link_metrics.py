@@ -1,19 +1,19 @@
-"""What is known of the links between peers: metrics, each with its age and where it comes from.
+"""Link metrics: what the master knows of the links between peers, each value with its age and its source.
 
 A link has two directions, and each has metrics of its own: how many bytes per second it carries, and how long a round
-trip takes (of which half counts as its latency). They come from
+trip takes, of which half counts as its latency. They come from
 
     probes   a measurement for optimize_topology
     ops      what an op carried in passing, see `carried`
 
-A metric is kept until there is a newer one, however old it is; `is_due` says when it should be measured anew. So is one
-between two hosts, whichever peers of theirs it was measured between: it stands for the pairs of their peers that were
-not measured themselves, those of a peer included that comes later from a host that was known. Peers share a host if
-they advertise the same addresses; peers on one host of which nothing else is known have the best link there is.
+    1  A metric is kept until there is a newer one, however old it is. `is_due` says when it should be measured anew.
+    2  A metric between two hosts is kept, too, whichever peers of theirs it was measured between. It stands for the
+       pairs of their peers that were not measured themselves, also for a peer that comes later from a known host.
+    3  Peers share a host if they advertise the same addresses. Peers of one host of which nothing else is known are
+       assumed to have the best link there is.
+    4  A pair that could not be measured is unreachable until it could.
 
-A pair that could not be measured is unreachable until it could.
-
-What was measured is also kept by whoever measured it, for a master after this one; the rest is found out anew.
+What a peer has measured it also keeps for the next master; the rest is found out anew.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from itertools import islice
 from pccl.protocol.ring_problem import RingProblem
 
 Pair = tuple[int, int]
-"""Sender and receiver."""
+"""The sender and the receiver."""
 Hosts = tuple[str, ...]
 
 FRESH_S = 600.0
-"""A younger metric is not measured anew."""
+"""Seconds for which a metric is not measured anew."""
 FAILURE_FRESH_S = 60.0
-"""A pair that could not be measured is left alone for so long."""
+"""Seconds for which a pair that could not be measured is left alone."""
 HOST_PAIRS_MAX = 2**16
 LOCAL_BYTES_PER_S = 1e10
-"""Assumed between peers of one host."""
+"""The rate that is assumed between peers of one host."""
 BYTES_PER_S_MAX = 1e15
 ROUND_TRIP_S_MAX = 1e3
 
 
 @dataclass(frozen=True)
 class KnownMetric:
+    """What is known of one direction of a link."""
+
     bytes_per_s: float
     round_trip_s: float
     at: float
-    """When it was found."""
+    """The time when it was found."""
     source: str = "probe"
-    """probe, op, or host: assumed, since both are on one."""
+    """Where it comes from: "probe", "op", or "host" where it is assumed because both peers are on one host."""
 
     @property
     def is_assumed(self) -> bool:
@@ -54,31 +56,35 @@ class KnownMetric:
 
     @property
     def latency_s(self) -> float:
-        """One way, as far as a round trip can tell."""
+        """The one-way delay, as far as a round trip can tell."""
         return self.round_trip_s / 2
 
 
 class LinkMetrics:
+    """The metrics of all links of a run."""
+
     def __init__(self) -> None:
         self._hosts: dict[int, Hosts] = {}
         self._of_pairs: dict[Pair, KnownMetric] = {}
         self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
-        """The latest of any pair; the oldest entry first."""
+        """The latest metric of any pair between two hosts; the oldest entry first."""
         self._known_hosts: set[Hosts] = set()
-        """All that are in there."""
+        """All hosts that have an entry there."""
         self._failed_at: dict[Pair, float] = {}
 
     def arrived(self, peer: int, hosts: Sequence[str]) -> None:
-        """From now on there is a peer with these addresses."""
+        """Note that there is a peer with these addresses from now on."""
         self._hosts[peer] = tuple(hosts)
 
     def gone(self, peer: int) -> None:
+        """Forget what was measured between this peer and others. What stands for its host is kept."""
         self._hosts.pop(peer, None)
         for known in (self._of_pairs, self._failed_at):
             for pair in [pair for pair in known if peer in pair]:
                 del known[pair]
 
     def measured(self, pair: Pair, bytes_per_s: float, round_trip_s: float, now: float) -> None:
+        """Note what was measured of a pair. Values that cannot be count as a failure."""
         if not (0 < bytes_per_s <= BYTES_PER_S_MAX and 0 <= round_trip_s <= ROUND_TRIP_S_MAX):
             self.failed(pair, now)
             return
@@ -86,12 +92,14 @@ class LinkMetrics:
         self._keep(pair, KnownMetric(bytes_per_s, round_trip_s, now))
 
     def failed(self, pair: Pair, now: float) -> None:
-        """It could not be measured."""
+        """Note that a pair could not be measured."""
         self._failed_at[pair] = now
 
     def carried(self, pair: Pair, bytes_per_s: float, now: float) -> None:
-        """An op has moved data over this link at such a rate while the link was what held it up. The round trip is
-        known from elsewhere, or there is nothing to add to."""
+        """Note that an op has moved data over this link at such a rate while the link was what held it up.
+
+        The round trip is known from elsewhere; where it is not, nothing is noted.
+        """
         known = self.get(pair)
         if known is not None and 0 < bytes_per_s <= BYTES_PER_S_MAX and not self.is_unreachable(pair):
             self._keep(pair, KnownMetric(bytes_per_s, known.round_trip_s, now, "op"))
@@ -108,7 +116,7 @@ class LinkMetrics:
             self._known_hosts = {each for both in self._between_hosts for each in both}
 
     def get(self, pair: Pair) -> KnownMetric | None:
-        """The best that is known of it, None if nothing is."""
+        """Return the best that is known of a pair, or None."""
         hosts = self._hosts_of(pair)
         found = self._of_pairs.get(pair) or self._between_hosts.get(hosts)
         if found is None and hosts[0] == hosts[1]:
@@ -119,7 +127,7 @@ class LinkMetrics:
         return pair in self._failed_at
 
     def is_due(self, pair: Pair, now: float) -> bool:
-        """It should be measured."""
+        """Whether a pair should be measured."""
         failed_at = self._failed_at.get(pair)
         if failed_at is not None:
             return now >= failed_at + FAILURE_FRESH_S
@@ -130,18 +138,18 @@ class LinkMetrics:
         return len({self.hosts(peer) for peer in peers}) == 1
 
     def hosts(self, peer: int) -> Hosts:
-        """Its own where nobody has told any."""
+        """Return the addresses of a peer; where none were told, a name that no other peer has."""
         return self._hosts.get(peer) or (f"peer {peer}",)
 
     def _hosts_of(self, pair: Pair) -> tuple[Hosts, Hosts]:
         return self.hosts(pair[0]), self.hosts(pair[1])
 
     def knows_host_of(self, peer: int) -> bool:
-        """Something was found out about its host."""
+        """Whether something was found out about this peer's host."""
         return self.hosts(peer) in self._known_hosts
 
     def problem(self, ring: Sequence[int]) -> RingProblem:
-        """For a search of a better ring of the same peers."""
+        """Return what a search for a better ring of the same peers has to know."""
         members = set(ring)
         numbers: dict[Hosts, int] = {}
         hosts = tuple(numbers.setdefault(self.hosts(peer), len(numbers)) for peer in ring)

@@ -1,17 +1,17 @@
-"""The course of one optimize_topology, without the messages: what is measured in which order, and what to make of it.
+"""The course of one optimize_topology, without its messages: what is measured in which order, and what comes of it.
 
     measuring   round after round; in each, several links at once
-    searching   somebody with time looks for better rings
+    searching   the runtime looks for better rings, which takes time
     decided     `decide` has said for each group whether its ring changes, and why
 
-Rounds. No host sends in two links of a round, nor receives in two, and no pair is measured both ways at once; links
-between peers of one host, which share no wire, only must not share a sender or a receiver. A host may well send in one
-and receive in another: so it does in a ring. Links are due that have no fresh metric, those of the present ring first;
-of a large group a part, another one each time.
+Rounds. Measurements of one round must not disturb each other. So no host sends in two links of a round, nor receives in
+two, and no pair is measured both ways at once. Links between peers of one host share no wire, and only must not share a
+sender or a receiver. A host may send in one link and receive in another, as it does in a ring. Links without a fresh
+metric are due, those of the present ring first; of a large group a part, another part each time.
 
-Time. A round has an end whatever its peers do: whoever has not answered by then is not asked again, and its links of
-the round count as failed. After MEASURING_S_MAX no further round begins; what is left waits for the next call, and the
-search goes by what is known.
+Time. A round has an end whatever its peers do: a peer that has not answered by then is not asked again, and its links
+of the round count as failed. After MEASURING_S_MAX no further round begins; what is left waits for the next call, and
+the search goes by what is known.
 
 Of the two ends of a link the one that dials is asked, as for the link itself: behind some routers it is the only one
 that could.
@@ -31,21 +31,24 @@ from pccl.protocol.topology import ring_links, updated_ring
 
 ROUNDS_MAX = 64
 ROUND_S_MAX = 8.0
-"""Longer than a peer takes to find out that it cannot measure."""
+"""Seconds that a round may take. It is longer than a peer takes to find out that it cannot measure."""
 MEASURING_S_MAX = 20.0
 ALL_PAIRS_PEERS_MAX = 32
-"""Of larger groups each peer measures so many links, at most, in one call."""
+"""Size of a group up to which all pairs are measured. In a larger one each peer measures this many links at most in one
+call."""
 FASTER = 1.05
 SHORTER = 0.9
-"""A ring replaces another whose links are as reachable and as known if its slowest is faster by this factor, or if it
-is as fast and the sum of latencies is smaller by this factor. Less than that may be the measurements' own spread."""
+"""A ring replaces another whose links are as reachable and as known if its slowest link is faster by the factor FASTER,
+or if that is as fast and the sum of latencies is smaller by the factor SHORTER. Less may be the spread of the
+measurements."""
 LISTED_MAX = 24
-"""Peers of a ring that a reason names."""
+"""Number of peers of a ring that a reason names."""
 MBIT = 1e6 / 8
 
 
 def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> Iterable[Pair]:
-    """The links that should be measured, the most useful first. `salt` says which part of those of a large group."""
+    """Yield the links that should be measured, the most useful first. `salt` says which part of those of a large
+    group."""
     count = len(ring)
     steps: Sequence[int] = range(1, count)
     if count > ALL_PAIRS_PEERS_MAX:
@@ -60,11 +63,13 @@ def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> 
 
 
 def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
-    """Which links are measured at once, each in the first round where it disturbs no other. What does not fit into
-    ROUNDS_MAX rounds is left out."""
+    """Return which links are measured at once, each in the first round where it disturbs no other.
+
+    What does not fit into ROUNDS_MAX rounds is left out.
+    """
     found: list[list[Pair]] = []
     taken: defaultdict[object, int] = defaultdict(int)
-    """By what must not be used twice in a round, the rounds that use it, as bits."""
+    """The rounds that use what must not be used twice in a round, as bits."""
     known_hosts: set[object] = set()
     for sender, receiver in pairs:
         hosts = metrics.hosts(sender), metrics.hosts(receiver)
@@ -87,7 +92,7 @@ def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
 
 
 class Optimization:
-    """`number` of each round or search is given by the caller; answers under another are stale."""
+    """The state of one call. The caller gives each round or search a number; answers to another number are stale."""
 
     def __init__(self, metrics: LinkMetrics, rings: Mapping[int, Sequence[int]], salt: int, now: float) -> None:
         pairs = [pair for ring in rings.values() for pair in wanted(ring, metrics, salt, now)]
@@ -95,14 +100,14 @@ class Optimization:
         self.number = 0
         self.is_searching = False
         self.rings: Mapping[int, Sequence[int]] | None = None
-        """What the search has come to, by group."""
+        """The rings that the search has found, by group."""
         self.is_decided = False
         self.measured = self.failed = 0
-        """Links."""
+        """Numbers of links that could be measured and that could not."""
         self._metrics = metrics
         self._rounds = deque(rounds(pairs, metrics))
         self._asked: dict[int, list[Pair]] = {}
-        """Of this round, by who is asked, those without an answer."""
+        """The links of this round that were not answered, by the peer that was asked."""
         self._mute: set[int] = set()
         self._round_ends_at = 0.0
 
@@ -115,7 +120,7 @@ class Optimization:
         return self._round_ends_at if self._asked else None
 
     def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:
-        """Whom to ask for what; nobody when there is nothing more to be measured."""
+        """Return whom to ask for which links; nobody when there is nothing more to be measured."""
         assert not self.is_waiting
         while self._rounds and now < self.begun_at + MEASURING_S_MAX:
             for pair in self._rounds.popleft():
@@ -131,7 +136,8 @@ class Optimization:
         return number == self.number and peer in self._asked
 
     def answered(self, peer: int, found: Mapping[Pair, tuple[float, float]], now: float) -> list[Pair]:
-        """Bytes per second and round trips in seconds of the links that it could measure. Returns those that failed."""
+        """Take in what a peer has measured: bytes per second and round trips in seconds. Return the links that
+        failed."""
         failed = []
         for pair in self._asked.pop(peer):
             if pair in found:
@@ -145,7 +151,7 @@ class Optimization:
         return failed
 
     def expire(self, now: float) -> list[Pair]:
-        """Ends a round whose time is over. Returns the links of which nothing was heard."""
+        """End a round whose time is over. Return the links of which nothing was heard."""
         if not self._asked or now < self._round_ends_at:
             return []
         late = [pair for pairs in self._asked.values() for pair in pairs]
@@ -157,12 +163,13 @@ class Optimization:
         return late
 
     def lost(self, peer: int) -> None:
+        """Forget a peer that is gone."""
         self._asked.pop(peer, None)
         for links in [*self._asked.values(), *self._rounds]:
             links[:] = [pair for pair in links if peer not in pair]
 
     def search(self, number: int, rings: Mapping[int, Sequence[int]]) -> dict[int, RingProblem]:
-        """By group, what to search. `found` ends it."""
+        """Begin the search. Return what to search, by group. `found` ends it."""
         assert not self.is_waiting
         self.number = number
         self.is_searching = True
@@ -175,20 +182,20 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a ring."""
+    """What is known of the links of one ring."""
 
     unreachable: int
-    """Links."""
+    """Number of links that could not be measured."""
     unknown: int
     slowest: Pair | None
-    """Of the known links."""
+    """The slowest of the links that are known."""
     bytes_per_s: float
-    """Of that."""
+    """The rate of that link."""
     latency_s: float
-    """Once round, over the known links."""
+    """The sum of latencies once round, over the links that are known."""
 
     def is_better(self, other: Outlook) -> bool:
-        """By enough to change the ring for it."""
+        """Whether the ring is better by enough to change to it."""
         bad, others = (self.unreachable, self.unknown), (other.unreachable, other.unknown)
         if bad != others:
             return bad < others
@@ -222,7 +229,7 @@ def outlook(ring: Sequence[int], metrics: LinkMetrics) -> Outlook:
 
 
 def decide(present: Sequence[int], found: Sequence[int], metrics: LinkMetrics) -> tuple[list[int], str]:
-    """The ring to have from now on, and why, ready to log. `found` may name peers that are gone."""
+    """Return the ring to have from now on, and why, ready to log. `found` may name peers that are gone."""
     kept = updated_ring(found, present)
     before, after = outlook(present, metrics), outlook(kept, metrics)
     if len(present) < 2:

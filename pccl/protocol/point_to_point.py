@@ -1,16 +1,16 @@
 """Point-to-point ops: how a send and its recv are named, and who takes part in them.
 
-A send and its recv are one op of two peers among those of their group. It needs a name of its own, for the others of
-the group make no such call and count no use of its tag: the pair and the direction are part of the tag that peers,
-master and engines know it by. They are given as ranks, which stay the same for as long as such a name is used, which
-is an epoch.
+A send and its recv are one op of two peers among those of their group. It needs a name of its own, because the others
+of the group make no such call and count no use of its tag. So the pair and the direction are part of the tag by which
+peers, master and engines know it. They are given as ranks, which stay the same for as long as such a name is used: an
+epoch.
 
-    bit 63    1    so the tags of callers, which are smaller, never meet these
+    bit 63    1    so that these tags differ from those of callers, which are smaller
     49 .. 62  the sender's rank
-    35 .. 48  the receiver's
+    35 .. 48  the receiver's rank
      0 .. 34  the caller's tag
 
-Whoever is no participant of an op is neither asked about it nor told of it, and never waits for it.
+A peer that is no participant of an op is neither asked about it nor told of it, and never waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pair_tag(sender: int, receiver: int, tag: int) -> int:
 
 
 def ranks_of(tag: int) -> tuple[int, int] | None:
-    """Sender and receiver; None: it is an op of the whole group."""
+    """Return the ranks of sender and receiver, or None if it is an op of the whole group."""
     if not tag & PAIR_BIT:
         return None
     ranks = (tag & ~PAIR_BIT) >> TAG_BITS
@@ -44,7 +44,7 @@ def callers_tag(tag: int) -> int:
 
 
 def participants(tag: int, ring: Sequence[int]) -> frozenset[int]:
-    """Peers of the group whose op it is. Nobody, if it names ranks that are not there."""
+    """Return the peers of the group whose op it is: nobody, if it names ranks that are not there."""
     ranks = ranks_of(tag)
     if ranks is None:
         return frozenset(ring)

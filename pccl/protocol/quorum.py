@@ -11,14 +11,14 @@ def majority(peers: int) -> int:
 
 @dataclass
 class QuorumView:
-    """Peers of a view, of whom a majority could go on with another master."""
+    """The peers of a view, a majority of whom could go on with another master."""
 
     size: int
-    """How many there were, without those who have left it on purpose since."""
+    """Number of its peers, without those who have left it on purpose since."""
     here: frozenset[int]
     """Peers that are neither lost nor have left."""
 
     @property
     def lost(self) -> int:
-        """How many were lost."""
+        """Number of peers that were lost."""
         return self.size - len(self.here)

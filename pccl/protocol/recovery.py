@@ -1,8 +1,8 @@
-"""Take a run over: build its `RunState` and the master that goes on, out of what recovery reports have shown.
+"""Take a run over: build its `RunState`, and the master that leads it on, from what recovery reports have shown.
 
-A new leader must never make a number that another has made or may yet make (views, peers, requests), as ballots are
-made unique in Paxos and terms in Raft. Terms are unique among masters that know of each other; for the rest see
-`block`.
+A new leader must never make a number that another leader has made or may yet make, for a view, a peer or a request. In
+Paxos ballots are made unique for that, in Raft terms. Terms are unique here among masters that know of each other; what
+keeps the numbers of all others apart is `block`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from pccl.protocol.recovery_report import Recovered, RecoveredGroup, unheard
 from pccl.protocol.returning import Returning
 
 VIEWS_PER_TERM = 10**6
-"""Two masters that know of the same view never make the same next one."""
+"""Size of a block of view numbers. Two masters that know of the same view never make the same next one."""
 PEERS_PER_TERM = 10_000
-"""Nor does one give a newcomer the number of another, which a dead master has welcomed and no survivor knows of."""
+"""Size of a block of peer numbers. A newcomer never gets the number of one that a dead master has welcomed and that no
+survivor knows of."""
 TERMS = 100
 SALTS = 1000
-"""See `block`."""
+"""Numbers of different terms and salts that `block` keeps apart."""
 NUMBERS_PER_TERM = 2**40
-"""So that what was asked by a dead master is never taken for an answer to this one."""
+"""Size of a block of request numbers. What answers a dead master is never taken for an answer to this one."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ class Survivor:
 
     connection: int
     host: str
-    """Where it comes from, as this master sees it."""
+    """The host that it comes from, as this master sees it."""
     masters: int
+    """Number of master addresses that it knows."""
     since: float
-    """When it said Resume."""
+    """The time when it said Resume."""
     master_timeout_s: float = m.MASTER_TIMEOUT_S
 
 
@@ -59,8 +61,10 @@ def take_over(
     now: float,
     name: str,
 ) -> Master:
-    """A master that leads this run. The first effects are what `Master.received` would return; they begin with Persist,
-    and Resumed to all who go on. `name` is one that no other leader has."""
+    """Return a master that leads this run. `name` is one that no other leader has.
+
+    Its first effects are what `Master.received` would return; they begin with Persist, and Resumed to all who go on.
+    """
     state = _run_state(run, term, options, recovered, survivors, now, name)
     leadership = Leadership(
         state,
@@ -130,9 +134,12 @@ def _run_state(
 
 
 def block(heard: int, term: int, size: int, salt: int) -> int:
-    """Where a leader begins to number: above all that was heard, in a block of `size` that no other of TERMS terms in a
-    row shares, whatever the master of each has heard, nor the same term of another `salt` modulo SALTS. A master that
-    needs more than a block goes on into the next, and whoever hears of that begins farther up."""
+    """Return the number above which a leader begins to number.
+
+    It is above all that was heard, in a block of `size` that no other of TERMS terms in a row shares, whatever the
+    master of each has heard, nor the same term of another `salt` modulo SALTS. A master that needs more than a block
+    goes on into the next one, and whoever hears of that begins farther up.
+    """
     period = SALTS * TERMS * size
     begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
     return begin if begin > heard else begin + period
@@ -191,7 +198,7 @@ def _add_group(state: RunState, found: RecoveredGroup) -> None:
 
 
 def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
-    """Whoever knows them ignores them."""
+    """Send the verdicts that some have heard to all who go on. Those who know them ignore them."""
     for peer in found.ring:
         commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
         if commits:

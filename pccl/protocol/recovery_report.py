@@ -1,70 +1,73 @@
-"""Recovery reports: what follows from what the survivors of a dead master tell the one that would go on in its place.
+"""Recovery reports: what the survivors of a dead master tell the one that would lead on, and what follows from it.
 
 A master dies, and with it all that it knew: who is in the run, which ops are decided, which joint calls have ended.
-Each peer that looks for another master says first which views it knows of (its summary), and, once it follows one, all
-that it has heard (its recovery report). From these a pure function decides whether that master may lead, and what the
-run is then. The problem is the one of a view change in Viewstamped Replication and of an election in Raft, with one
-difference: members come and go, so that each view that may be in force needs a quorum of its own.
+Nothing that somebody has heard may be taken back, and no two masters may lead on. So each peer that looks for another
+master says first which views it knows (its summary, in a PreVote), and, once it follows one, all that it has heard (its
+recovery report, in a Vote). From these a pure function decides whether that master may lead, and what the run is then.
+
+The problem is the one of a view change in Viewstamped Replication and of an election in Raft, with one difference:
+members come and go, so each view that may be in force needs a quorum of its own, as each configuration does in Raft's
+joint consensus.
 
 Which views need a quorum (quorum views):
 
-    1  The last view, the highest that any survivor has installed.
-    2  Each newer view that was prepared and may be in force at somebody who has not come. That takes that everybody in
-       it had answered, so it is ruled out by one survivor in it who had not, or whom the same master has told of a yet
-       newer one instead.
-    3  Not only the newest prepared view: those whom it admits can be all who know of it, and say nothing of one before
-       it; and a master may have died that knew, or could not rule out, that the one before was in force, and told of
-       the newer one some who have never installed the one before. So survivors tell all that they have answered, but
-       for what a master that they have followed since has ruled out (Resumed): somebody of those who follow it had not
-       answered, or all had come and none had installed it, so nobody ever will.
+    1  The last view does: the highest that any survivor has installed.
+    2  Each newer view does that was prepared and may be in force at a peer that has not come. It can only be in force
+       if all its peers had answered. So it is ruled out by one survivor of it that had not answered, or that the same
+       master has told of a yet newer view instead.
+    3  Not only the newest prepared view counts. The peers that it admits can be all who know of it, and they say
+       nothing of one before it. And a master may have died that knew, or could not rule out, that the view before was
+       in force, and told of the newer one some peers that have never installed the one before. So survivors report all
+       views that they have answered, except those that a master they have followed since has ruled out (Resumed): one
+       of those who follow it had not answered, or all had come and none had installed it, so nobody ever will.
 
 Who may lead:
 
     4  A majority of each quorum view must have come. Every master that leads had a majority of the same view, or of one
        that a majority of it had to answer before it came into force, and a survivor follows the highest term only. So
        two masters can never both lead.
-    5  Where peers know several masters, those of a quorum view who do not go on, or have not come, must be no majority
-       either: one who is sent away may never hear of it, and report to another master. (So where a view may be in force
-       that was to accept as many as there were before, or more, nobody goes on until all of them have come, or one who
-       has it installed.)
-    6  Where peers know one master only, that one evicts whomever it loses, also most of a view, and those may come to
-       its successor first. What keeps them from leading is a `Fence`, where the successor has one:
+    5  Where peers know several masters, those of a quorum view that do not go on, or have not come, must be no majority
+       either: a peer that is sent away may never hear of it, and report to another master. (So where a view may be in
+       force that was to accept as many peers as there were before, or more, nobody goes on until all of them have come,
+       or one that has it installed.)
+    6  Where peers know one master only, that one evicts whomever it loses, also most of a view, and the evicted may
+       come to the next master first. What keeps them from leading is a `Fence`, where the next master has one:
 
-       a  Of the views in force the fence's counts, unless a survivor has installed a later one. Those whom it does not
-          name are nobody.
-       b  A view that the fence says was prepared is treated as one that a survivor tells of: it may be in force unless
-          one of its peers here has not answered it. So who was left out of it cannot go on before somebody of it has
-          come.
-       c  Where it is not in force, and the one before lacks its majority, a majority of the prepared view goes on:
+       a  Of the views in force the fence's counts, unless a survivor has installed a later one. Peers that it does not
+          name count for nothing.
+       b  A view that the fence says was prepared is treated like one that a survivor tells of: it may be in force
+          unless one of its peers here has not answered it. So a peer that was left out of it cannot go on before some
+          peer of it has come.
+       c  Where it is not in force, and the view before lacks its majority, a majority of the prepared view goes on:
           nobody but the master that has the fence can have led the others.
-       d  A master that has led the run itself until just then needs no majority: whoever does not come is lost, as it
-          would have been if that master had never doubted (`failover`).
+       d  A master that has led the run itself until just then needs no majority: a peer that does not come is lost, as
+          it would have been if that master had never doubted (`failover`).
 
 Who goes on:
 
-    7  All survivors of the last view. Whoever is missing is lost to the others, as if it had died.
+    7  All survivors of the last view go on. A peer that is missing is lost to the others, as if it had died.
     8  Where a survivor has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of
        that view: nobody else goes on.
-    9  Newcomers report too, for a view that would have accepted them may be in force; if it is not, they say Hello
+    9  Newcomers report too, because a view that would have accepted them may be in force. If it is not, they say Hello
        again.
 
 What becomes of ops:
 
    10  If all peers of a group are there, and their ops run, these go on and nobody notices. Otherwise the group is
        flushed as after a loss.
-   11  A verdict that a survivor has heard stands, be it by a message or by a prepared view. For all other ops what
-       holds at every flush holds: committed if all survivors are done. A commit that was heard by somebody who does not
-       go on was made since all were done, so it is made again. An abort that only such a one heard may become a commit
-       for the others: they do not meet again.
+   11  A verdict that a survivor has heard stands, by a message or by a prepared view. For all other ops what holds at
+       every flush holds: committed if all survivors are done. A commit that only peers have heard that do not go on was
+       made because all were done, so it is made again. An abort that only such peers have heard may become a commit for
+       the others: the two never exchange anything again.
 
 What becomes of joint calls:
 
-   12  Peers state again what they wait in. Who waits in a call of which another has heard the end, while both were
-       accepted, is told that end: whoever waits in a call has heard of all that ended before it.
-   13  So nobody is told that a sync succeeded that ended without it, and whose state it lacks: whoever has heard that
-       end has heard before, by a prepared view, whom its group had lost, and those do not go on.
-   14  An end that only such have heard as do not go on is none for the others, who make the call again: a revision that
-       is not to go back is one that somebody here has heard elected.
+   12  Peers state again what they wait in. A peer that waits in a call of which another has heard the end, while both
+       were accepted, is told that end: a peer that waits in a call has heard of all that ended before it.
+   13  So nobody is told that a sync succeeded that ended without it, and whose state it lacks: a peer that has heard
+       that end has heard before, by a prepared view, whom its group had lost, and those do not go on.
+   14  An end that only peers have heard that do not go on is none for the others, who make the call again. A revision
+       that must not be lowered is one that somebody here has heard elected.
 
 The tests of this module put rules 1 to 11 beside naive models of how masters come to die.
 """
@@ -85,23 +88,24 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class Quorum:
-    """How far recovery reports have come."""
+    """How far the summaries or reports of a run have come."""
 
     view: int
-    """The last one; 0 if no survivor has ever been accepted."""
+    """The last view in force; 0 if no survivor has ever been accepted."""
     peers: frozenset[int]
     """Peers of the last view."""
     quorum_views: dict[int, frozenset[int]]
-    """The peers of each view that counts as the last one, that in force first."""
+    """The peers of each quorum view by its number, the last view in force first."""
     expected: frozenset[int]
     """Peers that can go on."""
     has_majority: bool
+    """Whether those who have come are enough to lead the run on (rules 4 to 6)."""
     is_complete: bool
-    """They are a majority, and none is missing."""
+    """Whether they are, and none is missing."""
     here: int
-    """Number of `peers` that have come."""
+    """Number of the last view's `peers` that have come."""
     is_reduced: bool = False
-    """It counts a view that never came into force, but which the run's last master had prepared."""
+    """Whether it counts by rule 6c: a view that never came into force, but which the run's last master had prepared."""
 
     def __str__(self) -> str:
         if not self.peers:
@@ -111,20 +115,22 @@ class Quorum:
 
 @dataclass
 class RecoveredGroup:
+    """A group as it stands without its master."""
+
     number: int
     epoch: int
     ring: list[int]
-    """Peers that go on, in their order."""
+    """The peers that go on, in the order of the ring."""
     former: list[int]
-    """The ring in the last view."""
+    """The ring as it was in the last view."""
     is_steady: bool
-    """All are there and their ops run."""
+    """Whether all its peers are there and their ops run (rule 10)."""
     is_decided: bool = False
-    """A prepared view has settled all ops."""
+    """Whether a prepared view has settled all its ops (rule 8)."""
     unsettled: dict[int, int] = field(default_factory=dict)
     """Peers whose ops have to be flushed, and the epoch of these ops."""
     commits: set[OpRef] = field(default_factory=set)
-    """Verdicts that some have heard and others might not have."""
+    """Ops that some have heard to be committed, while others might not have."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
     missing: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that have no link and need none."""
@@ -132,7 +138,7 @@ class RecoveredGroup:
     synced: set[int] = field(default_factory=set)
     """Peers that took part in the last sync."""
     results: dict[str, m.JointOutcome] = field(default_factory=dict)
-    """The last end of each kind of joint call that any of them has heard of."""
+    """How the last joint call of each kind ended that any of its peers has heard of."""
 
 
 @dataclass
@@ -140,32 +146,34 @@ class Recovered:
     """A run as it stands without its master."""
 
     view: int
-    """The last one in force."""
+    """The last view in force."""
     view_heard: int
-    """The highest number of one."""
+    """The highest number of a view that anybody has heard of."""
     peers: frozenset[int]
     """Peers of the last view in force."""
     quorum_views: dict[int, frozenset[int]]
     """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
     members: dict[int, m.RecoveryReport]
-    """Reports of the peers that go on."""
+    """The reports of the peers that go on."""
     newcomers: set[int]
-    """Survivors who say Hello again."""
+    """Survivors that were never accepted. They say Hello again (rule 9)."""
     left_out: set[int]
-    """Survivors who were lost before."""
+    """Survivors that do not go on, because they were lost before."""
     missing: list[int]
-    """Peers that have not come."""
+    """Peers of the last view that have not come."""
     groups: list[RecoveredGroup]
     is_unchanged: bool
-    """All that was goes on as it stands."""
+    """Whether everything goes on as it stands, without a new view."""
     call_number: int
+    """The highest joint-call number that anybody has heard of."""
     in_force: FencedView
+    """The last view in force, for the new master's fence."""
     possible: list[FencedView]
-    """The two as in Fence: `installed` and `prepared`."""
+    """Other views that may be in force, for the new master's fence."""
 
 
 def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
-    """Whether this peer may say so: it does not contradict itself in what others rely on."""
+    """Whether a peer may say so: the summary does not contradict itself in what others rely on."""
     installed = summary.installed
     rings = (views or Views()).of(installed) if installed is not None else None
     groups = rings.groups_of.get(peer, []) if rings is not None else []
@@ -179,11 +187,13 @@ def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
 
 
 def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any]) -> bool:
+    """Rule 2: whether all its peers here have answered this view, and some of its peers have not come."""
     return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
 
 
 def _in_force(installed: m.InstalledView, peers: frozenset[int], fence: Fence | None) -> FencedView:
-    """The last view that certainly is, where `installed` is the last that a survivor tells of."""
+    """Return the last view that certainly is in force (rule 6a). `installed` is the last one that a survivor tells of,
+    with `peers`."""
     if fence is not None and fence.installed is not None and fence.installed.view >= installed.view:
         return fence.installed
     return FencedView(installed.view, peers)
@@ -195,8 +205,11 @@ def quorum_of(
     fence: Fence | None = None,
     needs_majority: bool = True,
 ) -> Quorum:
-    """`has_rivals`: survivors may follow other masters. Otherwise a `fence` counts, if there is one. Of a tally it
-    takes the same time however many have come."""
+    """Judge who has come. `has_rivals`: survivors may follow other masters; otherwise a `fence` counts, if there is
+    one.
+
+    For a tally the time that this takes does not depend on how many have come.
+    """
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     installed = tally.last_installed()
     if installed is None:
@@ -244,7 +257,7 @@ def rebuild(
     fence: Fence | None = None,
     needs_majority: bool = True,
 ) -> Recovered:
-    """The reports must have a majority, if it needs one."""
+    """Return the run as its survivors report it. They must be enough, as `quorum_of` judges them."""
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     reports = tally.summaries
     quorum = quorum_of(tally, has_rivals, fence, needs_majority)
@@ -286,7 +299,7 @@ def _call_numbers(report: m.RecoveryReport) -> list[int]:
 
 
 def _own_epoch(report: m.RecoveryReport) -> int:
-    """Epoch of its group, as it is in force there; 0 before its first."""
+    """Return the epoch of the peer's group as it is in force there; 0 before its first."""
     installed = report.installed
     rings = installed.rings if installed is not None else []
     return next((ring.epoch for ring in rings if ring.group == report.me.group), 0)
@@ -342,7 +355,7 @@ def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
 
 
 def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.JointOutcome | None:
-    """The end of the joint call that this peer waits in, if somebody has heard of it."""
+    """Return the end of the joint call that this peer waits in, if somebody has heard of it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
     known = [

@@ -1,7 +1,7 @@
-"""Peers that have followed a master from the one that they lost, and have not connected for heartbeats yet.
+"""Peers that have followed a new master, and have not yet connected to it for heartbeats.
 
-Each has a peer timeout for that, counted from the last one that did so: as long as they go on coming it is the master
-that is busy, with thousands of them, and nobody is late. RETURN_TIMEOUTS bound the sum.
+Each has a peer timeout for that, counted from the last one that did so. As long as they go on coming it is the master
+that is busy, with thousands of them, and nobody is late. RETURN_TIMEOUTS bounds the sum.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Returning:
         """Peers that have not come yet, as an ordered set."""
         self.since = now
         self.until = now + timeout_s
-        """Peers that have not come by then are lost."""
+        """The time after which peers that have not come are lost."""
         self._timeout_s = timeout_s
 
     def came(self, peer: int, now: float) -> None:
-        """Expect this peer no more, and the others for longer. Others than those expected are ignored."""
+        """Expect this peer no more, and the others for longer. A peer that was not expected is ignored."""
         if peer in self.peers:
             del self.peers[peer]
             self.until = min(now + self._timeout_s, self.since + RETURN_TIMEOUTS * self._timeout_s)
@@ -33,4 +33,5 @@ class Returning:
         self.peers.pop(peer, None)
 
     def late(self, now: float) -> list[int]:
+        """Return the peers that are lost because they have not come in time."""
         return list(self.peers) if now >= self.until else []

@@ -1,21 +1,21 @@
-"""What a search for a better ring needs to know, as plain values that may go to another thread."""
+"""What a search for a better ring has to know, as plain values that may go to another thread."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 Known = tuple[float, float]
-"""Of a link: bytes per second, and the latency in seconds."""
+"""Bytes per second and latency in seconds of one direction of a link."""
 
 
 @dataclass(frozen=True)
 class RingProblem:
     ring: tuple[int, ...]
-    """As it is."""
+    """The ring as it is."""
     links: dict[tuple[int, int], Known]
-    """By sender and receiver."""
+    """What is known of links, by sender and receiver."""
     unreachable: frozenset[tuple[int, int]] = frozenset()
     hosts: tuple[int, ...] = ()
     """The number, from 0, of each peer's host, in the order of the ring; empty if all are on different ones."""
     between_hosts: dict[tuple[int, int], Known] = field(default_factory=dict)
-    """What is known of the links of their peers, where `links` has nothing."""
+    """What is known of links between hosts, for pairs of which `links` has nothing."""

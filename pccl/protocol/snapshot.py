@@ -1,4 +1,4 @@
-"""Looks at a master and writes down what there is to see, as `status.RunStatus`. Changes nothing."""
+"""Snapshot: what there is to see of a master, written down as a `status.RunStatus`. It changes nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStat
 from pccl.protocol.topology import ring_links
 
 STALLED_OPS_MAX = 8
-"""Of one peer that are named."""
+"""Number of stalled ops that are named for one peer."""
 
 
 def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunStatus:
-    """How it stands at `now`, the time of the last event or later."""
+    """Return how the run stands at `now`, the time of the last event or later."""
     state = master.state
     waiting = {kind for group in state.groups.values() for kind in group.waiting}
     absent = {kind: state.missing(state.accepted, kind) for kind in waiting.intersection(Kind.GLOBAL)}
@@ -97,7 +97,7 @@ def _member(
 
 
 def _stalled(group: Group) -> dict[int, list[StalledOp]]:
-    """By the peer that waits."""
+    """Return the stalled ops of a group by the peer that waits in them."""
     found: dict[int, list[StalledOp]] = {}
     ledger: Ledger = group.ledger
     for op, stuck in ledger.stalled.items():

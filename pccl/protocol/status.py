@@ -1,7 +1,7 @@
-"""What a run looks like from its master at one moment: the schema of what `pccl status`, the page and the metrics show.
+"""What a run looks like from its master at one moment: the schema of `pccl status`, the page and the metrics.
 
 Plain values that travel as msgpack or JSON maps: a reader ignores fields that it does not know, and fields added later
-have defaults. Moments are told as ages in seconds, since clocks of different machines differ; texts are printable.
+have defaults. Moments are given as ages in seconds, because clocks of different machines differ; texts are printable.
 """
 
 # Annotations are not put off here, as in `messages`.
@@ -10,7 +10,7 @@ import msgspec
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    """Base of all below."""
+    """The base of all that follows."""
 
 
 class Waiting(_Facts, frozen=True):
@@ -18,9 +18,9 @@ class Waiting(_Facts, frozen=True):
 
     call: str
     for_s: float
-    """How long already."""
+    """Seconds for which it has waited already."""
     missing: list[int]
-    """Peers that have not made the call yet, the first of them; none: it is being carried out."""
+    """The first of the peers that have not made the call yet; none: it is being carried out."""
 
 
 class StalledOp(_Facts, frozen=True):
@@ -29,18 +29,18 @@ class StalledOp(_Facts, frozen=True):
     tag: int
     sequence: int
     missing: list[int]
-    """Peers that are not done with it, the first of them."""
+    """The first of the peers that are not done with it."""
 
 
 class LinkTraffic(_Facts, frozen=True):
-    """What a peer sends over one of its links, by ops."""
+    """What ops of a peer send over one of its links."""
 
     peer: int
-    """At the other end."""
+    """The peer at the other end."""
     tx_bytes: int
-    """Payload since the link was made."""
+    """Payload that was sent since the link was made."""
     tx_bytes_per_s: float
-    """Of late."""
+    """The rate between the last two reports."""
 
 
 class PeerTraffic(_Facts, frozen=True):
@@ -49,28 +49,30 @@ class PeerTraffic(_Facts, frozen=True):
     tx_bytes: int = 0
     rx_bytes: int = 0
     tx_bytes_per_s: float = 0.0
-    """Of late, as the next."""
+    """The rate between the last two reports; so is `rx_bytes_per_s`."""
     rx_bytes_per_s: float = 0.0
     links: list[LinkTraffic] = []
-    """Those over which something went."""
+    """Links over which something went."""
 
 
 class MemberStatus(_Facts, frozen=True):
+    """One peer of the run, or one that waits to be admitted."""
+
     peer: int
     name: str
     group: int
     address: str
     state: str
-    """connecting: no heartbeat yet; pending: waits for an update_topology; joining: part of the view that is
-    prepared; accepted."""
+    """"connecting": no heartbeat yet; "pending": waits for an update_topology; "joining": part of the view that is
+    prepared; "accepted"."""
     known_s: float
-    """Since it said Hello."""
+    """Seconds since it said Hello."""
     waiting: Waiting | None = None
     stalled_ops: list[StalledOp] = []
     answer_due_s: float | None = None
-    """For how long it has owed the master an answer to a change of membership."""
+    """Seconds for which it has owed the master an answer to a change of membership."""
     is_heard: bool = True
-    """It has a connection for heartbeats."""
+    """Whether it has a connection for heartbeats."""
     traffic: PeerTraffic = PeerTraffic()
 
 
@@ -80,42 +82,46 @@ class LinkFigures(_Facts, frozen=True):
     sender: int
     receiver: int
     bytes_per_s: float
-    """What it could carry."""
+    """The rate that it could carry."""
     round_trip_s: float
     age_s: float
     source: str
-    """probe: measured by an optimize_topology, between these peers or others of their hosts; op: what an op carried."""
+    """"probe": measured by an optimize_topology, between these peers or others of their hosts; "op": what an op
+    carried."""
 
 
 class GroupStatus(_Facts, frozen=True):
+    """One group of the run."""
+
     group: int
     ring: list[int]
     epoch: int
     """The view in which the ring last changed."""
     state: str
-    """running; flushing: its ops stop after a loss; forming: links are made."""
+    """"running"; "flushing": its ops stop after a loss; "forming": links are made."""
     is_meshed: bool
-    """Every pair has a link."""
+    """Whether every pair has a link."""
     revision: int | None
-    """Of the last sync_shared_state."""
+    """The revision of the last sync_shared_state."""
     undecided_ops: int
-    """Ops that some peers are done with."""
+    """Number of ops that some peers are done with and others not, as far as the master hears of them."""
     is_syncing: bool = False
     links: list[LinkFigures] = []
-    """Those of the ring of which something is known."""
+    """Links of the ring of which something is known."""
     decision: str = ""
-    """What the last optimize_topology came to, and why."""
+    """What the last optimize_topology has decided, and why."""
 
 
 class Totals(_Facts, frozen=True):
-    """Counted since the master started; ops and bytes as peers report them every few seconds."""
+    """Numbers since the master started. Ops and bytes are as peers report them every few seconds."""
 
     ops_committed: int = 0
     ops_aborted: int = 0
-    """By a loss, a timeout or a mistake of a caller. Who wants the result makes them again."""
+    """Ops that were aborted by a loss, a timeout or a caller's mistake. Callers that want the result make them
+    again."""
     joins: int = 0
     losses: int = 0
-    """Accepted peers that are gone without having said so."""
+    """Accepted peers that are gone without having said that they leave."""
     leaves: int = 0
     tx_bytes: int = 0
     """Payload of ops, sent by all peers together."""
@@ -126,6 +132,8 @@ class Totals(_Facts, frozen=True):
 
 
 class Loss(_Facts, frozen=True):
+    """An accepted peer that was lost."""
+
     age_s: float
     peer: int
     name: str
@@ -138,7 +146,7 @@ class Event(_Facts, frozen=True):
 
     age_s: float
     level: str
-    """debug, info or warning."""
+    """"debug", "info" or "warning"."""
     text: str
 
 
@@ -150,23 +158,26 @@ class Course(_Facts, frozen=True):
 
 
 class RunStatus(_Facts, frozen=True):
+    """All that the master tells of its run."""
+
     run: str
     term: int
     version: str
-    """Of the master's pccl."""
+    """The version of the master's pccl."""
     uptime_s: float
     peer_timeout_s: float
     view: int
     """The last view installed."""
     is_changing: bool
-    """A further view is being made."""
+    """Whether a further view is being made."""
     groups: list[GroupStatus]
     members: list[MemberStatus]
     totals: Totals
     course: Course
     losses: list[Loss]
-    """The last ones, oldest first."""
+    """The last losses, oldest first."""
     events: list[Event]
-    """The last ones, oldest first."""
+    """The last lines of the log, oldest first."""
     role: str = "leading"
-    """leading; vacant: nobody is in a run here yet; standby: nor does anybody begin one here, it waits to take over."""
+    """"leading"; "vacant": nobody is in a run here yet; "standby": the same, and nobody begins one here, because the
+    master waits to take over."""

@@ -1,7 +1,8 @@
-"""Summaries of views, counted by who has said what as each comes, so that a judgement of all of them costs the same
-however many there are: it asks about few views, and thousands of peers tell of the same ones.
+"""Summaries of views, counted as each comes, so that judging them costs the same however many peers have come.
 
-Rings that several peers tell of are kept once. Of two views with one number the one that was told of first counts.
+A judgement asks about few views, and thousands of peers tell of the same ones. So who has said what is counted when it
+is said, and rings that several peers tell of are kept once. Of two views with one number the one that was told of first
+counts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pccl.protocol import messages as m
 Summary = m.PreVote | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
-"""Bounds of what is remembered of views and of what is asked about them. More is only told of by who makes it up, and
-looked into anew."""
+"""Bounds of what is remembered of views, and of what is asked about them. Only peers that make views up tell of more,
+and what is not remembered is looked into anew."""
 
 S = TypeVar("S", bound=Summary)
 View = TypeVar("View", m.InstalledView, m.PreparedView)
@@ -31,12 +32,13 @@ class Rings:
     def __init__(self, rings: list[m.Ring]) -> None:
         self.rings = rings
         self.groups_of: dict[int, list[int]] = {}
-        """Groups whose ring a peer is in, by peer."""
+        """The groups whose ring a peer is in, by peer."""
         for ring in rings:
             for peer in dict.fromkeys(ring.peers):
                 self.groups_of.setdefault(peer, []).append(ring.group)
         self.peers = frozenset(self.groups_of)
         self.are_peers = all(peer > 0 for peer in self.peers)
+        """Whether all numbers in the rings can be those of peers."""
 
 
 class Views:
@@ -44,10 +46,11 @@ class Views:
 
     def __init__(self) -> None:
         self._known: dict[int, list[Rings]] = {}
-        """More than one of a number only if somebody makes them up."""
+        """Rings by the number of their view. There is more than one of a number only if somebody makes them up."""
         self._order: deque[int] = deque()
 
     def of(self, view: m.InstalledView | m.PreparedView) -> Rings:
+        """Return the rings of a view, kept once for all who tell of them."""
         known = self._known.setdefault(view.view, [])
         for rings in known:
             if rings.rings is view.rings:
@@ -66,7 +69,7 @@ class Views:
         return found
 
     def shared(self, summary: S) -> S:
-        """The same, with rings of its own only where nobody else has told of them."""
+        """Return the same summary with rings of its own only where nobody else has told of them."""
         installed, prepared = summary.installed, summary.prepared
         return msgspec.structs.replace(
             summary,
@@ -81,6 +84,8 @@ class Views:
 
 @dataclass
 class _Count:
+    """Numbers of peers that have come, and that have answered a view."""
+
     here: int = 0
     answered: int = 0
 
@@ -93,7 +98,7 @@ class SummaryTally(Generic[S]):
     summaries: dict[int, S] = field(default_factory=dict)
     """Summaries by peer."""
     _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
-    """Views that peers tell of, by view and peer; so are the next two."""
+    """Views that peers tell of, by view and peer; so are `_told` and `_settled`."""
     _told: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _settled: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _counts: dict[tuple[int, frozenset[int]], _Count] = field(default_factory=dict)
@@ -107,7 +112,7 @@ class SummaryTally(Generic[S]):
         return tally
 
     def add(self, peer: int, summary: S) -> None:
-        """In the place of what the peer has said before."""
+        """Count this summary in the place of what the peer has said before."""
         self.discard(peer)
         self.summaries[peer] = summary
         if summary.installed is not None:
@@ -119,6 +124,7 @@ class SummaryTally(Generic[S]):
         self._count(peer, summary, 1)
 
     def discard(self, peer: int) -> None:
+        """Forget what this peer has said."""
         summary = self.summaries.pop(peer, None)
         if summary is None:
             return
@@ -139,18 +145,20 @@ class SummaryTally(Generic[S]):
 
     @property
     def heard(self) -> KeysView[int]:
-        """Peers that have said something, as it changes."""
+        """The peers that have said something. The set changes with the tally."""
         return self.summaries.keys()
 
     def last_installed(self) -> m.InstalledView | None:
+        """Return the newest view that a peer has installed, or None."""
         return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
 
     def prepared(self, after: int) -> list[m.PreparedView]:
-        """Prepared views newer than view `after`, each as one peer tells of it."""
+        """Return the prepared views newer than view `after`, each as one peer tells of it."""
         return [next(iter(told.values())) for view, told in self._told.items() if view > after]
 
     def settled(self, after: int, by: frozenset[int]) -> m.PreparedView | None:
-        """The newest view, newer than `after`, by which one of these peers has settled its ops."""
+        """Return the newest view, newer than `after`, by which one of these peers has settled its ops; None if there is
+        none."""
         for view in sorted((view for view in self._settled if view > after), reverse=True):
             for peer, prepared in self._settled[view].items():
                 if peer in by:
@@ -158,11 +166,12 @@ class SummaryTally(Generic[S]):
         return None
 
     def count(self, peers: frozenset[int]) -> int:
-        """Number of these peers that have said something."""
+        """Return the number of these peers that have said something."""
         return self._counted(0, peers).here
 
     def have_answered(self, view: int, peers: frozenset[int]) -> bool:
-        """All of these who have said anything have answered this view, and know of no word that rules it out."""
+        """Whether all of these peers that have said something have answered this view, and none knows of a word that
+        rules it out."""
         count = self._counted(view, peers)
         return count.answered == count.here
 
@@ -177,7 +186,7 @@ class SummaryTally(Generic[S]):
         return count
 
     def common(self, sets: Iterable[frozenset[int]]) -> frozenset[int]:
-        """Peers that are in all of these sets."""
+        """Return the peers that are in all of these sets."""
         key = tuple(sets)
         found = self._common.get(key)
         if found is None:
@@ -190,11 +199,13 @@ class SummaryTally(Generic[S]):
 
 
 def _told(summary: Summary) -> list[m.PreparedView]:
+    """Return the prepared views that a summary names."""
     return summary.answered if summary.prepared is None else [summary.prepared, *summary.answered]
 
 
 def _answered(summary: Summary) -> set[int]:
-    """The views after its installed one that it has answered, and that no later word of their master rules out."""
+    """Return the views newer than its installed one that a peer has answered, and that no later word of their master
+    rules out."""
     return {view.view for view in _told(summary) if view.answered}
 
 

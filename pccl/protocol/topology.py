@@ -1,4 +1,4 @@
-"""Rings and evictions: pure functions of who is there and of which pairs failed."""
+"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ MESH_PEERS_MAX = 16
 
 
 def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
-    """A ring of other members: those who stay keep their order, and so their links; others are appended in the order of
-    their numbers."""
+    """Return a ring of other members: those who stay keep their order, and so their links; others are appended in the
+    order of their numbers."""
     kept = [peer for peer in ring if peer in members]
     return kept + sorted(set(members).difference(kept))
 
 
 def neighbours(ring: Sequence[int], peer: int) -> tuple[int, int]:
-    """The peers before and after `peer`; itself twice when alone."""
+    """Return the peers before and after `peer`; itself twice when alone."""
     at = ring.index(peer)
     return ring[at - 1], ring[(at + 1) % len(ring)]
 
 
 def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
-    """Sender and receiver of each of its links."""
+    """Return the sender and receiver of each link of the ring."""
     return list(zip(ring, [*ring[1:], ring[0]], strict=True)) if len(ring) > 1 else []
 
 
 def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    """The unordered pairs (low, high) that are neighbours."""
+    """Return the unordered pairs (low, high) that are neighbours."""
     if len(ring) < 2:
         return set()
     return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
 
 
 def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    """The unordered pairs that make a link: all of a small group, the ring's neighbours of a large one."""
+    """Return the unordered pairs that make a link: all of a small group, the ring's neighbours of a large one."""
     return set(combinations(sorted(ring), 2)) if len(ring) <= MESH_PEERS_MAX else ring_pairs(ring)
 
 
 def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
-    """Those with whom `peer` makes a link."""
+    """Return the peers with whom `peer` makes a link."""
     if peer not in ring:
         return []
     others = ring if len(ring) <= MESH_PEERS_MAX else neighbours(ring, peer)
@@ -50,6 +50,7 @@ def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
 
 
 def pair(a: int, b: int) -> tuple[int, int]:
+    """Return the unordered pair (low, high) of two peers."""
     return (a, b) if a < b else (b, a)
 
 

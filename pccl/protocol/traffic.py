@@ -1,14 +1,13 @@
-"""What peers report of what they have done, added up: ops, bytes and connections of the whole run.
+"""Traffic: what peers report of what they have done, added up to ops, bytes and connections of the whole run.
 
 The master sees no payload, and need not be asked for every op, so both are counted where they happen. Each peer tells
-every few seconds what its session has done since it began (`messages.Report`); the master takes differences. A report
-that never comes, because its peer was killed, costs a few seconds of that peer's metrics and nothing else.
+every few seconds what its session has done since it began (`messages.Report`), and the master takes differences. A
+report that never comes, because its peer was killed, costs the numbers of a few seconds and nothing else.
 
-*Ops* are told by epoch. All peers that live into the next epoch saw the same verdicts in this one, so the highest count
-that any of them tells is the group's, whoever tells it first, and nobody's report counts an op twice.
-
-*Nothing is made up.* The first report of a peer is what its later ones are compared with: a master that takes over a
-run counts from there on, and not what its predecessor has seen already.
+    1  Ops are told by epoch. All peers that live into the next epoch saw the same verdicts in this one. So the highest
+       count that any of them tells is the group's, whichever of them tells it first, and no op is counted twice.
+    2  Nothing is made up. The first report of a peer is what its later ones are compared with: a master that takes over
+       a run counts from there on, and not what the last master has counted already.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pccl.protocol.messages import LinkReport, Report
 from pccl.protocol.status import LinkTraffic, PeerTraffic, Totals
 
 EPOCHS_KEPT = 8
-"""Of each group: reports of the last ones may still be on their way."""
+"""Number of epochs of each group that are kept. Reports of the last ones may still be on their way."""
 
 
 @dataclass
@@ -32,15 +31,16 @@ class _Reported:
 
 
 class Traffic:
-    """Tells a `History` what reports say. All moments are the master's `now`."""
+    """The counts of one run. It tells a `History` what reports say. All moments are the master's `now`."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._peers: dict[int, _Reported] = {}
         self._ops: dict[int, dict[int, tuple[int, int]]] = {}
-        """By group and epoch: ops committed and aborted."""
+        """Numbers of ops committed and aborted, by group and epoch."""
 
     def reported(self, peer: int, group: int, report: Report, now: float) -> None:
+        """Take in the report of a peer."""
         last = self._peers.get(peer)
         if last is None:
             self._peers[peer] = _Reported(group, report, now, PeerTraffic(links=_links(report, None, 0.0)))
@@ -69,17 +69,18 @@ class Traffic:
         self._peers[peer] = _Reported(group, report, now, traffic)
 
     def forget(self, peer: int) -> None:
+        """Forget a peer that is gone, and its group if it was the last one."""
         gone = self._peers.pop(peer, None)
         if gone is not None and all(each.group != gone.group for each in self._peers.values()):
             del self._ops[gone.group]
 
     def of(self, peer: int) -> PeerTraffic:
-        """Since its first report."""
+        """Return the traffic of a peer since its first report."""
         found = self._peers.get(peer)
         return found.traffic if found is not None else NOTHING
 
     def _count_ops(self, group: int, report: Report, is_first: bool) -> tuple[int, int]:
-        """How many more ops there are than was known."""
+        """Return how many more ops were committed and aborted than was known."""
         epochs = self._ops.setdefault(group, {})
         more_committed = more_aborted = 0
         for epoch, committed, aborted in report.ops:
