@@ -14,7 +14,7 @@ from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.types import ReduceAlgorithm, ReduceOp
 
-T = TypeVar("T")
+CollectiveInfoT = TypeVar("CollectiveInfoT")
 
 
 class LaunchedCollectives(ABC):
@@ -65,7 +65,7 @@ class LaunchedCollectives(ABC):
         return self.launch_collective(_collectives.barrier(tag, step), "barrier_async")
 
 
-class Collectives(LaunchedCollectives, Generic[T]):
+class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
     """All of them keep what `all_reduce` promises: they succeed on all peers that stay, or on none; on failure what was
     given is as it was, and an array that was given for the result alone is undefined; ops of several peers meet by
     `tag`, all with the same `step` or with none, and their errors and timeouts are the same, with TOO_FEW_PEERS for who
@@ -79,7 +79,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
     """
 
     @abstractmethod
-    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> T:
+    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfoT:
         """Of the communicator."""
 
     def all_gather(
@@ -91,7 +91,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> T:
+    ) -> CollectiveInfoT:
         """Gives every peer the `send` of all: row r of the result is that of rank r.
 
         `send` has the same dtype and shape on all peers. The result is in `recv`, or, if that is left out, in a new
@@ -112,7 +112,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> T:
+    ) -> CollectiveInfoT:
         """Reduces `send` over the peer group and leaves every peer with its rank's part of the result: the same bits
         that an all_reduce of the same `algorithm` would have there.
 
@@ -133,7 +133,7 @@ class Collectives(LaunchedCollectives, Generic[T]):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> T:
+    ) -> CollectiveInfoT:
         """Gives every peer the contents of rank `root`'s array, in place, into one of the same dtype and shape.
 
         `root` is a rank in the group as the caller sees it (`membership`, which also tells how to name a peer for
@@ -144,7 +144,9 @@ class Collectives(LaunchedCollectives, Generic[T]):
         """
         return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
 
-    def send(self, array: Any, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
+    def send(
+        self, array: Any, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfoT:
         """Sends `array` to rank `to`, and returns once that has received it.
 
         The two peers alone take part; the others of the group make no such call. So it can wait for ever where two
@@ -158,10 +160,12 @@ class Collectives(LaunchedCollectives, Generic[T]):
         """
         return self._collective(_collectives.send(array, to, tag, step), timeout, "send")
 
-    def recv(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
+    def recv(
+        self, array: Any, *, from_: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfoT:
         """Receives into `array` what rank `from_` sends; see `send`. On failure the array is undefined."""
         return self._collective(_collectives.recv(array, from_, tag, step), timeout, "recv")
 
-    def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> T:
+    def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfoT:
         """Returns once all peers of the group have called it."""
         return self._collective(_collectives.barrier(tag, step), timeout, "barrier")

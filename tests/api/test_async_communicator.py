@@ -177,7 +177,7 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
         peers[0].update_topology,
         partial(peers[0].sync_shared_state, state),
     ]
-    session = peers[0]._session
+    session = peers[0]._inner._session
     assert session is not None
 
     @trio.lowlevel.enable_ki_protection  # so that it comes where the main task waits, and not here
@@ -205,7 +205,7 @@ async def test_ctrl_c_in_a_task_of_pccl_comes_to_the_main_task_and_the_communica
         signal.raise_signal(signal.SIGINT)
 
     x = ones()
-    session = peers[0]._session
+    session = peers[0]._inner._session
     assert session is not None
     session._lifetime.spawn(press)
     with pytest.raises(KeyboardInterrupt):
@@ -352,7 +352,7 @@ def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
 
     async def main(address: str) -> None:
         async with AsyncCommunicator(address, listen=listen) as peer, trio.open_nursery() as nursery:
-            session = peer.session("test")
+            session = peer._inner.session("test")
             may_end, is_again = trio.Event(), trio.Event()
 
             async def linger() -> None:

@@ -111,7 +111,7 @@ def test_closing_ends_a_connect_in_another_thread(cluster: Cluster, monkeypatch:
     waiting = cluster.new()
     calls = [Background(waiting.connect)]
     until(partial(waits_at_master, waiting), "it waits to be admitted")
-    monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
     with MasterNode("127.0.0.1:0") as gone:
         address = gone.address
     trying = Communicator(address)

@@ -60,13 +60,13 @@ def test_an_unreachable_master_is_named() -> None:
 
 
 def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
     peer = Communicator(f"127.0.0.1:{a_free_port()}")
     assert "(3 attempts)" in str(refusal(partial(peer.connect, n_attempts=3)))
 
 
 def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.async_communicator.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
     address = f"127.0.0.1:{a_free_port()}"
     peer = Communicator(address)
     with pytest.raises(PCCLError):

@@ -218,7 +218,7 @@ def test_a_fault_in_a_users_trio_program_ends_the_communicator_alone(monkeypatch
             while peers[0].membership.world_size < 2:
                 if await peers[0].are_peers_pending():
                     await peers[0].update_topology()
-            machine = peers[0].session("")._machine
+            machine = peers[0]._inner.session("")._machine
             monkeypatch.setattr(machine, "launch", failing(machine.launch, 0))
             with pytest.raises(PCCLError) as caught:
                 await peers[0].all_reduce(ones(), op=SUM)

@@ -1,0 +1,53 @@
+"""Ops that are given up: how long their outcome is waited for, and the error where it stays unknown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pccl.errors import PCCLError
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.session.peer_session import PeerSession
+from pccl.types import Result
+
+CANCEL_GRACE_S = 5.0
+"""How long an op whose timeout has passed may take to be aborted on all peers before its outcome is unknown."""
+INTERRUPT_GRACE_S = 0.5
+"""The same for an op whose caller was interrupted or cancelled. If it is over by then, its tag is free again."""
+
+
+def deadline(timeout_s: float | None) -> float:
+    """The time, on the clock of `time.monotonic`, at which a timeout has passed; infinity if there is none."""
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def gave_up(session: PeerSession, timeout_s: float | None) -> str:
+    """The reason that all peers are given for an op that this one gives up."""
+    peer = session.view.peer if session.view is not None else 0
+    after = "" if timeout_s is None else f" after {timeout_s:g} s"
+    return f"aborted on all peers: peer {peer} gave up{after}"
+
+
+def require_outcome(
+    session: PeerSession, ops: Sequence[PendingOp], func_name: str, cause: PCCLError | None = None
+) -> None:
+    """Raise OUTCOME_UNKNOWN if other peers may have committed one of `ops` that was given up here.
+
+    The arrays of `ops` belong to the caller again. `cause` is the error for which they were given up, if there is one.
+    """
+    unknown = [op for op in ops if not op.is_over or (op.is_detached and not op.has_failed)]
+    if not unknown:
+        return
+    tags = sorted({op.tag for op in unknown})
+    view = session.view
+    others = sorted({peer for op in unknown for peer in op.ring if view is None or peer != view.peer})
+    what = f"the op with tag {tags[0]} was" if len(tags) == 1 else f"the ops with tags {tags[:10]} were"
+    silent = (
+        "not all of them have answered" if session.hears_master else "the master has been lost, and no other is found"
+    )
+    text = (
+        f"{what} given up here, and peers {others} may have committed what this one has not: {silent}. The arrays are "
+        f"as they were. Reducing again may meet the others' next step, unless steps are told apart (step=): bring all "
+        f"peers to one state first (sync_shared_state), or leave the run"
+    )
+    raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. It was: {cause}")
