@@ -113,7 +113,7 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
         write(self, fence)
 
     monkeypatch.setattr(FenceFile, "write", late)
-    monkeypatch.setattr("pccl.runtime.master.server.WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr("pccl.runtime.master.durable_effects.WRITE_AGAIN_S", 0.01)
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         peer = Communicator(node.address)
         connecting = Background(peer.connect)

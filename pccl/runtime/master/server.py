@@ -1,14 +1,17 @@
-"""Runs a `Master` over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
+"""Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
-A peer's control connection may break and another one carry its session on (`control_session`): the machine knows
-both by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
+    accepting           connections come in (`network.accepting`)
+    authentication      who they are, before anything else is heard of them
+    durable_effects     what the machine wants done, in order, with what must be on disk first
+    status_board        how the run stands, for whoever asks; the machine never hears of these connections
+    standby_watch       what a standby knows of the other masters
 
-A connection that only asks how the run stands (`StatusRequest`) gets its answer here; the machine never hears of it.
-A connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the thread, whose thread outlasts whatever
-else keeps this process busy, within the limits of `progress`; one task hears of those that fall silent.
+A peer's control connection may break and another one carry its session on (`control_session`): the machine knows both
+by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
 
-Where there is a state directory, what the machine wants remembered (`Persist`) is written there by a thread, and all
-effects that follow wait for it, in order. So nothing is announced that is not on disk, and the disk holds up no event.
+A lost peer is noticed here: a connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the heartbeat
+thread, which outlasts whatever else keeps this process busy, within the limits of `threads.progress`; one task hears of
+those that fall silent and tells the machine, which judges.
 """
 
 from __future__ import annotations
@@ -17,33 +20,32 @@ import logging
 import secrets
 import socket
 import ssl
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
+from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.failover import Failover
 from pccl.protocol.founding import Beginning, hold_s
-from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Persist, Send, TakeHeartbeats
+from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.options import MasterOptions
+from pccl.runtime.master.authentication import Authentication
+from pccl.runtime.master.durable_effects import DurableEffects
 from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
 from pccl.runtime.master.status_board import StatusBoard
-from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network import addresses
 from pccl.runtime.network.accepting import accept_connections
 from pccl.runtime.network.heartbeat import HeartbeatThread, Silent
 from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
-from pccl.runtime.network.tls import TlsEnd, TlsError
-from pccl.runtime.network.unauthenticated import Unauthenticated
+from pccl.runtime.network.tls import TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 from pccl.runtime.threads.helper_thread import HelperThread
 from pccl.types import Result
@@ -55,16 +57,13 @@ LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
 """How long a closed connection may take to receive our last words."""
 LIFE_SHARE = 0.1
-"""Of the peer timeout: how often this process notes that it lives."""
+"""This process notes that it lives once in this share of the peer timeout."""
 WATCH_SHARE = 0.5
-"""Of the peer timeout: how often a standby looks for the others."""
-WRITE_AGAIN_S = 1.0
-"""After so long what could not be written to disk is tried again."""
+"""A standby asks the other masters once in this share of the peer timeout."""
 SECRET_BYTES = 16
-"""Of a run's secret."""
-_Opening = m.FromPeer | m.StatusRequest | m.Reattach
+"""Size of a run's secret."""
 STATUS_READERS_MAX = 16
-"""Who is being told how the run stands, at a time. What they have not read yet lies in this process."""
+"""How many may be told the status at a time. What they have not read yet lies in this process."""
 
 
 @dataclass(eq=False)
@@ -72,15 +71,14 @@ class _Client:
     """A control connection."""
 
     number: int
-    """By which the machine knows it; that of the session that it carries on."""
+    """The machine's number for it; that of the session that it carries on."""
     connection: ControlConnection[m.FromPeer]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_for_heartbeats: bool = False
 
 
 class MasterServer:
-    """One run on one listening socket. `serve` returns when it is cancelled. With a `token`, only those who know it
-    are let in; with an `ssl_context`, only over TLS. OSError if the system denies a thread."""
+    """One run on one listening socket. `serve` runs until cancelled."""
 
     def __init__(
         self,
@@ -94,11 +92,11 @@ class MasterServer:
         state: FenceFile | None = None,
         resumes_any: bool = False,
     ) -> None:
-        """A standby founds no run; `client_context` is for its questions to the others, where these speak TLS. `state`
-        is this server's from here on."""
+        """With a `token`, only those who know it are let in; with an `ssl_context`, only over TLS. With `standby_of`,
+        this is a standby, which founds no run; `client_context` is for its questions to the others, where these speak
+        TLS. `state` is this server's from here on. OSError if the system denies a thread."""
         self._listener = listener
         self._token = token
-        self._ssl_context = ssl_context
         self._client_context = client_context
         self._options = options or MasterOptions()
         self._state = state
@@ -114,24 +112,22 @@ class MasterServer:
             persists=state is not None,
             resumes_any=resumes_any,
         )
-        self._postponed: deque[Effect] = deque()
-        """What waits for the disk, beginning with what is written."""
         self._standby_of = standby_of
         self._lived_at = 0.0
-        """When this process last did something."""
+        """The time at which this process last did something."""
         self._clients: dict[int, _Client] = {}
-        """Those that the machine knows. One whose connection is gone stays while its session may go on."""
+        """The clients that the machine knows. One whose connection is gone stays while its session may go on."""
         self._sessions: dict[bytes, int] = {}
-        """Numbers of clients by the keys of their sessions."""
+        """The clients' numbers by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
-        self._unauthenticated = Unauthenticated()
+        self._authentication = Authentication(token, ssl_context, lambda: self._machine.run)
+        self._effects = DurableEffects(state, self._perform)
         self._limited_log = LogLimiter(logger, trio.current_time)
         self._heartbeat_thread = HeartbeatThread(self._options.peer_timeout_s)
         self._searcher = HelperThread("pccl-search")
-        self._writer = HelperThread("pccl-state") if state is not None else None
         self._heartbeat_connections: set[int] = set()
-        """Connections that the thread has."""
+        """Connections that the heartbeat thread has."""
         self._next_connection = 1
         self._timer_changed = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -142,22 +138,22 @@ class MasterServer:
         return port
 
     def forget_after_fork(self) -> None:
-        """In a forked child: closes its copies, so that the parent's death is still seen by all peers."""
+        """Close the copies in a forked child, so that the parent's death is still seen by all peers."""
         self._listener.close()
         self._heartbeat_thread.forget_after_fork()
-        if self._state is not None:
-            self._state.close()
+        self._effects.forget_after_fork()
         for client in self._clients.values():
             client.connection.forget_after_fork()
 
     async def serve(self) -> None:
+        """Serve until cancelled, then close everything."""
         self.board.begin()
         self._lived_at = trio.current_time()
         self._tell_memory()
         self._carry_out(self._machine.begin(self._lived_at, self._hold_s))
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._nursery = self._effects.nursery = nursery
                 nursery.start_soon(self._watch_clock)
                 nursery.start_soon(self._live)
                 nursery.start_soon(self._heartbeat_thread.vouch)
@@ -166,7 +162,7 @@ class MasterServer:
                 nursery.start_soon(self._watch_heartbeats)
                 await accept_connections(
                     self._listener,
-                    self._unauthenticated,
+                    self._authentication.unauthenticated,
                     lambda sock, address: nursery.start_soon(self._serve_connection, sock, address),
                     logger,
                 )
@@ -174,13 +170,10 @@ class MasterServer:
             self._listener.close()
             self._heartbeat_thread.close()
             self._searcher.close()
-            if self._writer is not None:
-                self._writer.close()
-            if self._state is not None:
-                self._state.close()
+            self._effects.close()
 
     def _tell_memory(self) -> None:
-        """What this master remembers of a run, for the log."""
+        """Log what this master remembers of a run."""
         if self._state is None:
             logger.info(
                 "keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, and nothing "
@@ -225,7 +218,7 @@ class MasterServer:
             connection.close()
 
     def _lost(self, client: _Client, reason: str) -> None:
-        """Its connection has ended."""
+        """Tell the machine that a client's connection has ended."""
         if client.connection.session is not None:
             self._sense()
             self._carry_out(self._machine.detached(client.number, reason, self._alive_now()))
@@ -234,20 +227,21 @@ class MasterServer:
             self._carry_out(self._machine.disconnected(client.number, reason, self._alive_now()))
 
     def _forget(self, client: _Client) -> None:
-        """The machine knows it no more, or never has."""
+        """Remove a client that the machine knows no more, or never has."""
         if self._clients.get(client.number) is client:
             del self._clients[client.number]
             if client.connection.session is not None:
                 self._sessions.pop(client.connection.session.key, None)
 
     async def _read(self, client: _Client, host: str, port: int) -> str | None:
-        """Feeds the machine until the connection ends; returns how it did, None if the thread has it."""
+        """Tell the machine what a client says until the connection ends. Return how it did; None if the heartbeat
+        thread has it."""
         connection = client.connection
         messages: list[m.FromPeer] | None = None
         while True:
             try:
                 if messages is None:
-                    opening = await self._hear(connection, host)
+                    opening = await self._authentication.first_message(connection, host)
                     if isinstance(opening, m.StatusRequest):
                         return await self._tell_status(connection, opening)
                     if isinstance(opening, m.Reattach):
@@ -294,13 +288,13 @@ class MasterServer:
             self._sessions[opening.session] = client.number
 
     def _end_session(self, connection: ControlConnection[m.FromPeer]) -> None:
-        """It goes on over no other connection."""
+        """Forget the session of a connection: none will carry it on."""
         if connection.session is not None:
             self._sessions.pop(connection.session.key, None)
             connection.session = None
 
     def _reattach(self, client: _Client, opening: m.Reattach) -> str | None:
-        """Has the session go on over the connection of this client. A refusal if it does not."""
+        """Have a session go on over the connection of this client. Return a refusal if it does not."""
         if opening.protocol != m.PROTOCOL_VERSION:
             return f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {opening.protocol}"
         number = self._sessions.get(opening.session)
@@ -325,7 +319,7 @@ class MasterServer:
         return None
 
     async def _tell_status(self, connection: ControlConnection[m.FromPeer], request: m.StatusRequest) -> str:
-        """Returns how it ended."""
+        """Answer a connection that only asks for the status. Return how it ended."""
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
@@ -343,84 +337,9 @@ class MasterServer:
             self._status_readers -= 1
         return "was told the status"
 
-    async def _hear(self, connection: ControlConnection[m.FromPeer], host: str) -> _Opening:
-        """The first message of a stranger, once it has proved itself. ConnectionLost also if it was dropped."""
-        with trio.CancelScope() as scope:
-            number = self._unauthenticated.enter(host, scope.cancel)
-            try:
-                is_private = await self._agree_on_tls(connection)
-                body = await connection.receive_body()
-                opening: _Opening = decode_body(body, _Opening)
-                if isinstance(opening, m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest):
-                    self._check_tls(opening, is_private)
-                    await handshake.accept(connection, self._token, self._machine.run, "the master", opening, body)
-                    connection.trust()
-                return opening
-            finally:
-                self._unauthenticated.leave(number)
-        raise ConnectionLost("dropped: too many connections that had not said who they are")
-
-    async def _agree_on_tls(self, connection: ControlConnection[m.FromPeer]) -> bool:
-        """Whether the connection speaks it."""
-        if not await connection.speaks_tls():
-            return False
-        if self._ssl_context is None:
-            raise AuthError("it speaks TLS, for which this master has no certificate")
-        await connection.start_tls(TlsEnd(self._ssl_context))
-        return True
-
-    def _check_tls(self, opening: _Opening, is_private: bool) -> None:
-        if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
-            raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
-        if isinstance(opening, m.HeartbeatHello) and is_private:
-            raise AuthError("heartbeats go without TLS")  # the thread that hears them knows none
-
     def _carry_out(self, effects: list[Effect]) -> None:
-        """At once, but for what must wait for the disk."""
         self._timer_changed.set()
-        if self._state is None:
-            self._perform(effects)
-            return
-        is_writing = bool(self._postponed)
-        # Whoever reads such a connection must know at once that it is one for heartbeats, of which no record tells.
-        self._perform([effect for effect in effects if isinstance(effect, TakeHeartbeats)])
-        self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeHeartbeats))
-        if not is_writing:
-            self._perform_postponed()
-
-    def _perform_postponed(self) -> None:
-        """Up to what is to be written next."""
-        effects = []
-        while self._postponed and not isinstance(self._postponed[0], Persist):
-            effects.append(self._postponed.popleft())
-        if self._postponed:
-            assert self._nursery is not None
-            self._nursery.start_soon(self._write_state)
-        self._perform(effects)
-
-    async def _write_state(self) -> None:
-        """The record with which what is postponed begins."""
-        persist = self._postponed[0]
-        assert isinstance(persist, Persist)
-        assert self._state is not None
-        assert self._writer is not None
-        failure = ""
-        while True:
-            try:
-                await self._writer.run(partial(self._state.write, persist.fence), is_left=False)
-                break
-            except OSError as error:
-                text = error.strerror or str(error)
-                if text != failure:
-                    failure = text
-                    logger.warning(
-                        "the run stands still until its state can be written to %s: %s", self._state.directory, failure
-                    )
-            await trio.sleep(WRITE_AGAIN_S)
-        if failure:
-            logger.warning("the state has been written to %s", self._state.directory)
-        self._postponed.popleft()
-        self._perform_postponed()
+        self._effects.carry_out(effects)
 
     def _perform(self, effects: list[Effect]) -> None:
         outgoing: dict[int, list[bytes]] = {}
@@ -490,19 +409,19 @@ class MasterServer:
         await watch(self._standby_of, self._token, self._client_context, interval_s, tell)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
-        """Tells the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones that it
-        is about to be told of."""
+        """Tell the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones of which it
+        is about to be told."""
         quiet = self._heartbeat_thread.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])
 
     async def _live(self) -> None:
-        """Notes that this process is not stopped, so that one that was can be told from its peers' silence."""
+        """Note that this process is not stopped, so that its own standstill is not taken for its peers' silence."""
         while True:
             self._alive_now()
             await trio.sleep(LIFE_SHARE * self._options.peer_timeout_s)
 
     def _alive_now(self) -> float:
-        """The time, for an event. Whoever was stopped for long hears of that first."""
+        """Return the time, for an event. If this process was stopped for long, the machine hears of that first."""
         now = trio.current_time()
         still_s = now - self._lived_at - LIFE_SHARE * self._options.peer_timeout_s
         self._lived_at = now

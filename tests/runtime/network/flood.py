@@ -62,7 +62,7 @@ def arrivals(master: MasterNode, cluster: Cluster) -> int:
     assert master._service is not None
     sessions = [peer._inner._session for peer in cluster.peers]
     doors = [
-        master._service._server._unauthenticated,
+        master._service._server._authentication.unauthenticated,
         *(session._inbound.unauthenticated for session in sessions if session),
     ]
     return sum(len(door) + door.dropped for door in doors)
