@@ -19,9 +19,12 @@ from pccl.types import DataType, Result
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WIRE = (ROOT / "docs/design/wire.md").read_text(encoding="utf-8")
+NAMES = {path.name for folder in ("pccl", "native", "tests", "examples") for path in (ROOT / folder).rglob("*.*")}
 FOLDERS = {"pccl", "native", "tests", "examples", "bindings", "docs"}
 MADE = {"native/build"}
 """Paths that a build makes."""
+TYPED = {"script.py"}
+"""Files that a reader makes."""
 
 
 def _notation(of: Any) -> str:
@@ -83,6 +86,9 @@ def _named_paths(text: str) -> Iterator[str]:
         for word in re.findall(r"[\w./*{},-]+", "".join(quoted)):
             if word.partition("/")[0] in FOLDERS and "/" in word and not any(each in word for each in "*{,"):
                 yield word.rstrip(".")
+    for name in re.findall(r"`(\w+\.(?:py|[ch]))`", text):
+        if name not in NAMES | TYPED:
+            yield name
     for module in re.findall(r"-m\s(tests\.[\w.]+)", text):
         yield module.rstrip(".").replace(".", "/")
 
