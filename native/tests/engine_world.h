@@ -276,13 +276,13 @@ static inline pccl_event node_wait(node *n, uint32_t kind, uint64_t id)
 }
 
 /* Of every other op the ranks tell each other when they are done. */
-static inline int ranks_agree(uint64_t op) { return op % 2 == 1; }
+static inline int op_awaits_completion(uint64_t op) { return op % 2 == 1; }
 
 /* All of them are: so it is where none waits for more. */
 static inline void node_wait_done(node *n, uint64_t op)
 {
-    node_wait(n, ranks_agree(op) ? PCCL_EVENT_OP_COMPLETED : PCCL_EVENT_OP_DONE, op);
-    if (ranks_agree(op))
+    node_wait(n, op_awaits_completion(op) ? PCCL_EVENT_OP_COMPLETED : PCCL_EVENT_OP_DONE, op);
+    if (op_awaits_completion(op))
         node_wait(n, PCCL_EVENT_OP_DONE, op);
 }
 
@@ -298,7 +298,7 @@ static inline pccl_op_request request_for(const world *w, uint32_t rank, uint64_
     request.link_prev = link_to_prev(w, rank);
     request.link_next = link_to_next(w, rank);
     request.rank_links = w->rank_links[rank];
-    request.awaits_completion = ranks_agree(op);
+    request.awaits_completion = op_awaits_completion(op);
     return request;
 }
 

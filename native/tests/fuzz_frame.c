@@ -427,7 +427,8 @@ static void play_close(play *p)
         pccl_op_request request = honest_request(1, p->honest_op, p->honest_values[1]);
         require(pccl_engine_submit(honest.nodes[1].engine, &request) == 0, "submit");
         for (uint32_t rank = 0; rank < 2; rank++)
-            wait_for(rank, ranks_agree(p->honest_op) ? PCCL_EVENT_OP_COMPLETED : PCCL_EVENT_OP_DONE, p->honest_op);
+            wait_for(
+                rank, op_awaits_completion(p->honest_op) ? PCCL_EVENT_OP_COMPLETED : PCCL_EVENT_OP_DONE, p->honest_op);
         for (uint32_t rank = 0; rank < 2; rank++) {
             pccl_engine_end(honest.nodes[rank].engine, p->honest_op, 1);
             wait_for(rank, PCCL_EVENT_OP_ENDED, p->honest_op);

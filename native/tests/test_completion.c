@@ -5,10 +5,10 @@
 
 enum { STALL_MS = 60000 };
 
-/* Of those that agree. */
-static void trial_open_agreed(trial *t, const pccl_op_shape *shape, int in_place)
+/* One that is committed by mutual completion. */
+static void trial_open_completing(trial *t, const pccl_op_shape *shape, int in_place)
 {
-    next_number += !ranks_agree(next_number);
+    next_number += !op_awaits_completion(next_number);
     trial_open(t, shape, in_place);
 }
 
@@ -26,7 +26,7 @@ static void trial_leave_all(const trial *t, world *w)
         trial_leave(t, w, rank);
 }
 
-static void trial_abort_unagreed(const trial *t, world *w)
+static void trial_abort_incomplete(const trial *t, world *w)
 {
     for (uint32_t rank = 0; rank < w->size; rank++) {
         CHECK(!node_has_event(&w->nodes[rank], PCCL_EVENT_OP_COMPLETED, t->number));
@@ -34,55 +34,55 @@ static void trial_abort_unagreed(const trial *t, world *w)
     }
 }
 
-/* One op that all ranks agree on, in a world of its own. */
+/* One op with mutual completion, in a world of its own. */
 typedef struct {
     world w;
     trial t;
-} agreed;
+} completing;
 
-static void agreed_open(agreed *a, uint32_t size, unsigned connections, uint64_t count)
+static void completing_open(completing *a, uint32_t size, unsigned connections, uint64_t count)
 {
     world_open(&a->w, size, connections, 1, 0);
     pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, 512, size);
-    trial_open_agreed(&a->t, &shape, 1);
+    trial_open_completing(&a->t, &shape, 1);
 }
 
-static void agreed_close(agreed *a)
+static void completing_close(completing *a)
 {
     trial_close(&a->t);
     world_close(&a->w);
 }
 
-static void agreed_leave_and_close(agreed *a)
+static void completing_leave_and_close(completing *a)
 {
     trial_leave_all(&a->t, &a->w);
     trial_check_results(&a->t);
-    agreed_close(a);
+    completing_close(a);
 }
 
 static void all_are_told_once_all_are_done(void)
 {
     for (uint32_t size = 2; size <= 5; size++) {
-        agreed a;
-        agreed_open(&a, size, 1, 1000);
+        completing a;
+        completing_open(&a, size, 1, 1000);
         for (uint32_t rank = size; rank-- > 0;)
             trial_submit(&a.t, &a.w, rank);
         trial_leave_all(&a.t, &a.w);
         for (uint32_t rank = 0; rank < size; rank++)
             CHECK(!node_has_event(&a.w.nodes[rank], PCCL_EVENT_OP_COMPLETED, a.t.number));
         trial_check_results(&a.t);
-        agreed_close(&a);
+        completing_close(&a);
     }
 }
 
-/* Whoever has stopped it before the last rank came keeps all from agreeing, and each may have it aborted. */
-static void a_frozen_op_is_not_agreed_on(void)
+/* Whoever has stopped it before the last rank came keeps all from completing it, and each may have it aborted. */
+static void a_frozen_op_is_never_complete(void)
 {
     for (uint32_t size = 2; size <= 4; size++) {
-        agreed a;
+        completing a;
         trial other;
-        agreed_open(&a, size, 2, 1000);
-        trial_open_agreed(&other, &a.t.shape, 1);
+        completing_open(&a, size, 2, 1000);
+        trial_open_completing(&other, &a.t.shape, 1);
         for (uint32_t rank = 0; rank + 1 < size; rank++)
             trial_submit(&a.t, &a.w, rank);
         CHECK(pccl_engine_freeze_op(a.w.nodes[0].engine, a.t.number) == 0);
@@ -93,19 +93,19 @@ static void a_frozen_op_is_not_agreed_on(void)
         trial_check_results(&other);
         trial_close(&other);
         CHECK(!node_has_event(&a.w.nodes[0], PCCL_EVENT_OP_DONE, a.t.number));
-        trial_abort_unagreed(&a.t, &a.w);
-        agreed_close(&a);
+        trial_abort_incomplete(&a.t, &a.w);
+        completing_close(&a);
     }
 }
 
 /* Nor is there a word of an op that is not there. */
 static void freezing_what_has_ended_says_nothing(void)
 {
-    agreed a;
-    agreed_open(&a, 2, 1, 10);
+    completing a;
+    completing_open(&a, 2, 1, 10);
     for (int i = 0; i < 2; i++) {
         trial t;
-        trial_open_agreed(&t, &a.t.shape, 1);
+        trial_open_completing(&t, &a.t.shape, 1);
         trial_submit_all(&t, &a.w);
         for (uint32_t rank = 0; rank < 2; rank++) {
             trial_leave(&t, &a.w, rank);
@@ -114,33 +114,33 @@ static void freezing_what_has_ended_says_nothing(void)
         }
         trial_close(&t);
     }
-    agreed_close(&a);
+    completing_close(&a);
 }
 
-/* Agreed on, and aborted all the same: the caller decides. */
-static void an_agreed_op_can_be_aborted(void)
+/* Complete, and aborted all the same: the owner decides. */
+static void a_complete_op_can_be_aborted(void)
 {
-    agreed a;
-    agreed_open(&a, 3, 1, 1000);
+    completing a;
+    completing_open(&a, 3, 1, 1000);
     trial_submit_all(&a.t, &a.w);
     for (uint32_t rank = 0; rank < 3; rank++)
         node_wait(&a.w.nodes[rank], PCCL_EVENT_OP_COMPLETED, a.t.number);
     for (uint32_t rank = 0; rank < 3; rank++)
         trial_abort(&a.t, &a.w, rank);
-    agreed_close(&a);
+    completing_close(&a);
 }
 
-static void epochs_that_are_frozen_agree_no_more(void)
+static void epochs_that_are_frozen_complete_no_more(void)
 {
-    agreed a;
-    agreed_open(&a, 2, 1, 10);
+    completing a;
+    completing_open(&a, 2, 1, 10);
     for (uint32_t rank = 0; rank < 2; rank++) {
         trial_submit(&a.t, &a.w, rank);
         CHECK(pccl_engine_freeze(a.w.nodes[rank].engine, 0, 1) == 0);
         node_wait(&a.w.nodes[rank], PCCL_EVENT_GROUP_FROZEN, 1);
     }
-    trial_abort_unagreed(&a.t, &a.w);
-    agreed_close(&a);
+    trial_abort_incomplete(&a.t, &a.w);
+    completing_close(&a);
 }
 
 /* What has to say so may itself be lost with a connection, of ops that have long ended where it comes from. */
@@ -158,7 +158,7 @@ static void completions_survive_lost_connections(void)
         proxied_start(&p);
         for (int i = 0; i < OPS; i++) {
             pccl_op_shape shape = plain_shape(random_below(60), PCCL_FLOAT32, PCCL_SUM, 256, size);
-            trial_open_agreed(&trials[i], &shape, (int)random_below(2));
+            trial_open_completing(&trials[i], &shape, (int)random_below(2));
             trial_submit_all(&trials[i], &p.w);
             for (uint32_t k = 0; i >= 5 && k < size; k++)
                 trial_leave(&trials[i - 5], &p.w, ((uint32_t)i + k) % size);
@@ -183,7 +183,7 @@ static void engines_may_go_at_any_time(void)
         world_open(&w, 3, 1 + (unsigned)run % 2, 1, 0);
         for (int i = 0; i < OPS; i++) {
             pccl_op_shape shape = plain_shape(random_below(2000), PCCL_FLOAT32, PCCL_SUM, 256, 3);
-            trial_open_agreed(&trials[i], &shape, 1);
+            trial_open_completing(&trials[i], &shape, 1);
             trial_submit_all(&trials[i], &w);
         }
         for (int i = 0; i < (int)random_below(OPS); i++)
@@ -196,39 +196,39 @@ static void engines_may_go_at_any_time(void)
 
 static void completion_needs_links_to_all(void)
 {
-    agreed a;
-    agreed_open(&a, 3, 1, 10);
+    completing a;
+    completing_open(&a, 3, 1, 10);
     pccl_op_request request = trial_request(&a.t, &a.w, 0);
     request.rank_links = NULL;
     CHECK(pccl_engine_submit(a.w.nodes[0].engine, &request) == PCCL_E_INVALID);
     request = trial_request(&a.t, &a.w, 0);
     request.awaits_completion = 2;
     CHECK(pccl_engine_submit(a.w.nodes[0].engine, &request) == PCCL_E_INVALID);
-    agreed_close(&a);
+    completing_close(&a);
 }
 
 /* Two know each other's link without a list of all. */
 static void two_need_no_list(void)
 {
-    agreed a;
-    agreed_open(&a, 2, 1, 10);
+    completing a;
+    completing_open(&a, 2, 1, 10);
     for (uint32_t rank = 0; rank < 2; rank++) {
         pccl_op_request request = trial_request(&a.t, &a.w, rank);
         request.rank_links = NULL;
         CHECK(pccl_engine_submit(a.w.nodes[rank].engine, &request) == 0);
     }
-    agreed_leave_and_close(&a);
+    completing_leave_and_close(&a);
 }
 
 /* A rank that is no neighbour in the ring has announced another op by its name, before and after it was submitted. */
 static void other_ops_of_ranks_far_away_are_noticed(void)
 {
     for (int is_before = 0; is_before < 2; is_before++) {
-        agreed a;
+        completing a;
         trial other;
-        agreed_open(&a, 4, 1, 1000);
+        completing_open(&a, 4, 1, 1000);
         pccl_op_shape empty = plain_shape(0, PCCL_UINT8, PCCL_SUM, 4096, 4);
-        trial_open_agreed(&other, &empty, 1);
+        trial_open_completing(&other, &empty, 1);
         pccl_op_request announcing = trial_request(&other, &a.w, 0);
         announcing.key = trial_request(&a.t, &a.w, 0).key;
         if (!is_before)
@@ -236,7 +236,7 @@ static void other_ops_of_ranks_far_away_are_noticed(void)
         CHECK(pccl_engine_submit(a.w.nodes[0].engine, &announcing) == 0);
         if (is_before) {
             trial passing; /* whose DONE comes later on the same connection */
-            trial_open_agreed(&passing, &a.t.shape, 1);
+            trial_open_completing(&passing, &a.t.shape, 1);
             trial_submit_all(&passing, &a.w);
             trial_leave_all(&passing, &a.w);
             trial_close(&passing);
@@ -248,20 +248,20 @@ static void other_ops_of_ranks_far_away_are_noticed(void)
         CHECK(pccl_engine_end(a.w.nodes[0].engine, other.number, PCCL_ABORT) == 0);
         node_wait(&a.w.nodes[0], PCCL_EVENT_OP_ENDED, other.number);
         trial_close(&other);
-        agreed_close(&a);
+        completing_close(&a);
     }
 }
 
 /* Links may come after the ops that use them. */
 static void links_may_come_late(void)
 {
-    agreed a;
-    agreed_open(&a, 3, 0, 1000);
+    completing a;
+    completing_open(&a, 3, 0, 1000);
     world_link(&a.w, 0, 1, 1);
     world_link(&a.w, 1, 2, 1);
     trial_submit_all(&a.t, &a.w);
     world_link(&a.w, 0, 2, 1);
-    agreed_leave_and_close(&a);
+    completing_leave_and_close(&a);
 }
 
 int main(void)
@@ -269,10 +269,10 @@ int main(void)
     for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
         tested_algorithm = (uint8_t)algorithm;
         RUN(all_are_told_once_all_are_done);
-        RUN(a_frozen_op_is_not_agreed_on);
+        RUN(a_frozen_op_is_never_complete);
         RUN(freezing_what_has_ended_says_nothing);
-        RUN(an_agreed_op_can_be_aborted);
-        RUN(epochs_that_are_frozen_agree_no_more);
+        RUN(a_complete_op_can_be_aborted);
+        RUN(epochs_that_are_frozen_complete_no_more);
         RUN(completions_survive_lost_connections);
         RUN(engines_may_go_at_any_time);
         RUN(links_may_come_late);

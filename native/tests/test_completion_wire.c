@@ -1,7 +1,7 @@
 /* One engine whose peer is the test itself: what it says and hears of being done. */
 #include "engine_wire.h"
 
-static void wire_submit_agreed(wire *w)
+static void wire_submit_completing(wire *w)
 {
     w->values = ramp(COUNT);
     w->request = wire_request(1, w->values, COUNT, SEGMENT_BYTES);
@@ -32,7 +32,7 @@ static void done_is_said_and_heard(void)
     for (int is_first = 0; is_first < 2; is_first++) {
         wire w;
         wire_open_bare(&w);
-        wire_submit_agreed(&w);
+        wire_submit_completing(&w);
         pccl_frame done = op_frame(&w.request, PCCL_FRAME_DONE, 0);
         pccl_frame frame = op_frame(&w.request, PCCL_FRAME_READY, 0);
         write_frame(w.peer, &frame, NULL);
@@ -55,7 +55,7 @@ static void done_twice_loses_the_link(void)
 {
     wire w;
     wire_open_bare(&w);
-    wire_submit_agreed(&w);
+    wire_submit_completing(&w);
     repeat(&w, op_frame(&w.request, PCCL_FRAME_DONE, 0), NULL, "the same op done twice");
 }
 
@@ -221,7 +221,7 @@ static void other_words_of_being_done_are_dropped(void)
     wire w;
     pccl_event event;
     wire_open_bare(&w);
-    wire_submit_agreed(&w);
+    wire_submit_completing(&w);
     CHECK(pccl_engine_freeze_op(w.n.engine, 1) == 0);
     node_wait(&w.n, PCCL_EVENT_OP_FROZEN, 1);
     pccl_op_request unknown = wire_request(99, NULL, COUNT, SEGMENT_BYTES);

@@ -246,7 +246,7 @@ static void detach_some(work *o, world *w, int may_stop, int *all_go_on)
 static void end_all(work *o, world *w, int is_committed)
 {
     for (uint32_t rank = 0; rank < w->size; rank++) {
-        if (is_committed && ranks_agree(o->number))
+        if (is_committed && op_awaits_completion(o->number))
             node_wait(&w->nodes[rank], PCCL_EVENT_OP_COMPLETED, o->number);
         CHECK(pccl_engine_end(w->nodes[rank].engine, o->number, is_committed ? PCCL_COMMIT : PCCL_ABORT) == 0);
         node_wait(&w->nodes[rank], PCCL_EVENT_OP_ENDED, o->number);

@@ -1,6 +1,8 @@
 /* Quantization: golden bytes, errors within their bounds, hostile bytes, at every level the CPU has. */
 #include "kernel_data.h"
 
+#include <time.h>
+
 /* Quantization */
 
 static double steps_of(const pccl_op_shape *shape)
@@ -590,39 +592,87 @@ static void test_dither_is_uniform(void)
         }
 }
 
-/* The mean of many roundings of a value is the value. */
+/* An upper bound of the distance between the two codes that each of the values lies between (quant_format.h). */
+static void code_distances(const pccl_op_shape *shape, const float *values, size_t count, double *distances)
+{
+    if (shape->quantization == PCCL_QUANT_CAST) {
+        const int digits = shape->quantized_dtype == PCCL_FLOAT16 ? 10 : 7;
+        const int least_exponent = shape->quantized_dtype == PCCL_FLOAT16 ? -14 : -126;
+        for (size_t i = 0; i < count; i++) {
+            int exponent;
+            frexp((double)values[i], &exponent);
+            exponent = exponent - 1 < least_exponent ? least_exponent : exponent - 1;
+            distances[i] = ldexp(1, exponent - digits);
+        }
+        return;
+    }
+    const int is_zero_point = shape->quantization == PCCL_QUANT_ZERO_POINT_SCALE;
+    const double steps = steps_of(shape);
+    double lo = is_zero_point ? 0 : (double)values[0], hi = lo;
+    for (size_t i = 0; i < count; i++) {
+        lo = fmin(lo, (double)values[i]);
+        hi = fmax(hi, (double)values[i]);
+    }
+    double range = steps > 15 ? hi - lo : (hi - lo + fabs(lo) * 0x1p-7) * (1 + 0x1p-7);
+    for (size_t i = 0; i < count; i++)
+        distances[i] = range / (steps - is_zero_point);
+}
+
+/* The mean of many roundings of a value is the value: the error of one is a random number in an interval of known
+ * width, and its expectation has to be 0. By Hoeffding's inequality the mean of n such errors is off by more than t
+ * widths with a probability of at most 2 exp(-2 n t^2), whatever the value; t is such that with probability
+ * FALSE_ALARMS at most any of all means is off. So values and streams are drawn anew each time. SEED=n in the
+ * environment plays a run again. */
 static void test_stochastic_is_unbiased(void)
 {
-    enum { VALUES = 64, ROUNDS = 4000 };
+    enum { VALUES = 64, ROUNDS = 10000 };
+    const double FALSE_ALARMS = 1e-10;
+    const char *given = getenv("SEED");
+    const uint64_t seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 2654435761u + 1;
+    printf("test_stochastic_is_unbiased: SEED=%llu\n", (unsigned long long)seed);
+    random_state = seed | 1;
+    for (int i = 0; i < 20; i++)
+        random_u64();
     pccl_op_shape shapes[14];
     size_t shape_count = 0;
-    random_state = 17718858403142502313u; /* no value is so near to a code that it never goes to the other one */
     for (uint32_t q = PCCL_QUANT_MIN_MAX; q <= PCCL_QUANT_ZERO_POINT_SCALE; q++)
         for (size_t c = 0; c < PCCL_COUNT_OF(code_types); c++)
             shapes[shape_count++] = quantized_shape(PCCL_FLOAT32, q, code_types[c], VALUES);
     shapes[shape_count++] = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_CAST, PCCL_FLOAT16, 0);
     shapes[shape_count++] = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_CAST, PCCL_BFLOAT16, 0);
+    const double means = (double)shape_count * VALUES;
+    const double tolerance = sqrt(log(2 * means / FALSE_ALARMS) / (2.0 * ROUNDS));
     for (size_t s = 0; s < shape_count; s++) {
         const int is_cast = shapes[s].quantization == PCCL_QUANT_CAST;
         static float values[VALUES], back[VALUES];
-        double sums[VALUES] = {0}, squares[VALUES] = {0};
-        for (size_t i = 0; i < VALUES; i++)
+        double distances[VALUES], sums[VALUES], least[VALUES], greatest[VALUES];
+        for (size_t i = 0; i < VALUES; i++) {
             values[i] = is_cast && i % 2 ? random_unit() * 0x1p-17f : random_unit() + 0.3f;
+            sums[i] = 0;
+            least[i] = INFINITY;
+            greatest[i] = -INFINITY;
+        }
+        code_distances(&shapes[s], values, VALUES, distances);
+        const uint64_t stream = random_u64();
         for (uint64_t round = 0; round < ROUNDS; round++) {
-            pccl_kernel_quantize_stochastic(&shapes[s], 7, round * VALUES, values, VALUES, wires[0]);
+            pccl_kernel_quantize_stochastic(&shapes[s], stream, round * VALUES, values, VALUES, wires[0]);
             pccl_kernel_dequantize(&shapes[s], wires[0], VALUES, back);
             for (size_t i = 0; i < VALUES; i++) {
                 double error = (double)back[i] - (double)values[i];
                 sums[i] += error;
-                squares[i] += error * error;
+                least[i] = fmin(least[i], error);
+                greatest[i] = fmax(greatest[i], error);
             }
         }
         for (size_t i = 0; i < VALUES; i++) {
-            double mean = sums[i] / ROUNDS, deviation = sqrt(squares[i] / ROUNDS / ROUNDS);
-            /* 16-bit steps leave 8 bits of a float to what is random; the ends of a range are fixed. */
-            double slack = steps_of(&shapes[s]) > 255 && !is_cast ? 2.0 / 65534 * 0x1p-6 : 4e-7;
-            CHECK_MSG(fabs(mean) <= 5 * deviation + slack, "shape %zu: element %zu, %a, is off by %g of %g", s, i,
-                (double)values[i], mean, deviation);
+            /* 16-bit codes leave 8 bits of a float to what is random: a value next to a code may go to three. */
+            const int is_coarse = !is_cast && steps_of(&shapes[s]) > 255;
+            const double width = distances[i] * (is_coarse ? 2 : 1);
+            const double slack = is_coarse ? distances[i] * 0x1p-6 : 4e-7;
+            CHECK_MSG(greatest[i] - least[i] <= width + 2 * slack, "shape %zu: element %zu, %a, spreads by %g of %g", s,
+                i, (double)values[i], greatest[i] - least[i], width);
+            CHECK_MSG(fabs(sums[i] / ROUNDS) <= tolerance * width + slack,
+                "shape %zu: element %zu, %a, is off by %g of %g", s, i, (double)values[i], sums[i] / ROUNDS, width);
         }
     }
 }
