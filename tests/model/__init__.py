@@ -1,0 +1,1 @@
+"""Promela models of the protocol and what Spin is to find in them: see docs/design/model.md."""
