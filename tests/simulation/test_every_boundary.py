@@ -1,4 +1,7 @@
-"""A fault before every single delivery of a run: all survivors agree, nobody hangs, and the run goes on."""
+"""A fault before every single delivery of a run: all survivors agree, nobody hangs, and the run goes on.
+
+By default before every third one of them; CI tries the others, too, which are slow.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import pytest
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.simulation.boundaries import SHARES, boundaries
 from tests.simulation.node import Node
 from tests.simulation.world import MASTER, World
 
 RELIEF_AFTER = 20
 """Deliveries after which a short fault ends."""
 STRIDE = 3
-"""Of faults that come to the same at neighbouring deliveries, those before every third are tried."""
+"""Faults that come to the same at neighbouring deliveries are tried before every third only."""
 
 
 class _Interrupted(World):
@@ -166,24 +170,28 @@ IDS = ["eldest", "second", "newcomer"]
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_before_every_delivery(name: str, index: int) -> None:
-    _try_all(FAULTS[name], index, 3 if name in LOSES_NOBODY else 2)
+@SHARES
+def test_fault_before_every_delivery(name: str, index: int, share: tuple[int, ...]) -> None:
+    _try_all(share, FAULTS[name], index, 3 if name in LOSES_NOBODY else 2)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", SHORT_FAULTS)
-def test_short_fault_costs_nobody(name: str, index: int) -> None:
+@SHARES
+def test_short_fault_costs_nobody(name: str, index: int, share: tuple[int, ...]) -> None:
     is_reset = "reset" in name  # it may have a newcomer begin anew, which one that outlives its master does
-    _try_all(SHORT_FAULTS[name], index, 3, 1 if is_reset else STRIDE, is_short=True, masters=int(is_reset))
+    _try_all(share, SHORT_FAULTS[name], index, 3, 1 if is_reset else STRIDE, is_short=True, masters=int(is_reset))
 
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", CUTS)
-def test_partition_costs_one_at_most(name: str, index: int) -> None:
-    _try_all(CUTS[name], index, 2, STRIDE)
+@SHARES
+def test_partition_costs_one_at_most(name: str, index: int, share: tuple[int, ...]) -> None:
+    _try_all(share, CUTS[name], index, 2, STRIDE)
 
 
 def _try_all(
+    share: tuple[int, ...],
     do: Callable[[World, Node], None],
     index: int,
     survivors: int,
@@ -195,9 +203,7 @@ def _try_all(
         if index < len(world.nodes) and world.nodes[index].is_reachable:
             do(world, world.nodes[index])
 
-    at = 1 - stride
-    while True:
-        at += stride
+    for at in boundaries(share, stride):
         world = _Interrupted(at, fault, is_short, masters)
         try:
             _course(world)

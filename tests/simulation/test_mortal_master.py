@@ -1,4 +1,7 @@
-"""The master dies before every single delivery of a run, and another one follows it, or none."""
+"""The master dies before every single delivery of a run, and another one follows it, or none.
+
+By default before a third of the deliveries; CI tries the others, too, which are slow.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.simulation.boundaries import SHARES, boundaries
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.schedule import Plan, play
@@ -20,6 +24,7 @@ TIMEOUT_S = MasterOptions().peer_timeout_s
 
 LATER = 15
 """Deliveries after which a successor begins, if not at once."""
+STRIDE = 2
 SCHEDULES = 60
 
 
@@ -157,7 +162,8 @@ FAULTS: dict[str, tuple[int, Callable[[World], None], Callable[[World], None]]] 
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_master_dies_before_every_delivery_and_nothing_is_lost(name: str) -> None:
+@SHARES
+def test_master_dies_before_every_delivery_and_nothing_is_lost(name: str, share: tuple[int, ...]) -> None:
     """All peers are alive: no op fails, no call fails, nobody is lost."""
 
     def close(world: World) -> None:
@@ -168,23 +174,23 @@ def test_master_dies_before_every_delivery_and_nothing_is_lost(name: str) -> Non
         assert set(calls) <= {Result.SUCCESS}
         assert [node.ended for node in world.nodes] == [None] * 3
 
-    _try_all(name, close)
+    _try_all(share, name, close)
 
 
 @pytest.mark.parametrize("memory", Memory)
-def test_master_and_a_peer_die_before_every_delivery(memory: Memory) -> None:
+@SHARES
+def test_master_and_a_peer_die_before_every_delivery(memory: Memory, share: tuple[int, ...]) -> None:
     def close(world: World) -> None:
         _close(world)
         assert len(world.accepted) >= 2
 
     FAULTS["with a peer"] = 1, _replace_and_lose, _nothing
-    _try_all("with a peer", close, memory)
+    _try_all(share, "with a peer", close, memory)
 
 
-def _try_all(name: str, close: Callable[[World], None], memory: Memory = Memory.NONE) -> None:
+def _try_all(share: tuple[int, ...], name: str, close: Callable[[World], None], memory: Memory = Memory.NONE) -> None:
     masters, fault, relief = FAULTS[name]
-    at, stride = 1, 2
-    while True:
+    for at in boundaries(share, STRIDE):
         world = _Mortal(at, masters, fault, relief, memory)
         try:
             _course(world)
@@ -195,7 +201,6 @@ def _try_all(name: str, close: Callable[[World], None], memory: Memory = Memory.
             error.add_note(f"the master was {name}, before delivery {at}")
             error.add_note("\n".join(world.log[-20:]))
             raise
-        at += stride
     assert at > 100, "the course was not run"
 
 
