@@ -1,8 +1,9 @@
 """Failover: a master process that leads a run, or waits for peers that have lost the master of theirs.
 
 A run must be led by one master at a time, and go on when that one dies. As in Raft, peers of a dead master are first
-asked what they know without promising anything (pre-vote), then asked for their votes in a higher term; whoever has a
-majority of the last view leads. As in Viewstamped Replication, those who vote send what the next leader needs to know.
+asked what they know without promising anything (pre-vote), then asked for their votes in a higher term, and whoever has
+a majority of the last view leads. As in Viewstamped Replication, those who vote send what the next leader needs to
+know.
 
 Events and effects are those of a master's machine (`master.machine`), which does all the leading; this one replaces it
 when leadership begins or ends. It is
@@ -10,55 +11,55 @@ when leadership begins or ends. It is
     vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
     leading     all is passed on to the `Master`
 
-Gathering. A peer that has lost its master says Resume, and which views it knows when it is asked (PreVoteRequest,
-PreVote). As soon as a majority of the run's last view has come, so far as those who are here know of it, they are asked
-to follow in a term higher than any that has been heard of (VoteRequest), and answer with their recovery report (Vote);
-from then on they follow no lower term. When a majority does, and all of the view or enough time has passed since it was
-complete and since somebody came or followed last (of which GATHER_TIMEOUTS bounds the sum), the run is rebuilt
-(`recovery_report`, `recovery`) and led: one who has waited here for longer, because it alone was cut off from the last
-master, hurries nobody, and nobody is late because this master is busy with thousands of others. Until then nobody is
-evicted: there is nobody to do it. What one says costs the same however many are here (`summary_tally`).
+How a run comes to be led on:
 
-How long is enough depends on who else can have led the run on:
+    1  Pre-vote. A peer that has lost its master says Resume, and which views it knows when it is asked
+       (PreVoteRequest, PreVote). That promises nothing. So peers that are few and cut off gather here without leaving
+       their term, and when they come back they have nothing that their master would have to give way to.
+    2  Vote. As soon as a majority of the run's last view has come, so far as those who are here know of it, they are
+       asked to follow in a term higher than any that has been heard of (VoteRequest). They answer with their recovery
+       reports (Vote), and follow no lower term from then on. A peer follows one master in a term, so at most one leads
+       in it: see `recovery_report`.
+    3  The run is rebuilt (`recovery_report`, `recovery`) and led when a majority follows, and all of the view do or
+       enough time has passed since a majority was here and since somebody came or followed last. GATHER_TIMEOUTS
+       bounds the sum. So a peer that has waited here for longer, because it alone was cut off from the last master,
+       hurries nobody; and nobody is late because this master is busy with thousands of others. What one peer says
+       costs the same however many are here (`summary_tally`). Until then nobody is evicted.
+    4  How long is enough depends on who else can have led the run on:
 
-    several addresses   `peer_timeout_s`: nobody has, for want of a majority
-    one, and a fence    `peer_timeout_s`: whom the last master had left out is known (`fence`)
-    one, and no fence   as long as those who are here have patience, less a `peer_timeout_s`: of the others some may
-                        have gone on without those who are here, so all of them are waited for. `resumes_any` says that
-                        no such wait is wanted
+           several addresses   `peer_timeout_s`: nobody has, for want of a majority
+           one, and a fence    `peer_timeout_s`: whom the last master had left out is known (`fence`)
+           one, and no fence   as long as those who are here have patience, less a `peer_timeout_s`. Some of the others
+                               may have gone on without those who are here, so all of them are waited for, unless
+                               `resumes_any` says that no such wait is wanted
 
-So nobody is bound to a term that no majority has made: a few who are cut off from a master that leads gather elsewhere
-without leaving its term, and when they come back they have nothing that it would have to give way to.
+    5  Where peers know of this address only, nobody else has led the run since, and this process knows who was in it
+       because it has led it, or has the record of a process that did, it goes on without a majority too, with those
+       who have been here for `DOUBT_TIMEOUTS`: the others are dead, or cut off from these as well.
 
-Founding. Newcomers may found a run only when no other can come back: see `founding`. A peer of a run never joins
-another: it waits for its own until its patience ends.
+Newcomers may found a run only when no other can come back: see `founding`. A peer of a run never joins another: it
+waits for its own until its patience ends.
 
-Deposition. A master lets go of all its peers, and they, and it, begin to gather again, when it may have been given up:
+When a master leads no further. It is deposed, lets go of all its peers, and they, and it, gather again, when its peers
+may have given it up:
 
-    1  it hears no heartbeat of most of a view at once, or their connections were closed and none came back
-       (`Master.deposed`). It is rather its own network that is out. So nobody is evicted, and whoever has gone on
-       meanwhile reports. Where all connections were closed, as when all processes have ended, others may soon found
-       a run: who lives dials again and again, and comes as soon as newcomers do
-    2  it hears of a higher term of its run from one of its own peers
-    3  it stood still for so long that its peers may have given it up (`stood_still`)
+    6  It hears no heartbeat of most of a view at once, or their connections were closed and none came back
+       (`Master.deposed`). Then it is rather its own network that is out. So nobody is evicted, and peers that have gone
+       on meanwhile report. Where all connections were closed, as when all processes have ended, others may soon found
+       a run: peers that live dial again and again, and come as soon as newcomers do.
+    7  It hears of a higher term of its run from one of its own peers. From anybody else a higher term is none that it
+       must give way to: as long as it has a majority of the view in force, nobody else has, and if another master had
+       gone on with a majority, this one would have lost it. A peer that says so was put out of the run.
+    8  It stood still for so long that its peers may have given it up (`stood_still`).
 
-A higher term of which it hears from anybody else is none that it must give way to: as long as it has a majority of the
-view in force, nobody else has, and if another had gone on with a majority, this one would have lost it. Whoever says so
-was put out of the run.
+Where two masters can still lead. Where peers know one master only, that one leads on whomever it loses. If it dies,
+some that it had lost may be all of the last view that they know of. A new master without a fence waits for others as
+long as it can. If none of those who were led to the end come by then, or those are dead, the lost peers go on from
+where they were, perhaps in the term in which another master has led the others, who are told that they are evicted. No
+peer goes on with both masters, and what a stopped master still says must mean nothing to peers that the other one
+leads:
 
-Where peers know of this address only, nobody else has led the run since, and this process knows who was in it: it has
-led it, or has the record of one that did. So it goes on without a majority too, with those who have been here for
-`DOUBT_TIMEOUTS`: the others are dead, or cut off from these as well. If nobody has come, and as many newcomers are here
-as peers are missing, the run is over after `END_TIMEOUTS`, and another one may be founded.
-
-At most one leads at a time: see `recovery_report`. A peer follows one in a term.
-
-Where peers know one master only, that one leads on whomever it loses. If it dies, some whom it had lost may be all of
-the last view that they know of. A successor without a fence waits for others as long as it can. If none of those whom
-it led to the end come by then, or those are dead, the lost go on from where they were, perhaps in the term in which
-another has led the others, who are told that they are evicted. No peer goes on with both, and what is said by one that
-was stopped meanwhile must mean nothing to those that the other leads: so two leaders number peers and views apart, even
-in one term (`recovery.block`).
+    9  Two leaders number peers and views apart, even in one term (`recovery.block`).
 """
 
 from __future__ import annotations
@@ -81,12 +82,14 @@ from pccl.protocol.recovery_report import is_sound, rebuild
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
-"""Of the peer timeout: a master that stood still for less is not missed by its peers."""
+"""Share of the peer timeout: a master that stood still for less is not missed by its peers."""
 DEPOSED_TIMEOUTS = 2.0
-"""For so many peer timeouts one that was deposed lets nobody found a run, where peers may follow another master."""
+"""Number of peer timeouts for which a deposed master lets nobody found a run, where peers may follow another master."""
 
 
 class Failover:
+    """The machine of one master process."""
+
     def __init__(
         self,
         run: str,
@@ -98,8 +101,8 @@ class Failover:
         persists: bool = False,
         resumes_any: bool = False,
     ) -> None:
-        """`run` is the name of one that may be founded here, and `secret` what only its masters and peers know. `fence`
-        is what a process before this one has left; with `persists`, this one is told what to leave (Persist)."""
+        """`run` names the run that may be founded here, and `secret` is what only its masters and peers know. `fence`
+        is the record of a process before this one; with `persists`, this one says what to record (Persist)."""
         self.options = options or MasterOptions()
         self._known = KnownRuns(fence)
         self._persists = persists
@@ -108,12 +111,12 @@ class Failover:
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
-        """What is known of other masters, for those who are sent away."""
+        """The text about other masters for those who are sent away."""
         self._founding = Founding(self.options.peer_timeout_s, birth_at)
         self._names = run
         self._claims: dict[int, Claim] = {}
         self._gatherings: dict[str, Gathering] = {}
-        """By run."""
+        """The gathering of each run whose peers have come."""
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
@@ -121,7 +124,7 @@ class Failover:
     # Events.
 
     def begin(self, now: float, hold_s: float) -> list[Effect]:
-        """The process starts. For `hold_s` nobody may found a run."""
+        """Start. For `hold_s` nobody may found a run."""
         self._now = now
         self._founding.wait(now, hold_s)
         if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
@@ -178,7 +181,7 @@ class Failover:
         return self._drain()
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """As of Master."""
+        """Note connections over which heartbeats are late: see `Master.note_quiet`."""
         self.master.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
@@ -194,7 +197,7 @@ class Failover:
         return self._drain()
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
-        """This process could do nothing for so long. To be called before any other event after that."""
+        """Note that this process could do nothing for so long. It is called before any other event after that."""
         self._now = now
         if self.is_leading and seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s:
             self._depose(f"it stood still for {seconds:.1f} s")
@@ -234,6 +237,7 @@ class Failover:
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
+        """Hear a peer that has lost its master: let it wait here, or say why not."""
         who = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
             text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
@@ -312,10 +316,11 @@ class Failover:
             self._ask(message.run)
 
     def _is_missed_by(self, message: m.Resume) -> bool:
-        """One of those whom this master leads has lost it."""
+        """Whether the peer is one of those whom this master leads, and has lost it."""
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
     def _claimant_said(self, claim: Claim, message: m.FromPeer) -> None:
+        """Hear what a peer that waits here says."""
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
@@ -347,11 +352,11 @@ class Failover:
                 self._consider(run)
 
     def _is_over(self, since: float) -> bool:
-        """So has a peer timeout that began then."""
+        """Whether a peer timeout that began then has passed."""
         return self._now >= since + self.options.peer_timeout_s
 
     def _ask(self, run: str) -> None:
-        """Asks those who have come to follow, if they are a majority."""
+        """Ask those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
         here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
         if not here.peers and self._is_over(gathering.since):
@@ -370,7 +375,8 @@ class Failover:
             self._log("info", gathering.account(here, self._now, self._known.is_fenced(gathering)))
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
-        """Nobody here was ever accepted, so there is nothing to go on with."""
+        """Send all who are here to say Hello again: none of them was ever accepted, so there is nothing to go on
+        with."""
         gathering.tells_at = None
         fence = self._known.fence_of(gathering)
         if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
@@ -382,7 +388,7 @@ class Failover:
                 self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
-        """Peers are about to be asked to follow in it."""
+        """Record the term before peers are asked to follow in it."""
         fence = self._known.fence_of(gathering)
         if fence is not None and fence.term < gathering.term:
             self._remember(msgspec.structs.replace(fence, term=gathering.term))
@@ -394,7 +400,7 @@ class Failover:
             self._effects.append(Persist(fence))
 
     def _consider(self, run: str) -> None:
-        """Leads the run if it may."""
+        """Lead the run if it may be led now."""
         gathering = self._gatherings[run]
         majority_at, is_fenced = gathering.majority_at, self._known.is_fenced(gathering)
         needs_majority = gathering.needs_majority(self._now, is_fenced)
@@ -404,6 +410,7 @@ class Failover:
             self._lead(run)
 
     def _lead(self, run: str) -> None:
+        """Lead the run with those who follow, and send all others away."""
         gathering = self._gatherings[run]
         needs_majority = gathering.needs_majority(self._now, self._known.is_fenced(gathering))
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, needs_majority)
@@ -439,7 +446,7 @@ class Failover:
             self._depose(self.master.deposed)
 
     def _depose(self, reason: str) -> None:
-        """Leads no further."""
+        """Lead no further."""
         old = self.master
         self._log("warning", f"run {old.run} is led no further by this master: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
@@ -459,7 +466,8 @@ class Failover:
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
-        """Who waits for long comes again if it lives: nothing else would tell. Whether there was one."""
+        """Send away peers that have waited for long: those that live come again, and nothing else would tell. Return
+        whether there was one."""
         late: list[Claim] = []
         for gathering in self._gatherings.values():
             for claim in gathering.claims.values():
@@ -516,7 +524,7 @@ class Failover:
                 self._hello(connection, host, hello)
 
     def _release(self, connection: int) -> bool:
-        """Lets go of who waits here. False if it does not."""
+        """Forget a peer or a newcomer that waits here. False if this connection is of none."""
         if self._founding.discard(connection):
             return True
         claim = self._claims.pop(connection, None)
@@ -543,7 +551,7 @@ class Failover:
         self._effects.append(Close(connection))
 
     def _put_out(self, connection: int, reason: str) -> None:
-        """A peer of the run that this master leads, or has led to its end, is in it no more."""
+        """Tell a peer that it is not in the run any more that this master leads, or has led to its end."""
         self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason, self.master.secret))
 
     def _log(self, level: str, text: str) -> None:

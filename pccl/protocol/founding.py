@@ -35,7 +35,7 @@ END_TIMEOUTS = 3.0
 
 
 class Beginning(Enum):
-    """What is known of a run when its master starts."""
+    """The knowledge of a run with which its master starts."""
 
     FOUND = "found"
     """There is no run that could come back."""
@@ -61,7 +61,7 @@ def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, ha
 
 
 class Founding:
-    """When a run may be founded at one master, and the newcomers that wait for it."""
+    """The newcomers that wait at one master, and the time when they may found a run."""
 
     def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
         self.birth_at = birth_at
@@ -70,11 +70,11 @@ class Founding:
         """The fence of a run that was taken for over by rule 3, although some of its peers may still come."""
         self._peer_timeout_s = peer_timeout_s
         self._missed_since = inf
-        """Since when the peers of the fence's run could have come here."""
+        """The time since which the peers of the fence's run could have come here."""
         self._back_by = 0.0
         """When those that have left last must have come again, if they live."""
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
-        """By connection of each newcomer that waits, longest first: its host, its Hello, and since when."""
+        """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
 
     def __len__(self) -> int:
         return len(self._held)

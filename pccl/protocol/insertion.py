@@ -31,8 +31,8 @@ def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float)
         return beside[-1] + 1 if beside else len(ring)
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
-        """How much a place would slow the ring down. Slow links count only as far as they are slower than the ring
-        is."""
+        """Return the damage that a place would do to the ring. Slow links count only as far as they are slower than the
+        ring is."""
         new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
         unreachable = sum(metrics.is_unreachable(pair) for pair in new)
         known = [metric for pair in new if (metric := metrics.get(pair)) is not None]

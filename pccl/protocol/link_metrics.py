@@ -41,14 +41,14 @@ ROUND_TRIP_S_MAX = 1e3
 
 @dataclass(frozen=True)
 class KnownMetric:
-    """What is known of one direction of a link."""
+    """The metrics of one direction of a link."""
 
     bytes_per_s: float
     round_trip_s: float
     at: float
     """The time when it was found."""
     source: str = "probe"
-    """Where it comes from: "probe", "op", or "host" where it is assumed because both peers are on one host."""
+    """The origin: "probe", "op", or "host" where it is assumed because both peers are on one host."""
 
     @property
     def is_assumed(self) -> bool:
@@ -69,7 +69,7 @@ class LinkMetrics:
         self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
         """The latest metric of any pair between two hosts; the oldest entry first."""
         self._known_hosts: set[Hosts] = set()
-        """All hosts that have an entry there."""
+        """The hosts that have an entry there."""
         self._failed_at: dict[Pair, float] = {}
 
     def arrived(self, peer: int, hosts: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ class TensorOffer(Part, frozen=True):
 
 
 class LinkMetric(Part, frozen=True):
-    """What a peer has measured of one direction of a link."""
+    """A peer's measurement of one direction of a link."""
 
     peer: int
     """The peer at the other end."""
@@ -148,7 +148,7 @@ class LinkMetric(Part, frozen=True):
 
 
 class SyncOffer(Part, frozen=True):
-    """What a peer brings to sync_shared_state."""
+    """The shared state that a peer brings to sync_shared_state, without its content."""
 
     strategy: str
     """A value of `pccl.types.SharedStateSyncStrategy`."""
@@ -251,7 +251,7 @@ class Aborted(Part, frozen=True):
 
 
 class JointOutcome(Part, frozen=True):
-    """How the last joint call of a kind ended that a peer took part in."""
+    """The end of the last joint call of a kind that a peer took part in."""
 
     kind: str
     call_number: int
@@ -295,7 +295,7 @@ class PreVote(Message, frozen=True):
 
 
 class RecoveryReport(Part, frozen=True):
-    """All that a peer knows of its run and that the next master may not: see `recovery_report`."""
+    """Everything that a peer knows of its run and that the next master may not: see `recovery_report`."""
 
     me: PeerInfo
     installed: InstalledView | None
@@ -313,7 +313,7 @@ class RecoveryReport(Part, frozen=True):
     waits_in: str
     """The kind of joint call that the peer waits in; empty: none."""
     outcomes: list[JointOutcome]
-    """How the last call of each kind ended."""
+    """The end of the last call of each kind."""
     joined_after: int
     """The joint-call number of the last call that ended before this peer was accepted."""
     synced: tuple[int, int] | None
@@ -328,7 +328,7 @@ class RecoveryReport(Part, frozen=True):
     """The site that the peer named in its Hello; empty: none."""
     site_size: int = 0
     link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
-    """What the peer has measured, the oldest first, each with its age in seconds when the peer said Resume."""
+    """The peer's measurements, the oldest first, each with its age in seconds when the peer said Resume."""
     secret: Secret = b""
     """The run's `Welcome.secret`."""
     answered: list[PreparedView] = []
@@ -497,7 +497,7 @@ class Probes(Message, frozen=True):
 
 
 class LinkReport(Part, frozen=True):
-    """What ops have sent over the link to one peer since it was made."""
+    """The payload that ops have sent over the link to one peer since it was made."""
 
     peer: int
     """The peer at the other end."""
@@ -510,8 +510,7 @@ class LinkReport(Part, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """What a peer has done since it connected. It is sent every few seconds while that changes; no number ever
-    falls."""
+    """The peer's counts since it connected. They are sent every few seconds while they change; no number ever falls."""
 
     ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
     """The last epochs, each with the number of ops that were committed and of those that were aborted."""
@@ -637,7 +636,7 @@ class Prepare(Message, frozen=True):
     lost: list[tuple[int, str]] = []
     """Peers that the installed view has and this one has not, each with the reason."""
     aborts: list[Aborted] = []
-    """Those of the aborted ops that are aborted for a reason of their own, and not for the loss."""
+    """The aborted ops that are aborted for a reason of their own, and not for the loss."""
 
 
 class Trial(Message, frozen=True):
@@ -704,14 +703,14 @@ class JointResult(Message, frozen=True):
     code: int
     reason: str = ""
     value: int = 0
-    """For are_peers_pending the number of peers that wait, for sync_shared_state the elected revision, else 0."""
+    """The number of peers that wait, for are_peers_pending; the elected revision, for sync_shared_state; else 0."""
     call_number: int = 0
     """The joint-call number: the count of the run's calls that have ended for all who were to make them, this one
     included. 0: this one ended for some only."""
 
 
 class SyncPlan(Message, frozen=True):
-    """How a sync goes on: which content was elected, who sends it, and whether the receiver fetches it."""
+    """The course of a sync: which content was elected, who sends it, and whether the receiver fetches it."""
 
     sync: int
     """A number that tells this sync from others."""
@@ -747,7 +746,7 @@ class StatusRequest(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """How the run stands."""
+    """The state of the run."""
 
     run: RunStatus
 
@@ -923,7 +922,7 @@ ToWatcher = Accepted | Status | Goodbye
 """The answers to StatusRequest: Accepted and Status, or Goodbye."""
 ReattachAnswer = Reattached | Rejected | Goodbye
 Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | PeerOpening
-"""All that a dialer may begin with."""
+"""The messages that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
 

@@ -182,7 +182,7 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of the links of one ring."""
+    """The prospects of one ring by the metrics of its links."""
 
     unreachable: int
     """Number of links that could not be measured."""

@@ -26,9 +26,10 @@ _PROCESS_ID = re.compile(r":\d+$")
 
 @dataclass(frozen=True)
 class Restraint:
-    """How often a peer was evicted for its links, and for how long it is held back."""
+    """A peer's evictions for its links, and the end of its delay."""
 
     evictions: int
+    """Number of evictions."""
     until: float
     """The time from which on it may be let in."""
 

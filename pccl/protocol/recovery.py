@@ -40,7 +40,7 @@ NUMBERS_PER_TERM = 2**40
 
 @dataclass(frozen=True)
 class Survivor:
-    """How a peer that goes on can be reached."""
+    """A peer that goes on, and the way to reach it."""
 
     connection: int
     host: str

@@ -88,7 +88,7 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class Quorum:
-    """How far the summaries or reports of a run have come."""
+    """The judgement of those who have come: which views count, and whether they are enough."""
 
     view: int
     """The last view in force; 0 if no survivor has ever been accepted."""
@@ -138,7 +138,7 @@ class RecoveredGroup:
     synced: set[int] = field(default_factory=set)
     """Peers that took part in the last sync."""
     results: dict[str, m.JointOutcome] = field(default_factory=dict)
-    """How the last joint call of each kind ended that any of its peers has heard of."""
+    """The end of the last joint call of each kind that any of its peers has heard of."""
 
 
 @dataclass

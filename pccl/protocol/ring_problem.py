@@ -10,12 +10,14 @@ Known = tuple[float, float]
 
 @dataclass(frozen=True)
 class RingProblem:
+    """A ring, and all that is known of links between its peers."""
+
     ring: tuple[int, ...]
     """The ring as it is."""
     links: dict[tuple[int, int], Known]
-    """What is known of links, by sender and receiver."""
+    """Metrics of links by sender and receiver."""
     unreachable: frozenset[tuple[int, int]] = frozenset()
     hosts: tuple[int, ...] = ()
     """The number, from 0, of each peer's host, in the order of the ring; empty if all are on different ones."""
     between_hosts: dict[tuple[int, int], Known] = field(default_factory=dict)
-    """What is known of links between hosts, for pairs of which `links` has nothing."""
+    """Metrics of links between hosts, for pairs of which `links` has none."""

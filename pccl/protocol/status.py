@@ -33,7 +33,7 @@ class StalledOp(_Facts, frozen=True):
 
 
 class LinkTraffic(_Facts, frozen=True):
-    """What ops of a peer send over one of its links."""
+    """The payload that ops of a peer send over one of its links."""
 
     peer: int
     """The peer at the other end."""
@@ -77,7 +77,7 @@ class MemberStatus(_Facts, frozen=True):
 
 
 class LinkFigures(_Facts, frozen=True):
-    """What is known of one direction of a link."""
+    """The metrics of one direction of a link."""
 
     sender: int
     receiver: int
@@ -109,7 +109,7 @@ class GroupStatus(_Facts, frozen=True):
     links: list[LinkFigures] = []
     """Links of the ring of which something is known."""
     decision: str = ""
-    """What the last optimize_topology has decided, and why."""
+    """The decision of the last optimize_topology and its reason."""
 
 
 class Totals(_Facts, frozen=True):
@@ -158,7 +158,7 @@ class Course(_Facts, frozen=True):
 
 
 class RunStatus(_Facts, frozen=True):
-    """All that the master tells of its run."""
+    """The state of a run, as its master sees it."""
 
     run: str
     term: int

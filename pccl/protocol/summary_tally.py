@@ -92,7 +92,7 @@ class _Count:
 
 @dataclass
 class SummaryTally(Generic[S]):
-    """The last summary of each peer. `views` may be shared with other tallies."""
+    """The last summary of each peer, and counts over all of them. `views` may be shared with other tallies."""
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)

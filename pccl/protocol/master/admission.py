@@ -1,6 +1,7 @@
-"""Who is let in: the first message of a connection, refusals, sites, and trials of peers that were evicted before.
+"""Admission: the first message of a connection, refusals, sites, and trials of peers that were evicted before.
 
-A peer is unidentified (connected), then pending (Hello), accepted (Install of a view that has it), gone.
+Whoever is admitted can hold up all others, so nobody is before it can be missed and has shown what it needs to show. A
+peer is unidentified (connected), then pending (Hello), accepted (Install of a view that has it), gone.
 
     1  A Hello is refused when it is malformed, of another protocol version, or one too many.
     2  A pending peer is *admissible* once it has sent a heartbeat, so that nobody who cannot be missed may hold up the
@@ -31,38 +32,40 @@ SITE_PEERS_MAX = 2**12
 
 
 def _is_name(text: str) -> bool:
-    """Harmless in a log and in a message to all peers."""
+    """Whether a text does no harm in a log and in a message to all peers."""
     return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
 class Admission:
+    """The connections that have said nothing yet, and the peers that wait to be admitted."""
+
     def __init__(self, state: RunState, liveness: Liveness, probation: Probation) -> None:
         self._state = state
         self._liveness = liveness
         self._probation = probation
         self._unidentified: dict[int, tuple[str, float]] = {}
-        """Connections that have said nothing yet: their hosts, and when they came."""
+        """Connections that have said nothing yet, with their hosts and the time when they came."""
         self._trials_due_at: dict[int, float] = {}
-        """Newcomers that were evicted for their links before, and when they may try these again."""
+        """Newcomers that were evicted for their links before, and the time when they may try these again."""
         self._broken_sites: dict[str, str] = {}
-        """Sites of which a peer was lost, and why: the others follow."""
+        """Sites of which a peer was lost, and why. The others follow."""
 
     # Connections that have said nothing yet.
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """By connection that has said nothing yet, its host."""
+        """The hosts of connections that have said nothing yet, by connection."""
         return {connection: host for connection, (host, _) in self._unidentified.items()}
 
     def __contains__(self, connection: int) -> bool:
         return connection in self._unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """None if this connection is none, or has said something."""
+        """Return the host of a connection that has said nothing yet, or None."""
         return self._unidentified[connection][0] if connection in self._unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
-        """`others`: all other connections of this master that have said something."""
+        """Note a new connection. `others` is the number of this master's connections that have said something."""
         state = self._state
         if len(self._unidentified) + others >= state.options.connections_max:
             state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
@@ -74,7 +77,7 @@ class Admission:
         self._unidentified.pop(connection, None)
 
     def said(self, connection: int, message: m.FromPeer) -> Member | None:
-        """The first message of a connection. The newcomer, if that makes one."""
+        """Hear the first message of a connection. Return the newcomer, if it makes one."""
         host, _ = self._unidentified.pop(connection)
         if isinstance(message, m.HeartbeatHello):
             self._heartbeat_hello(connection, host, message)
@@ -94,6 +97,7 @@ class Admission:
         self._state.close(connection)
 
     def _refusal(self, hello: m.Hello) -> str | None:
+        """Return why a Hello is refused, or None."""
         options = self._state.options
         if hello.protocol != m.PROTOCOL_VERSION:
             return (
@@ -151,8 +155,11 @@ class Admission:
 
     @property
     def admissible(self) -> list[int]:
-        """Pending peers that have sent a heartbeat and are neither absent nor on trial, if so are all of their site.
-        With nobody in the run there is nobody to be kept from."""
+        """Pending peers that have sent a heartbeat and are neither absent nor on trial, if the same holds for all of
+        their site.
+
+        With nobody in the run there is nobody to be kept from.
+        """
         state = self._state
         alive = [
             member
@@ -168,7 +175,7 @@ class Admission:
     # Trials.
 
     def _hold_back(self, member: Member) -> str:
-        """What the newcomer is told to be waiting for; empty: nothing but the others."""
+        """Return what the newcomer is told to be waiting for; empty: nothing but the others."""
         now = self._state.now
         record = self._probation.record(member.host, member.hello.name, now)
         if record is None:
@@ -181,7 +188,7 @@ class Admission:
         )
 
     def _try_links(self, member: Member) -> None:
-        """Have it connect to those that it would have links with, or to some of them."""
+        """Have a newcomer connect to those that it would have links with, or to some of them."""
         state = self._state
         del self._trials_due_at[member.peer]
         group = state.groups.get(member.hello.group)
@@ -192,6 +199,7 @@ class Admission:
             state.tell(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
 
     def tried(self, member: Member, message: m.Tried) -> None:
+        """Hear with whom a newcomer on trial could not connect."""
         state = self._state
         others = [peer for peer in member.on_trial or () if peer in state.members]
         failed = {peer: why for peer, why in message.failed if peer in others}
@@ -211,6 +219,7 @@ class Admission:
     # Sites.
 
     def _site_refusal(self, hello: m.Hello) -> str | None:
+        """Return why a Hello is refused because of its site, or None."""
         if not hello.site:
             return None
         if not _is_name(hello.site):
@@ -226,7 +235,7 @@ class Admission:
         return None
 
     def break_incomplete_sites(self, reason: str) -> None:
-        """Sites of which not all peers are here: the others are to be evicted."""
+        """Evict the peers of sites of which not all peers are here."""
         members = self._state.members.values()
         here = Counter(member.hello.site for member in members)
         for member in members:
@@ -235,7 +244,8 @@ class Admission:
                 self._broken_sites[site] = reason
 
     def to_evict(self) -> Iterator[tuple[int, str]]:
-        """Peers of sites that have lost another, and why. Each is to be evicted before the next is asked for."""
+        """Yield the peers of sites that have lost another, and why. Each is to be evicted before the next is asked
+        for."""
         while self._broken_sites:
             site, reason = self._broken_sites.popitem()
             for peer in [peer for peer, member in self._state.members.items() if member.hello.site == site]:
@@ -255,7 +265,7 @@ class Admission:
                 state.close(connection)
 
     def begin_trials(self) -> None:
-        """Have those try their links whose time has come."""
+        """Have newcomers try their links whose time has come."""
         for peer in [peer for peer, due_at in self._trials_due_at.items() if self._state.now >= due_at]:
             self._try_links(self._state.members[peer])
 
@@ -265,7 +275,7 @@ class Admission:
         return [*times, *self._trials_due_at.values()]
 
     def forget(self, member: Member, reason: str, is_leaving: bool) -> None:
-        """The peer is gone."""
+        """Forget a peer that is gone, and note whether its site must follow."""
         self._trials_due_at.pop(member.peer, None)
         if member.hello.site and not is_leaving:
             self._broken_sites.setdefault(member.hello.site, f"peer {member.peer} of its site was lost: {reason}")

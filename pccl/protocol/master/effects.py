@@ -1,4 +1,4 @@
-"""What a master's machine asks its runtime to carry out, in order."""
+"""Effects: what a master's machine asks its runtime to carry out, in order."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from pccl.protocol.ring_problem import RingProblem
 
 @dataclass(frozen=True)
 class Send:
+    """Send this message."""
+
     connection: int
     message: m.FromMaster
 
 
 @dataclass(frozen=True)
 class Close:
-    """Close after what was sent before has left."""
+    """Close the connection after what was sent before has left."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class TakeHeartbeats:
-    """Answer Accepted, and exchange nothing but heartbeats from then on. Its end is `silent` or `disconnected`."""
+    """Answer Accepted, and exchange nothing but heartbeats over this connection from then on.
+
+    Its end is `silent` or `disconnected`.
+    """
 
     connection: int
 
@@ -40,18 +45,20 @@ class FindRings:
 
 @dataclass(frozen=True)
 class MasterLog:
+    """Write a line to the master's log."""
+
     level: str
-    """debug, info or warning."""
+    """"debug", "info" or "warning"."""
     text: str
     is_unauthenticated: bool = False
-    """Anybody can cause it, as often as they like."""
+    """Whether anybody who can connect can cause this line, as often as they like."""
     about: Mapping[str, int] = field(default_factory=dict)
-    """As in `pccl.logs.FIELDS`."""
+    """The peers, groups and ops that it is about, by the fields of `pccl.logs.FIELDS`."""
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Remember this, where it is to outlast the process on disk, before any effect that follows is carried out."""
+    """Record this fence before any effect that follows is carried out: on disk, where it shall outlast the process."""
 
     fence: Fence
 

@@ -4,10 +4,10 @@
    A peer that is lost is taken out of it.
 2  A call that ended under a master before this one, and whose end a peer has not heard, is told that end, and never
    taken for one that begins.
-3  Nothing could ever end the wait if all peers of a group wait and not all for the same, if all peers of the run
-   wait for its calls and not all for the same, or if one waits in a call while another has long waited for an op
-   that only the first could launch. Then those who are in are_peers_pending are told no; if there are none, the
-   calls (and the op) fail with INVALID_USAGE and an account of who waits in what.
+3  A wait that nothing could ever end is ended here. So it is if all peers of a group wait and not all for the same,
+   if all peers of the run wait for its calls and not all for the same, or if one waits in a call while another has
+   long waited for an op that only the first could launch. Then those who are in are_peers_pending are told no; if
+   there are none, the calls (and the op) fail with INVALID_USAGE and an account of who waits in what.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def _account(waits: Mapping[int, Wait]) -> str:
 
 
 class JointCalls:
+    """All joint calls of one run."""
+
     def __init__(
         self,
         state: RunState,
@@ -43,7 +45,8 @@ class JointCalls:
         evict: Callable[[int, str, Result], None],
         unheard: Mapping[int, m.JointOutcome] | None = None,
     ) -> None:
-        """`unheard`: peers that wait in a joint call which has ended under a master before this one, and how."""
+        """`unheard` are peers that wait in a joint call which has ended under a master before this one, with that
+        end."""
         self._state = state
         self._waits = waits
         self._admission = admission
@@ -53,7 +56,7 @@ class JointCalls:
         self._evict = evict
         self._unheard = dict(unheard or {})
         self.is_updating = False
-        """update_topology is complete and waits for Install."""
+        """Whether an update_topology is complete and waits for Install."""
 
     # What peers say.
 
@@ -79,14 +82,14 @@ class JointCalls:
             self._waits.answer(member, Result.TIMEOUT, "cancelled by its caller")
 
     def forget(self, member: Member) -> None:
-        """The peer is gone; its group still has it in the ring."""
+        """Forget a peer that is gone. Its group still has it in the ring."""
         self._unheard.pop(member.peer, None)
         self._waits.forget(member)
 
     # Complete calls.
 
     def step(self) -> bool:
-        """Carry out one joint call that has become complete. False if there is none."""
+        """Carry out one joint call that has become complete. Return False if there is none."""
         state = self._state
         if not state.accepted_count:
             self._ring_change.forget_all()
@@ -122,7 +125,7 @@ class JointCalls:
         return self._state_sync.step()
 
     def view_installed(self) -> None:
-        """An update_topology that waited for this view is over."""
+        """End the update_topology that has waited for this view."""
         if self.is_updating:
             self.is_updating = False
             self._finish_all(Kind.UPDATE_TOPOLOGY)
@@ -154,7 +157,7 @@ class JointCalls:
             pass
 
     def _end_first_hopeless(self) -> bool:
-        """False if there are none."""
+        """End one set of hopeless calls. Return False if there are none."""
         state = self._state
         for group in state.groups.values():
             waiting = group.waiting.total()
@@ -177,8 +180,8 @@ class JointCalls:
         self._end(waits, f"these calls can never meet: {_account(waits)}")
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. False if
-        there are none."""
+        """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
+        if there are none."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
             return False
@@ -196,7 +199,7 @@ class JointCalls:
         return True
 
     def abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        """An abort vote that was called for hopeless waits has ended, and nobody has committed the op."""
+        """Abort an op after the abort vote that was called for hopeless waits: nobody has committed it."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
         self._verdicts.abort(group, op, vote.code, vote.reason, without=waits)
@@ -204,6 +207,7 @@ class JointCalls:
             self._end(waits, vote.reason)
 
     def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
+        """Return the waits of participants of `op` that keep them from launching it."""
         return {
             peer: wait
             for peer, wait in self._waits.of(group.participants(op)).items()
@@ -212,9 +216,12 @@ class JointCalls:
         }
 
     def _end(self, waits: Mapping[int, Wait], reason: str) -> None:
-        """End joint calls that nothing else could end. Those who only ask whether peers are pending are told no, and
-        may then come to the call that the others wait in: so does a newcomer that enters the usual loop at its top
-        while the others go on from update_topology. If nobody asks, all fail."""
+        """End joint calls that nothing else could end.
+
+        Those who only ask whether peers are pending are told no, and may then come to the call that the others wait in:
+        so does a newcomer that enters the usual loop at its top while the others go on from update_topology. If nobody
+        asks, all fail.
+        """
         members = self._state.members
         asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
         self._state.log("info" if asking else "warning", reason)

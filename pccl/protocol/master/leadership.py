@@ -1,12 +1,12 @@
-"""Whether this master may lead on, and the record that fences the run.
+"""Leadership: whether this master may lead on, and the record that fences the run.
 
-Where peers know several masters, those that this one loses may follow another. Two must never lead at once, as in
-Viewstamped Replication and Raft by intersecting majorities:
+Where peers know several masters, those that this one loses may follow another. Two must never lead at once, which is
+kept as in Viewstamped Replication and Raft, by majorities that intersect:
 
     1  A master leads only while it has not lost a majority of the view in force; otherwise it is deposed, because that
        majority may have chosen another master.
-    2  The same holds for every view that may be in force at somebody whom this master has not heard, until its first
-       own view is in force: any of these *quorum views* can have made a master.
+    2  The same holds for every view that may be in force at a peer that this master has not heard, until its first own
+       view is in force: any of these *quorum views* can have made a master.
     3  A peer that leaves on purpose does not count: it follows nobody.
     4  A view that changes no ring of a peer is in force without its answer, but only once no majority of a quorum view
        is left that has not heard of it: that majority could go on elsewhere as if the view had never been.
@@ -23,6 +23,8 @@ from pccl.protocol.quorum import QuorumView, majority
 
 
 class Leadership:
+    """The right of one master to lead its run."""
+
     def __init__(
         self,
         state: RunState,
@@ -31,30 +33,30 @@ class Leadership:
         quorum_views: Sequence[QuorumView] = (),
         has_rivals: bool = False,
     ) -> None:
-        """`in_force` and `possible`: views that are, or may be, in force from a master before this one."""
+        """`in_force` and `possible` are the views that are, or may be, in force from a master before this one."""
         self.deposed = ""
-        """Why this master must lead no further; empty: it may."""
+        """The reason why this master must lead no further; empty: it may lead."""
         self.has_rivals = has_rivals
-        """Peers know of other masters."""
+        """Whether peers know of other masters."""
         self.evicted: set[int] = set()
         """Accepted peers that this master has put out of its run."""
         self._state = state
         self._in_force = in_force
         self._possible = list(possible)
-        """Until this master has a view in force."""
+        """Other views that may be in force, until this master has put one of its own in force."""
         self._quorum_views = list(quorum_views)
         self._parted: set[int] = set()
         """Peers of the view in force that are not expected back: they have left, or were evicted."""
 
     def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
-        """The record of the run as it stands; `prepared` by this master."""
+        """Return the record of the run as it stands, with the views in `prepared` that this master has prepared."""
         state = self._state
         longest_s = max((member.master_timeout_s for member in state.members.values()), default=m.MASTER_TIMEOUT_S)
         views = [*self._possible, *prepared]
         return Fence(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s)
 
     def prepare(self, listed: Collection[int]) -> Fence:
-        """The record that must be kept before a view of these peers is announced."""
+        """Return the record that must be kept before a view of these peers is announced."""
         if listed:
             return self.fence([FencedView.of(self._state.view, listed)])
         if self._in_force is not None:
@@ -64,7 +66,7 @@ class Leadership:
         return self.fence(is_over=True)
 
     def installed(self) -> None:
-        """The view that was prepared is in force."""
+        """Note that the view that was prepared is in force."""
         accepted = self._state.accepted
         if accepted:
             self._in_force = FencedView.of(self._state.view, accepted)
@@ -73,18 +75,18 @@ class Leadership:
         self._quorum_views = [QuorumView(len(accepted), frozenset(accepted))] if accepted else []
 
     def is_known_to_enough(self, unaware: Collection[int]) -> bool:
-        """Rule 4, where `unaware` are those who have not heard of the view that is prepared."""
+        """Whether rule 4 lets a view come into force. `unaware` are the peers that have not heard of it."""
         return not unaware or all(
             view.lost + len(view.here.intersection(unaware)) < majority(view.size) for view in self._quorum_views
         )
 
     def evict(self, peer: int) -> None:
-        """An accepted peer is about to be put out."""
+        """Note that an accepted peer is about to be evicted."""
         self.evicted.add(peer)
         self._parted.add(peer)
 
     def lose(self, peer: int, is_leaving: bool) -> None:
-        """An accepted peer is gone."""
+        """Note that an accepted peer is gone."""
         if is_leaving:
             self._parted.add(peer)
         for view in self._quorum_views:

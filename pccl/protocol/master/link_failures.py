@@ -1,15 +1,15 @@
-"""Links that broke or cannot be made: which are tried again, which a group goes without, and who is evicted for them.
+"""Link failures: links that broke or cannot be made, which a group goes without, and who is evicted for the others.
 
 A group's ring needs the links between neighbours; a small group makes all others, too, and goes without one that does
 not stand. A pair that fails says nothing about which of the two is ill: that is told by how they get on with others.
 
     1  A link that breaks between two live peers is made anew (`Prepare.relink`), and with it all links of both ends,
-       which tries them. After RELINKS_MAX times without an op committed in between the pair counts as failed, or is
-       gone without if it need not be there.
+       which tries them. After RELINKS_MAX times without an op committed in between the pair counts as failed; if the
+       group can do without the link, it does.
     2  Nobody is evicted for a pair before all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed
-       since the first failure was: what fails for one reason fails at one time.
+       since the first failure was known: what fails for one reason fails at one time.
     3  The fewest peers are evicted that leave no failed pair, see `topology.fewest_evictions`.
-    4  A pair is not judged while one of the two is absent.
+    4  A pair is not judged while one of the two is absent: its return decides.
     5  A peer that was evicted for its links waits for a delay that grows (`probation`).
 """
 
@@ -27,10 +27,12 @@ from pccl.types import Result
 EVIDENCE_SHARE = 0.1
 """Share of the peer timeout for which failures of links are gathered before somebody is evicted for them."""
 RELINKS_MAX = 3
-"""How often a pair's link is made anew without an op being committed in between."""
+"""Number of times that a pair's link is made anew without an op being committed in between."""
 
 
 class LinkFailures:
+    """The links of one run that do not stand."""
+
     def __init__(
         self,
         state: RunState,
@@ -45,25 +47,25 @@ class LinkFailures:
         self._failed: dict[Pair, str] = {}
         """Needed pairs that cannot connect in the view that is prepared, and why."""
         self._given_up: set[Pair] = set()
-        """Pairs, needed or not, whose dialer has said that they cannot connect; of the view that is prepared."""
+        """Pairs of the prepared view, needed or not, whose dialer has said that they cannot connect."""
         self._evidence_due_at: float | None = None
-        """When it is settled who is evicted for these, known or not."""
+        """The time when it is settled who is evicted for these, whatever is known by then."""
         self._relink: set[Pair] = set()
         """Pairs whose link must be made anew by the next Prepare."""
         self._relinks: dict[Pair, int] = {}
-        """How often the link of a pair was made anew since an op was committed."""
+        """Number of times that the link of a pair was made anew since an op was committed."""
 
     @property
     def evidence_due_at(self) -> float | None:
-        """When somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to be, or
-        that waits for something else than time, such as an absent peer."""
+        """The time when somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to
+        be, or that waits for something else than time, such as an absent peer."""
         due_at = self._evidence_due_at
         return due_at if due_at is not None and due_at > self._state.now else None
 
     # What peers say.
 
     def note_failed(self, member: Member, other: int, reason: str) -> None:
-        """The peer cannot make its link with `other`."""
+        """Note that a peer cannot make its link with `other`."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
         if pair in topology.linked_pairs(group.ring):
@@ -79,11 +81,13 @@ class LinkFailures:
             )
 
     def link_failed(self, member: Member, message: m.LinkFailed) -> None:
+        """Hear that a link cannot be made, from the peer that dials it."""
         if message.view == self._state.view and member.peer in self._state.change.awaiting_ready:
             self._given_up.add(topology.pair(member.peer, message.peer))
             self.note_failed(member, message.peer, message.reason)
 
     def link_lost(self, member: Member, message: m.LinkLost) -> None:
+        """Hear that a link broke: it is made anew, gone without, or its pair counts as failed (rule 1)."""
         state = self._state
         other = state.members.get(message.peer)
         if other is None or other.hello.group != member.hello.group or other is member:
@@ -116,13 +120,13 @@ class LinkFailures:
         state.stop(group)
 
     def ops_committed(self, group: Group) -> None:
-        """Ops go through. Links that broke since are counted already."""
+        """Note that ops go through a group: its links count as sound again, but for those that broke since."""
         for pair in topology.linked_pairs(group.ring) - self._relink if self._relinks else ():
             self._relinks.pop(pair, None)
 
     def doubt_links(self, member: Member) -> None:
-        """Have all links of a peer made anew, which tries them. If they fail it is evicted, and what it could not do is
-        no concern of the others."""
+        """Have all links of a peer made anew, which tries them. If they fail it is evicted, and the others need not
+        care what it could not do."""
         group = self._state.group_of(member)
         pairs = {pair for pair in topology.linked_pairs(group.ring) if member.peer in pair}
         if group.running and pairs:
@@ -132,7 +136,8 @@ class LinkFailures:
     # The stages of a view.
 
     def prepare(self) -> list[Pair]:
-        """The view is prepared: the pairs whose links it makes anew. All that was heard of an earlier one is over."""
+        """Return the pairs whose links the prepared view makes anew. All that was heard under an earlier one is
+        over."""
         pairs = self._links_to_try()
         for pair in pairs:
             self._state.made_in[pair] = self._state.view
@@ -142,7 +147,7 @@ class LinkFailures:
         return pairs
 
     def _links_to_try(self) -> list[Pair]:
-        """Those that broke, and all others of their ends, which tell whose fault it was."""
+        """Return the links that broke, and all others of their ends, which tell whose fault it was."""
         suspects = {peer for pair in self._relink for peer in pair}
         others = (
             pair
@@ -154,22 +159,22 @@ class LinkFailures:
         return sorted(self._relink.union(others))
 
     def waits_for_absent(self) -> bool:
-        """Rule 4: a pair that failed is not judged before an absent peer of it is back, or lost."""
+        """Whether rule 4 holds a judgement up: an absent peer of a failed pair is not back, and not lost."""
         if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
             self._evidence_due_at = None
             return True
         return False
 
     def judge(self) -> bool:
-        """Evict peers for needed pairs that failed. False if none has, or more evidence is to come."""
+        """Evict peers for needed pairs that failed. Return False if none has, or more evidence is to come."""
         if not self._failed or not self._is_evidence_there():
             return False
         self._resolve(self._known_failures())
         return True
 
     def _are_settled(self, pairs: Iterable[Pair], failed: Collection[Pair]) -> bool:
-        """Of every pair the end that dials has said what became of it, or the other that it stands. One that waits to
-        be dialed by a peer that has given up need not be waited for."""
+        """Whether the dialing end of every pair has said what became of it, or the other end that it stands. A peer
+        that waits to be dialed by one that has given up need not be waited for."""
         awaiting = self._state.change.awaiting_ready
         return all(
             high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)
@@ -188,7 +193,8 @@ class LinkFailures:
         return self._state.now >= self._evidence_due_at
 
     def _known_failures(self) -> dict[Pair, str]:
-        """Pairs that have failed by the word of the end that dials, or all if nothing better is to be heard."""
+        """Return the pairs that have failed by the word of the end that dials, or all if nothing better is to be
+        heard."""
         needed = {pair for group in self._state.groups.values() for pair in topology.ring_pairs(group.ring)}
         if self._are_settled(needed, self._failed):
             return dict(self._failed)
@@ -196,6 +202,7 @@ class LinkFailures:
         return {pair: why for pair, why in self._failed.items() if pair[1] not in awaiting or pair in self._given_up}
 
     def _resolve(self, failed: Mapping[Pair, str]) -> None:
+        """Evict the fewest peers that leave no failed pair (rule 3)."""
         state = self._state
         members = state.members
         newcomers = {peer for peer, member in members.items() if not member.accepted or member.absence}
@@ -221,7 +228,7 @@ class LinkFailures:
         self._evidence_due_at = None
 
     def forget(self, peer: int) -> None:
-        """The peer is gone."""
+        """Forget a peer that is gone."""
         self._relink = {pair for pair in self._relink if peer not in pair}
         self._failed = {pair: why for pair, why in self._failed.items() if peer not in pair}
         for pair in [pair for pair in self._relinks if peer in pair]:

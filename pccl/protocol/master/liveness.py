@@ -1,25 +1,25 @@
-"""Which peers are alive, by their heartbeats, their control connections and what others say of their links.
+"""Liveness: which peers are alive, by their heartbeats, their control connections and what others say of their links.
 
-Failure detection has three sources, so that a dead process is missed at once and a dead machine soon, while a broken
-connection costs a living peer nothing:
+A failure detector must miss a dead process at once and a dead machine soon, and must not take a living peer for dead
+because a connection broke. No single sign can do all three, so there are three:
 
     1  *Heartbeats* come over a connection of their own. A peer whose heartbeats stop for `peer_timeout_s` is evicted,
        whatever else is going on; so is one that has closed that connection and made no other within that time.
     2  A peer whose control connection breaks is *absent*: it dials again and goes on in its session. It is kept for
-       `peer_timeout_s` while its heartbeats stand, and lost after that.
+       `peer_timeout_s` while its heartbeats go on, and lost after that.
     3  When a process ends, its heartbeats and its links end, too. So an absent peer without heartbeats is lost at once
        when all its observers, and at least one, have lost their links with it, or failed to make them. Its observers
        are the peers of its ring that have a link with it and are not absent, newcomers only if there is nobody else. A
        peer that is still making its link is no observer: it may wait for the dead one to dial.
     4  An absent peer without observers, because it is alone in its group or the others are absent, is kept as in 2: if
        all are gone at once, the network is more likely to have failed here than all of them there.
-    5  A pending peer that holds up others since it is being admitted is lost as soon as both its connections have
+    5  A pending peer that holds up others, because it is being admitted, is lost as soon as both its connections have
        ended: it loses nothing by starting over.
     6  Where most peers of a view, and most of all who have ever sent a heartbeat, are late by half the timeout when the
        first of them would be lost, it is rather this master that hears nobody (`has_lost_sight`). It evicts none of
        them then and is deposed.
 
-A observer that is wrong, because all connections of a living peer are reset at once, costs what it costs without a
+Observers can be wrong, when all connections of a living peer are reset at once. That costs what it costs without a
 session: an eviction. The links that observers have lost are forgotten when a view is installed that has made them anew.
 """
 
@@ -40,32 +40,35 @@ QUIET_SHARE = 0.5
 
 
 class Liveness:
+    """The signs of life of all peers of one run."""
+
     def __init__(self, state: RunState, returning: Returning | None = None) -> None:
-        """`returning`: peers that have followed this master from another one, and have yet to send heartbeats."""
+        """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
         self._state = state
         self.heartbeats: dict[int, int] = {}
-        """By connection for heartbeats, whose it is."""
+        """Peers by their connections for heartbeats."""
         self._first_due_at: dict[int, float] = {}
-        """Newcomers without a connection for heartbeats, longest first, and when there must be one."""
+        """Newcomers without a connection for heartbeats, longest first, and the time when there must be one."""
         self._due_at: dict[int, float] = {}
-        """The same for peers whose connection for heartbeats broke off."""
+        """Peers whose connection for heartbeats broke off, longest first, and the time when there must be another."""
         self._returning = returning or Returning()
         self.absent_until: dict[int, float] = {}
-        """Peers without a control connection, longest first, and when they are lost."""
+        """Peers without a control connection, longest first, and the time when they are lost."""
         self._cut: set[tuple[int, int]] = set()
-        """Peers that have lost their link with another since it was made, and that other."""
+        """Pairs of a peer that has lost its link with another since it was made, and that other."""
         self._suspects: set[int] = set()
         """Peers of which there is new evidence that they might have died."""
         self._quiet: set[int] = set()
-        """Peers whose heartbeats are late, as was said last."""
+        """Peers whose heartbeats are late, as was noted last."""
 
     # Heartbeats.
 
     def welcomed(self, peer: int) -> None:
+        """Expect the first heartbeat of a newcomer."""
         self._first_due_at[peer] = self._state.now + self._state.options.hello_timeout_s
 
     def take_heartbeats(self, connection: int, member: Member) -> None:
-        """This connection carries the peer's heartbeats from now on."""
+        """Let this connection carry the peer's heartbeats from now on."""
         if member.heartbeat is not None:
             # The peer has found it closed before we have.
             self._close_heartbeat(member)
@@ -84,7 +87,7 @@ class Liveness:
             member.heartbeat = None
 
     def heartbeat_broke(self, connection: int, reason: str) -> bool:
-        """The connection is gone. False if it carried no heartbeats."""
+        """Note that a connection is gone. Return False if it carried no heartbeats."""
         if connection not in self.heartbeats:
             return False
         state = self._state
@@ -96,18 +99,21 @@ class Liveness:
         return True
 
     def heartbeat_silent(self, connection: int) -> int | None:
-        """Nothing has come over this connection for too long, and it is closed. Whose it was, if anybody's."""
+        """Note that nothing has come over this connection for too long, and that it is closed. Return its peer, if it
+        had one."""
         peer = self.heartbeats.pop(connection, None)
         if peer is not None:
             self._state.members[peer].heartbeat = None
         return peer
 
     def note_quiet(self, connections: Iterable[int]) -> None:
+        """Note the connections over which heartbeats are late."""
         self._quiet = {self.heartbeats[connection] for connection in connections if connection in self.heartbeats}
 
     # Absence.
 
     def detached(self, member: Member, reason: str) -> None:
+        """Note that a peer has lost its control connection: it is absent."""
         member.absence = reason
         self.absent_until[member.peer] = self._state.now + self._state.options.peer_timeout_s
         self._suspects.add(member.peer)
@@ -115,6 +121,7 @@ class Liveness:
         self._state.log("info", f"{member} has lost its control connection: {reason}", member.about)
 
     def reattached(self, member: Member) -> None:
+        """Note that an absent peer is back."""
         member.absence = ""
         self.absent_until.pop(member.peer, None)
         self._state.log("info", f"{member} has another control connection", member.about)
@@ -125,23 +132,23 @@ class Liveness:
     # Links, as evidence.
 
     def link_cut(self, by: int, other: int) -> None:
-        """`by` has lost its link with `other`, or failed to make it."""
+        """Note that `by` has lost its link with `other`, or failed to make it."""
         self._cut.add((by, other))
         self._suspects.add(other)
 
     def links_made(self, group: Group) -> None:
-        """Its links stand again, but for those that it goes without."""
+        """Note that the links of a group stand again, but for those that it goes without."""
         linkless = group.linkless
         self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
     def suspect_cut(self) -> None:
-        """A observer is gone: the word of the others may suffice."""
+        """Judge absent peers anew: an observer is gone, and the word of the others may suffice."""
         self._suspects.update(other for _, other in self._cut if other in self.absent_until)
 
     # Judgement.
 
     def next_dead(self) -> int | None:
-        """A peer that has died by all new evidence; None: nobody has."""
+        """Return a peer that has died by all new evidence, or None."""
         while self._suspects:
             peer = self._suspects.pop()
             if peer in self.absent_until and self.is_dead(self._state.members[peer]):
@@ -149,17 +156,18 @@ class Liveness:
         return None
 
     def is_dead(self, member: Member) -> bool:
-        """By rules 3 and 5."""
+        """Whether a peer is dead by rules 3 and 5."""
         if not member.absence or member.heartbeat is not None:
             return False
         state = self._state
         group = state.groups.get(member.hello.group)
         if not member.accepted:
             return member.has_heartbeat and state.accepted_count > 0 and group is not None and member.peer in group.ring
-        observers = self._witnesses(member)
+        observers = self._observers(member)
         return bool(observers) and all((peer, member.peer) in self._cut for peer in observers)
 
-    def _witnesses(self, member: Member) -> list[int]:
+    def _observers(self, member: Member) -> list[int]:
+        """Return the peers whose links with this one tell whether it lives (rule 3)."""
         members, group = self._state.members, self._state.group_of(member)
         linkless = group.linkless
         found = [
@@ -174,7 +182,7 @@ class Liveness:
 
     def _is_being_made(self, group: Group, peer: int, member: Member) -> bool:
         """Whether `peer` is only about to have a link with `member`, as far as it has said. It may be waiting for that
-        one to dial."""
+        peer to dial."""
         state = self._state
         if not state.change.is_preparing or peer not in state.change.awaiting_ready:
             return False
@@ -182,10 +190,10 @@ class Liveness:
         return pair not in group.linked or state.made_in.get(pair) == state.view
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Of most of the accepted peers this master has no heartbeat either, and of most of all who have ever sent one:
-        their connections for them are late or gone. `but_of` is one of them."""
+        """Whether this master has no heartbeat of most of the accepted peers, and of most of all who have ever sent
+        one: their connections for them are late or gone. `but_of` is one of them."""
         lost: Counter[bool] = Counter()
-        """By whether they are accepted."""
+        """Numbers of peers without heartbeats, by whether they are accepted."""
         heard = 0
         for peer, member in self._state.members.items():
             is_gone = (member.heartbeat is None and member.has_heartbeat) or bool(member.absence)
@@ -196,7 +204,7 @@ class Liveness:
     # Time.
 
     def silent(self) -> list[tuple[int, float]]:
-        """Peers whose heartbeats are missing for too long, and for how many seconds."""
+        """Return the peers whose heartbeats are missing for too long, and for how many seconds."""
         now, options = self._state.now, self._state.options
         found = [
             (peer, allowed_s)
@@ -209,16 +217,17 @@ class Liveness:
         return found + [(peer, now - self._returning.since) for peer in self._returning.late(now)]
 
     def next_late(self) -> int | None:
-        """A peer that has been absent for too long; None: nobody has."""
+        """Return a peer that has been absent for too long, or None."""
         return next((peer for peer, until in self.absent_until.items() if self._state.now >= until), None)
 
     def deadlines(self) -> list[float]:
+        """Return the times at which something is due."""
         due = [self._first_due_at, self._due_at, self.absent_until]
         times = [at for each in due for at in islice(each.values(), 1)]
         return [*times, self._returning.until] if self._returning.peers else times
 
     def forget(self, member: Member) -> None:
-        """The peer is gone."""
+        """Forget a peer that is gone."""
         peer = member.peer
         self._close_heartbeat(member)
         for due_at in (self._first_due_at, self._due_at, self.absent_until):

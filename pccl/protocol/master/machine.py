@@ -1,4 +1,4 @@
-"""The master's machine: keeps membership, arbitrates outcomes, never touches payload.
+"""The master's machine: it keeps the membership and decides outcomes, and never touches payload.
 
 Peers must agree on who is in the run and on how every op ended, although any of them may die at any moment. The master
 orders both by views, as in view-synchronous membership: a new view is in force on all of its peers only when the ops of
@@ -14,19 +14,20 @@ A change of view runs through three stages:
               only say that they have heard it, see `leadership`
     install   the view is in force, ops start in it
 
-    1  View numbers only grow. A further loss during a change starts the stages it needs again.
-    2  Groups are flushed and formed anew one by one: a loss in one group neither stops nor aborts ops of another. The
-       *epoch* of a group's ring is the view in which it last changed. Ops are named by it, so a frame or message of an
-       older ring is never taken for one of the present.
+    1  View numbers only grow. A further loss during a change starts again the stages that it needs, because the view
+       that was prepared must not come into force with a peer that is gone.
+    2  Groups are flushed and formed anew one by one, so a loss in one group neither stops nor aborts ops of another.
+       The *epoch* of a group's ring is the view in which it last changed. Ops are named by it, so a frame or message of
+       an older ring is never taken for one of the present.
     3  A small group makes links between all pairs. If they all stand it is a mesh, and ops may take the direct
        algorithm (`Install.is_meshed`), up to a size that depends on the links' speeds (`direct_limit`) as they are
        known when the ring is installed. A link that is not needed and does not stand costs nothing but that.
-    4  A master that is `deposed` does nothing further, and evicts nobody.
+    4  A master that is `deposed` does nothing further and evicts nobody: another one may lead, and knows better.
 
 Who is admitted, taken for dead, evicted for its links, and how ops and joint calls end is decided by the parts, each
 with its own rules. `failover` drives this machine and replaces it.
 
-What happens on every message takes no longer with more peers: who waits in what is counted, and what is due at some
+The work for a message does not grow with the number of peers: who waits in what is counted, and what is due at some
 time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers, and a
 message to many is one object, so that it can be encoded once.
 """
@@ -60,7 +61,7 @@ from pccl.protocol.returning import Returning
 from pccl.types import Result
 
 BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})
-"""What a pending peer may say."""
+"""The messages that a pending peer may send."""
 
 
 class Master:
@@ -74,10 +75,10 @@ class Master:
         unheard: Mapping[int, m.JointOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
-        """A run that has begun under another master comes with what that has left, see `recovery`. `sites_broken_by`:
-        why peers of sites may be missing; one may also have left on purpose, which nobody here knows."""
+        """A run that has begun under another master comes with what that has left: see `recovery`. `sites_broken_by`
+        says why peers of sites may be missing; one may also have left on purpose, which nobody here knows."""
         self.state = state
-        """To be looked at, not to be changed."""
+        """The run's state. It may be looked at and not be changed from outside."""
         self.leadership = leadership or Leadership(state)
         probation = Probation(state.options.peer_timeout_s)
         self._liveness = Liveness(state, returning)
@@ -122,6 +123,7 @@ class Master:
         return self.state.drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
+        """Take in a message."""
         state = self.state
         state.now = now
         if connection in self._admission:
@@ -160,18 +162,18 @@ class Master:
         return self._advance()
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
-        """The session goes on."""
+        """The session goes on over another connection."""
         self.state.now = now
         self._liveness.reattached(self.state.members[self.state.peer_of[connection]])
         return self._advance()
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """Over these connections no heartbeat has come for `liveness.QUIET_SHARE` of the peer timeout. To be said
-        before any event that may mean a loss."""
+        """Note the connections over which no heartbeat has come for `liveness.QUIET_SHARE` of the peer timeout. It is
+        called before any event that may mean a loss."""
         self._liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        """No heartbeat has come over this connection for so long. It is closed."""
+        """No heartbeat has come over this connection for so long, and it is closed."""
         self.state.now = now
         peer = self._liveness.heartbeat_silent(connection)
         if peer is None:
@@ -180,11 +182,12 @@ class Master:
         return self._advance()
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
-        """What a search has come to, by group."""
+        """A search for better rings has ended. `rings` are its results by group."""
         self.state.now = now
         return self._advance() if self._ring_change.found(search, rings) else self.state.drain()
 
     def tick(self, now: float) -> list[Effect]:
+        """Do what is due by now."""
         state = self.state
         state.now = now
         self._admission.expire()
@@ -207,7 +210,7 @@ class Master:
         return self._advance()
 
     def deadline(self) -> float | None:
-        """When `tick` should be called next; None: nothing is due, as once it is deposed."""
+        """Return when `tick` should be called next; None: nothing is due, as once this master is deposed."""
         if self.deposed:
             return None
         answer_limit_s = self.state.options.answer_limit_s
@@ -218,7 +221,7 @@ class Master:
         return min(times, default=None)
 
     def abdicate(self, reason: str) -> list[Effect]:
-        """Let go of all peers, who may follow another master. Nothing may happen to this one any more."""
+        """Let go of all peers, who may follow another master. No event may come to this one any more."""
         state = self.state
         for member in state.members.values():
             state.send(member.connection, m.Elsewhere(reason))
@@ -256,18 +259,18 @@ class Master:
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """By connection that has said nothing yet, its host."""
+        """The hosts of connections that have said nothing yet, by connection."""
         return self._admission.unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """None if this connection is none, or has said something."""
+        """Return the host of a connection that has said nothing yet, or None."""
         return self._admission.host_of(connection)
 
     def is_accepted(self, peer: int) -> bool:
         return self.state.is_accepted(peer)
 
     def is_member(self, connection: int) -> bool:
-        """It is a peer's control connection."""
+        """Whether this is a peer's control connection."""
         return connection in self.state.peer_of
 
     def connection_of(self, peer: int) -> int | None:
@@ -278,7 +281,7 @@ class Master:
 
     @property
     def deposed(self) -> str:
-        """Why this master must lead no further; empty: it may."""
+        """The reason why this master must lead no further; empty: it may lead."""
         return self.leadership.deposed
 
     @property
@@ -287,22 +290,23 @@ class Master:
         return self._liveness.absent_until
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Most peers are as silent as this one: see `liveness`."""
+        """Whether most peers are as silent as this one: see `liveness`."""
         return self._liveness.has_lost_sight(but_of)
 
     @property
     def evidence_due_at(self) -> float | None:
-        """When somebody is evicted for links that cannot be made, whatever else is heard: see `link_failures`."""
+        """The time when somebody is evicted for links that cannot be made, whatever else is heard: see
+        `link_failures`."""
         return self._links.evidence_due_at
 
     @property
     def is_vacant(self) -> bool:
-        """It has met no peer yet, or all are gone."""
+        """Whether nobody is here: it has met no peer yet, or all are gone."""
         return not self.state.members
 
     @property
     def is_deserted(self) -> bool:
-        """All connections of all accepted peers were closed, as when their processes end together."""
+        """Whether all connections of all accepted peers were closed, as when their processes end together."""
         members = self.state.members.values()
         return all(member.absence and member.heartbeat is None for member in members if member.accepted)
 
@@ -311,12 +315,13 @@ class Master:
         return self.state.is_changing
 
     def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
-        """The record of this run as it stands; `prepared` by this master."""
+        """Return the record of this run as it stands, with the views in `prepared` that this master has prepared."""
         return self.leadership.fence(prepared, is_over)
 
     # Departures.
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
+        """Put a peer out of the run and tell it why."""
         member = self.state.members[peer]
         if member.accepted:  # others have no run to come back to, and anybody could make these more and more
             self.leadership.evict(peer)
@@ -325,6 +330,7 @@ class Master:
         self._remove(peer, f"evicted: {reason}")
 
     def _evict_silent(self, peer: int, silent_s: float) -> None:
+        """Evict a peer whose heartbeats are missing, unless this master hears nobody."""
         reason = f"silent for {silent_s:.1f} s"
         if self.state.members[peer].absence:
             self._lose_late(peer, reason)  # a host that closes connections is there, and the peer may come back
@@ -332,12 +338,12 @@ class Master:
             self._evict(peer, reason)
 
     def _lose_late(self, peer: int, reason: str) -> None:
-        """An absent peer was expected back, and has not come."""
+        """Give up an absent peer that was expected back and has not come, unless this master hears nobody."""
         if not self._is_own_outage(peer):
             self._lose(peer, reason)
 
     def _lose(self, peer: int, reason: str = "") -> None:
-        """An absent peer is given up."""
+        """Give up an absent peer."""
         member = self.state.members[peer]
         self.state.close(member.connection)
         self._remove(peer, "; ".join(filter(None, [member.absence, reason])))
@@ -350,7 +356,7 @@ class Master:
         return lost
 
     def _is_own_outage(self, peer: int) -> bool:
-        """That this peer is missed is rather this master's fault, which is deposed then."""
+        """Whether it is rather this master's fault that this peer is missed. Then it is deposed."""
         count = self.state.accepted_count
         if self.state.is_accepted(peer) and count > 1 and self._liveness.has_lost_sight(but_of=peer):
             self.leadership.deposed = (
@@ -360,6 +366,7 @@ class Master:
         return bool(self.deposed)
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
+        """Forget a peer that is gone. Its group is flushed and formed anew."""
         state = self.state
         member = state.members[peer]
         self._calls.forget(member)
@@ -407,7 +414,7 @@ class Master:
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """With nobody accepted there is nobody to call update_topology: whoever waits is admitted."""
+        """Admit whoever waits where nobody is accepted: there is nobody to call update_topology."""
         change = self.state.change
         if self.state.accepted_count or change.admitting or change.is_preparing:
             return False
@@ -415,6 +422,7 @@ class Master:
         return bool(change.admitting)
 
     def _step_view(self) -> bool:
+        """Take the next step of a change of view. Return False if none can be taken now."""
         groups, change = self.state.groups.values(), self.state.change
         if any(group.awaiting_flush for group in groups):
             return False
@@ -430,6 +438,7 @@ class Master:
         return True
 
     def _prepare(self) -> None:
+        """Begin a view: take newcomers in, give changed rings a new epoch, and tell all who are in it."""
         state, change = self.state, self.state.change
         state.view += 1
         change.is_renewing = False
@@ -460,6 +469,7 @@ class Master:
         self._liveness.suspect_cut()  # those who make their links anew are no observers
 
     def _take_in(self, peers: Iterable[int]) -> None:
+        """Put newcomers into the rings of their groups."""
         state = self.state
         newcomers: dict[int, list[int]] = {}
         for peer in peers:
@@ -473,6 +483,7 @@ class Master:
             group.ring = with_newcomers(group.ring, found, state.link_metrics)
 
     def _announce(self, listed: Sequence[int], relink: list[tuple[int, int]]) -> None:
+        """Send Prepare to all who are in the view."""
         state = self.state
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in state.groups.values()]
         members = [state.members[peer].as_record() for peer in listed]
@@ -486,6 +497,7 @@ class Master:
                 state.ask(peer, to_all if peer in state.told else to_new)
 
     def _install(self) -> None:
+        """Put the prepared view in force."""
         state = self.state
         state.change.is_preparing = False
         state.installed_view = state.view
@@ -509,7 +521,7 @@ class Master:
         self._calls.view_installed()
 
     def _form(self, group: Group) -> None:
-        """Its ring is in force."""
+        """Let ops start in a group whose ring is in force."""
         group.running = True
         self._liveness.links_made(group)
         group.linked = topology.linked_pairs(group.ring) - group.linkless

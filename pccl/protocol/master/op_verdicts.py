@@ -1,14 +1,14 @@
-"""Verdicts on ops: committed or aborted, once, the same for all peers of a ring.
+"""Verdicts on ops: committed or aborted, once, and the same for all peers of a ring.
 
-Peers start ops without asking. In a group that is a mesh they end them without asking, too (`completion`): the master
-hears of an op that takes long, or that somebody gives up, and what was committed when a flush asks. Of other groups it
-hears every end, see `ledger`.
+Peers start ops without asking. In a group that is a mesh they complete them without asking, too (`completion`): the
+master hears only of an op that takes long or that somebody gives up, and of what was committed when a flush asks. Of
+other groups it hears every end, see `ledger`. Callers act on a verdict at once, so it can never be taken back:
 
     1  A verdict is made once and sent to each peer of the ring before anything that follows from it.
     2  An op that a peer gives up, and that others may have committed, is put to an *abort vote*: every participant says
        whether it has committed the op, and promises not to otherwise. It is aborted when nobody has.
     3  A *flush* asks every survivor which ops are done. An op that all survivors are done with is committed, since what
-       a lost peer has contributed is in everybody's result; all others are aborted. These verdicts are told with the
+       a lost peer has contributed is in everybody's result; all others are aborted. These verdicts are sent with the
        next Prepare, so a view separates the ops before it from those after it (virtual synchrony).
     4  Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
        epoch with the ring that it has, as after a loss, when it is quiet.
@@ -30,10 +30,13 @@ from pccl.types import Result
 
 STALLS_LOGGED_MAX = 3
 OPEN_OPS_MAX = 2**18
-"""Undecided ops of a group. Peers have far fewer in flight; one that names more is making them up."""
+"""Number of undecided ops that a group may have. Peers have far fewer in flight; one that names more is making them
+up."""
 
 
 class OpVerdicts:
+    """The verdicts of one run."""
+
     def __init__(
         self,
         state: RunState,
@@ -41,8 +44,8 @@ class OpVerdicts:
         committed: Callable[[Group], None],
         abort_hopeless: Callable[[Group, OpRef, OpenAbortVote], None],
     ) -> None:
-        """`committed` hears of every group in which ops go through. `abort_hopeless` concludes an abort vote that was
-        called for the sake of joint calls."""
+        """`committed` is called with every group in which ops go through. `abort_hopeless` concludes an abort vote that
+        was called for the sake of joint calls."""
         self._state = state
         self._evict = evict
         self._committed = committed
@@ -116,11 +119,12 @@ class OpVerdicts:
             self._renew(group, message.tags)
 
     def _group(self, member: Member, epoch: int) -> Group | None:
-        """The peer's, if it means the present epoch."""
+        """Return the peer's group, if the peer means its present epoch."""
         group = self._state.groups.get(member.hello.group)
         return group if group is not None and group.epoch == epoch else None
 
     def _running_group(self, member: Member, epoch: int) -> Group | None:
+        """Return the peer's group, if the peer means its present epoch and ops run in it."""
         group = self._group(member, epoch)
         return group if group is not None and group.running else None
 
@@ -141,7 +145,8 @@ class OpVerdicts:
         self.renew_if_full(group)
 
     def abort(self, group: Group, op: OpRef, code: int, reason: str, without: Collection[int] = frozenset()) -> None:
-        """`without` are peers that have not launched it and whose callers hear the reason in another way."""
+        """Abort an op on all its participants. `without` are peers that have not launched it and whose callers hear the
+        reason in another way."""
         if not group.ledger.decide(op):
             return
         group.votes.pop(op, None)
@@ -159,7 +164,7 @@ class OpVerdicts:
     def call_vote(
         self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_hopeless: bool = False
     ) -> None:
-        """Have an op aborted unless one of those who take part has committed it. `by` has voted already."""
+        """Have an op aborted unless one of its participants has committed it. `by` has voted already."""
         if group.ledger.is_decided(op):
             return
         participants = group.participants(op)
@@ -169,7 +174,7 @@ class OpVerdicts:
                 self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
 
     def _note_vote(self, group: Group, op: OpRef, peer: int) -> None:
-        """This peer has not committed the op by itself, and will not."""
+        """Note the vote of a peer that has not committed the op by itself, and will not."""
         vote = group.votes[op]
         vote.awaiting.discard(peer)
         if vote.awaiting:
@@ -180,6 +185,7 @@ class OpVerdicts:
             self.abort(group, op, vote.code, vote.reason)
 
     def _bound_ledger(self, group: Group) -> None:
+        """Evict the peer that has named most ops, if they are more than can be."""
         if group.ledger.entries > OPEN_OPS_MAX:
             reason = f"named ops of which most cannot be: {OPEN_OPS_MAX} are undecided"
             self._evict(group.ledger.heaviest, reason, Result.MASTER_CONNECTION_FAILED)
@@ -199,14 +205,14 @@ class OpVerdicts:
         group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
 
     def _heard_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
-        """During a flush: verdicts of a master before this one, or of peers by themselves."""
+        """Take in verdicts during a flush: those of a master before this one, or of peers by themselves."""
         known = set(group.commits)
         group.commits += [op for op in commits if op not in known]
         group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})
         group.ledger.forget([*commits, *group.aborts])
 
     def settle_flushes(self) -> bool:
-        """Decide all open ops of groups whose survivors have answered. False if there are none."""
+        """Decide all open ops of groups whose survivors have answered. Return False if there are none."""
         settled = False
         for group in self._state.groups.values():
             if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
@@ -225,8 +231,8 @@ class OpVerdicts:
     # Renewal.
 
     def renew_if_full(self, group: Group, is_idle: bool = False) -> None:
-        """Begin a new epoch with the same ring once too many tags were used in this one; sooner if no op is known to be
-        in flight, so that as a rule none is aborted by it."""
+        """Begin a new epoch with the same ring once too many tags were used in this one. It begins sooner if no op is
+        known to be in flight, so that as a rule none is aborted by it."""
         tags = group.ledger.tags
         if group.running and completion.is_full(tags, is_idle or not group.ledger.entries):
             self._renew(group, tags)

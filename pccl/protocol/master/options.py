@@ -5,25 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ANSWER_TIMEOUTS = 3.0
-"""More than the peer timeouts that making a link may take, of which an answer tells."""
+"""Number of peer timeouts for an answer. It is more than making a link may take, of which an answer tells."""
 NAMED_MAX = 20
-"""Peers that a line of the log names at most."""
+"""Number of peers that a line of the log names."""
 
 
 @dataclass(frozen=True)
 class MasterOptions:
     peer_timeout_s: float = 5.0
-    """How long a peer may go without a heartbeat."""
+    """Seconds that a peer may go without a heartbeat."""
     engine_threads: int = 1
-    """Engine threads of each peer, up to ENGINE_THREADS_MAX."""
+    """Number of engine threads of each peer, up to ENGINE_THREADS_MAX."""
     hello_timeout_s: float = 10.0
-    """How long a connection may stay silent before it says Hello, and a peer then until its first heartbeat."""
+    """Seconds that a connection may stay silent before it says Hello, and that a peer then has until its first
+    heartbeat."""
     answer_timeout_s: float = 90.0
-    """How long an accepted peer may take to answer Flush or Prepare before it is evicted; ANSWER_TIMEOUTS peer timeouts
-    at least."""
+    """Seconds that an accepted peer may take to answer Flush or Prepare before it is evicted, and ANSWER_TIMEOUTS peer
+    timeouts at least."""
     connections_max: int = 4096
     pending_max: int = 1024
-    """How many peers may wait to be accepted."""
+    """Number of peers that may wait to be accepted."""
     connections_per_link_max: int = 64
 
     @property

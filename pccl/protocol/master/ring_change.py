@@ -18,6 +18,8 @@ from pccl.protocol.optimization import Optimization
 
 
 class RingChange:
+    """The optimize_topology of a run that is under way, if one is."""
+
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._course: Optimization | None = None
@@ -27,11 +29,11 @@ class RingChange:
         return self._course is not None
 
     def forget_all(self) -> None:
-        """Nobody is left who could want it."""
+        """End the call: nobody is left who could want it."""
         self._course = None
 
     def step(self) -> bool | None:
-        """Take the next step. None if it has to wait for answers; True if the call is over."""
+        """Take the next step. Return None if it has to wait for answers, True if the call is over."""
         state, course = self._state, self._course
         rings = {group.number: group.ring for group in state.groups.values()}
         if course is None:
@@ -55,6 +57,7 @@ class RingChange:
         return False
 
     def _decide(self, course: Optimization, rings: Mapping[int, Sequence[int]]) -> None:
+        """Adopt the rings that are better by enough."""
         state = self._state
         course.is_decided = True
         seconds = state.now - course.begun_at
@@ -69,7 +72,7 @@ class RingChange:
                 group.ring = ring
 
     def probed(self, member: Member, message: m.Probes) -> None:
-        """A peer has measured."""
+        """Take in what a peer has measured."""
         course = self._course
         if course is None or not course.is_asked(message.probe, member.peer):
             return
@@ -77,7 +80,7 @@ class RingChange:
         self._log_unmeasured(course.answered(member.peer, found, self._state.now))
 
     def found(self, search: int, rings: Mapping[int, Sequence[int]]) -> bool:
-        """What a search has come to, by group. False if nobody waits for it."""
+        """Take in the rings that a search has found, by group. Return False if nobody waits for them."""
         course = self._course
         if course is None or not course.is_searching or course.number != search:
             return False
@@ -97,6 +100,6 @@ class RingChange:
         return [ends_at] if ends_at is not None else []
 
     def forget(self, peer: int) -> None:
-        """The peer is gone."""
+        """Forget a peer that is gone."""
         if self._course is not None:
             self._course.lost(peer)

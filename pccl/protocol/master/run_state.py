@@ -38,8 +38,9 @@ class Wait:
     kind: str
     offer: m.SyncOffer | None
     open_ops: list[OpRef]
-    """What the peer had in flight when it called."""
+    """Ops that the peer had in flight when it called."""
     since: float
+    """The time when it called."""
 
 
 @dataclass
@@ -51,19 +52,21 @@ class Member:
     hello: m.Hello
     hosts: list[str]
     host: str
-    """Where it has said Hello from."""
+    """The host from which it has said Hello."""
     since: float
-    """When it said Hello."""
+    """The time when it said Hello."""
     on_trial: list[int] | None = None
-    """A newcomer that was evicted for its links before and has yet to show that they carry: with whom it tries them;
-    None of all others."""
+    """The peers with whom a newcomer tries its links, if it was evicted for them before and has yet to show that they
+    carry; None of all others."""
     accepted: bool = False
+    """Whether a view that has it was installed."""
     wait: Wait | None = None
     heartbeat: int | None = None
-    """The connection that carries its heartbeats."""
+    """The connection that carries its heartbeats, or None."""
     has_heartbeat: bool = False
+    """Whether it has ever sent a heartbeat."""
     absence: str = ""
-    """How its control connection was lost; empty: it stands."""
+    """The reason why it has no control connection; empty: it has one."""
 
     @property
     def master_timeout_s(self) -> float:
@@ -71,10 +74,11 @@ class Member:
 
     @property
     def about(self) -> dict[str, int]:
-        """For the log."""
+        """The fields by which a line of the log names it."""
         return {"group": self.hello.group, "peer": self.peer}
 
     def as_record(self) -> m.PeerInfo:
+        """Return the peer as others are told of it."""
         return m.PeerInfo(
             self.peer, self.hello.group, self.hosts, self.hello.port, self.hello.connections, self.hello.name
         )
@@ -93,7 +97,8 @@ class OpenAbortVote:
     awaiting: set[int]
     """Peers that have not voted yet."""
     is_hopeless: bool
-    """Nothing else would end the joint calls of those who seem never to have launched it."""
+    """Whether the vote was called because nothing else would end the joint calls of peers that seem never to have
+    launched the op."""
 
 
 @dataclass
@@ -111,47 +116,55 @@ class Sync:
 
 @dataclass
 class Group:
+    """One group of the run."""
+
     number: int
     ring: list[int] = field(default_factory=list)
     epoch: int = 0
     ledger: Ledger = field(default_factory=lambda: Ledger(()))
     running: bool = False
-    """Ops may be in flight: the ring is installed and not being flushed."""
+    """Whether ops may be in flight: the ring is installed and not being flushed."""
     flush: int = 0
+    """The number of the last flush."""
     awaiting_flush: set[int] = field(default_factory=set)
+    """Peers that have not answered it."""
     commits: list[OpRef] = field(default_factory=list)
-    """Verdicts of the last flush, to be told with the next Prepare."""
+    """Ops that the last flush commits, to be told with the next Prepare."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
-    """Ops that this flush aborts and that have a reason of their own."""
+    """Ops that the last flush aborts for a reason of their own."""
     votes: dict[OpRef, OpenAbortVote] = field(default_factory=dict)
     open_ops: set[OpRef] = field(default_factory=set)
-    """Ops that this flush has found done and without a verdict at somebody."""
+    """Ops that the last flush has found done at some peer, and without a verdict there."""
     agrees: bool = False
-    """Its peers have been told that it is a mesh."""
+    """Whether its peers have been told that it is a mesh, so that they complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
     """Pairs that have no link and need none: the group is no mesh."""
     unreliable: set[Pair] = field(default_factory=set)
-    """Pairs that are no neighbours and whose link broke again and again: as if it were missing."""
+    """Pairs that are no neighbours and whose link broke again and again. They are treated as missing."""
     decision: str = ""
-    """What the last optimize_topology came to, and why."""
+    """The decision of the last optimize_topology and its reason."""
     direct_limit: int = UNKNOWN
-    """As it holds for the ring in force."""
+    """The limit that holds for the ring in force."""
     is_local: bool = False
+    """Whether all its peers are on one host, for the ring in force."""
     linked: Collection[Pair] = frozenset()
     """The pairs whose links stood when the ring in force was installed."""
     changed: bool = False
-    """The ring differs from the installed one, or must be made anew."""
+    """Whether the ring differs from the installed one, or must be made anew."""
     synced: set[int] = field(default_factory=set)
     """Incumbents: peers of the last sync that are still here."""
     revision: int | None = None
+    """The revision of the last sync; None before the first."""
     sync: Sync | None = None
+    """The sync that is being carried out."""
     accepted: int = 0
-    """How many of the ring are accepted."""
+    """Number of peers of the ring that are accepted."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """How many of them wait in each kind of joint call."""
+    """Number of them that wait in each kind of joint call."""
 
     @property
     def is_meshed(self) -> bool:
+        """Whether every pair has a link."""
         return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing and not self.unreliable
 
     @property
@@ -160,7 +173,7 @@ class Group:
         return self.missing | self.unreliable
 
     def participants(self, op: OpRef) -> list[int]:
-        """The peers whose op it is, in the order of the ring."""
+        """Return the peers whose op it is, in the order of the ring."""
         found = participants(op.tag, self.ring)
         return [peer for peer in self.ring if peer in found]
 
@@ -178,12 +191,12 @@ class Group:
 
 @dataclass
 class ViewChange:
-    """How far the next view has come."""
+    """The state of the change to the next view."""
 
     is_preparing: bool = False
-    """Prepare was sent for the last view, and it is not in force."""
+    """Whether Prepare was sent for the last view and it is not in force."""
     is_renewing: bool = False
-    """A new view is due though no group has changed."""
+    """Whether a new view is due though no group has changed."""
     admitting: set[int] = field(default_factory=set)
     """Pending peers that the next view takes in."""
     awaiting_ready: set[int] = field(default_factory=set)
@@ -197,27 +210,29 @@ class ViewChange:
 
 
 class RunState:
-    """One run. `run` names it; peers of another run are refused."""
+    """One run, named by `run`. Peers of another run are refused."""
 
     def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
-        """`secret` is the run's, by which its peers tell masters that know it from others."""
+        """`secret` is the run's. By it its peers tell masters that know the run from others."""
         self.run = run
         self.secret = secret
         self.term = term
         self.options = options or MasterOptions()
         self.now = 0.0
         self.next_peer = 1
+        """The number that the next newcomer gets."""
         self.next_number = 1
+        """The number that `number` returns next."""
         self.view = 0
-        """The last view prepared."""
+        """The last view that was prepared."""
         self.installed_view = 0
         self.joint_calls_ended = 0
-        """Joint calls that ended for all who were to make them."""
+        """The joint-call number of the last call that ended for all who were to make it."""
         self.members: dict[int, Member] = {}
         self.accepted_count = 0
-        """How many of them are accepted."""
+        """Number of members that are accepted."""
         self.peer_of: dict[int, int] = {}
-        """By control connection."""
+        """Peers by their control connections."""
         self.groups: dict[int, Group] = {}
         self.change = ViewChange()
         self.told: set[int] = set()
@@ -225,9 +240,9 @@ class RunState:
         self.lost: list[tuple[int, str]] = []
         """Peers that the view in force has and the next one has not, and why."""
         self.asked_at: dict[int, float] = {}
-        """Since when an answer to Flush or Prepare is due, longest first."""
+        """The time since which an answer to Flush or Prepare is due, by peer, longest first."""
         self.made_in: dict[Pair, int] = {}
-        """By pair whose link was made anew, the view whose Prepare asked for it."""
+        """The view whose Prepare asked for the link of a pair that was made anew, by pair."""
         self.history = History()
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
@@ -249,13 +264,14 @@ class RunState:
         return peer in self.members and self.members[peer].accepted
 
     def add(self, member: Member) -> None:
+        """Add a member."""
         self.members[member.peer] = member
         self.peer_of[member.connection] = member.peer
         self.accepted_count += member.accepted
         self.link_metrics.arrived(member.peer, member.hosts)
 
     def remove(self, peer: int) -> Member:
-        """Forget all but its place in the ring of its group, see `Group.forget`."""
+        """Forget a member, but for its place in the ring of its group: see `Group.forget`."""
         member = self.members.pop(peer)
         del self.peer_of[member.connection]
         self.accepted_count -= member.accepted
@@ -273,7 +289,7 @@ class RunState:
         return self.groups[member.hello.group]
 
     def missing(self, peers: Iterable[int], kind: str) -> list[int]:
-        """Those of these peers that do not wait in this kind of joint call, the first NAMED_MAX of them."""
+        """Return the first NAMED_MAX of these peers that do not wait in this kind of joint call."""
         absent = (peer for peer in peers if (wait := self.members[peer].wait) is None or wait.kind != kind)
         return list(islice(absent, NAMED_MAX))
 
@@ -298,7 +314,7 @@ class RunState:
             self.ask(peer, m.Flush(group.flush, group.epoch))
 
     def number(self) -> int:
-        """A fresh number for a flush, a sync, a round of probes or a search."""
+        """Return a fresh number for a flush, a sync, a round of probes or a search."""
         number = self.next_number
         self.next_number += 1
         return number
@@ -319,13 +335,13 @@ class RunState:
             self.tell(peer, message)
 
     def ask(self, peer: int, message: m.FromMaster) -> None:
-        """Send what must be answered in time."""
+        """Send a peer what it must answer in time."""
         self.asked_at.pop(peer, None)
         self.asked_at[peer] = self.now
         self.tell(peer, message)
 
     def answered(self, member: Member) -> None:
-        """One of the things that it was asked; others may still be due."""
+        """Note that a peer has answered one of the things that it was asked; others may still be due."""
         group, peer, change = self.group_of(member), member.peer, self.change
         is_asked = any(peer in asked for asked in (group.awaiting_flush, change.awaiting_ready, change.unaware))
         if not is_asked and all(peer not in vote.awaiting for vote in group.votes.values()):
@@ -334,7 +350,7 @@ class RunState:
     def log(
         self, level: str, text: str, about: Mapping[str, int] = MappingProxyType({}), is_unauthenticated: bool = False
     ) -> None:
-        """`about`: what it is about, as in `pccl.logs.FIELDS`."""
+        """Write a line to the log. `about` names what it is about by the fields of `pccl.logs.FIELDS`."""
         self.outbox.append(MasterLog(level, text, is_unauthenticated, {"view": self.installed_view, **about}))
         if not is_unauthenticated:
             self.history.logged(self.now, level, text)

@@ -21,6 +21,8 @@ from pccl.types import Result
 
 
 class StateSync:
+    """The syncs of all groups."""
+
     def __init__(self, state: RunState, waits: Waits, verdicts: OpVerdicts, link_failures: LinkFailures) -> None:
         self._state = state
         self._waits = waits
@@ -28,7 +30,7 @@ class StateSync:
         self._link_failures = link_failures
 
     def report(self, member: Member, message: m.SyncReport) -> None:
-        """A receiver has ended its transfer."""
+        """Hear that a receiver has ended its transfer."""
         sync = self._state.group_of(member).sync if member.accepted else None
         if sync is None or sync.number != message.sync or member.peer not in sync.receivers:
             return
@@ -42,7 +44,7 @@ class StateSync:
                 self._link_failures.doubt_links(member)
 
     def step(self) -> bool:
-        """Begin or end the syncs of all groups that have come so far. False if there are none."""
+        """Begin or end the syncs of all groups that have come so far. Return False if there are none."""
         progress = False
         for group in self._state.groups.values():
             progress = self._step(group) or progress

@@ -1,8 +1,9 @@
-"""Who waits in which joint call, and how such calls end.
+"""Waits: who waits in which joint call, and how such calls end.
 
 A peer waits in one joint call at a time. Counts of waiting peers are kept as they come and go, so that a judgement does
-not go through all peers. Calls that ended for all who were to make them are numbered: when a master has died and some
-heard the end of one and others not, a recovery report can tell whose wait is for that one (`joint_call number`).
+not go through all peers. Calls that ended for all who were to make them are numbered (the joint-call number): when a
+master has died, and some have heard the end of a call and others not, a recovery report tells whose wait is for that
+one.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from pccl.protocol.messages import Kind
 from pccl.types import Result
 
 LONG_WAIT_S = 10.0
-"""A joint call that waits longer is logged once, with whom it waits for."""
+"""Seconds after which a wait is logged once, with the peers that it waits for."""
 
 
 class Waits:
+    """The waits of all peers of one run."""
+
     def __init__(self, state: RunState) -> None:
         self._state = state
         self.waiting: Counter[str] = Counter()
-        """How many accepted peers wait in each kind of joint call."""
+        """Number of accepted peers that wait in each kind of joint call."""
         self._unlogged: dict[int, float] = {}
-        """Peers that wait in a joint call, and since when, longest first; without those whose wait was logged."""
+        """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
 
     def enter(self, member: Member, message: m.JointCall) -> None:
         now = self._state.now
@@ -52,12 +55,12 @@ class Waits:
                 self.answer(member, code, reason, value, self._state.joint_calls_ended)
 
     def of(self, peers: Iterable[int]) -> dict[int, Wait]:
-        """Those of these peers that wait, and in what."""
+        """Return the waits of those of these peers that have one."""
         found = {peer: self._state.members[peer].wait for peer in peers}
         return {peer: wait for peer, wait in found.items() if wait is not None}
 
     def forget(self, member: Member) -> None:
-        """The peer is gone; its group still has it in the ring."""
+        """Forget a peer that is gone. Its group still has it in the ring."""
         self._unlogged.pop(member.peer, None)
         if member.wait is not None:
             self._count(member, member.wait.kind, -1)
@@ -69,10 +72,10 @@ class Waits:
                 del waiting[kind]
 
     def log_long(self) -> None:
-        """Say once of each peer that has waited for long whom it waits for."""
+        """Log once for each peer that has waited for long whom it waits for."""
         state = self._state
         missing: dict[tuple[str, int], list[int]] = {}
-        """By kind and, for sync_shared_state, group."""
+        """The peers that a call waits for, by kind and, for sync_shared_state, group."""
         for peer, since in list(self._unlogged.items()):
             if state.now < since + LONG_WAIT_S:
                 break
@@ -90,4 +93,5 @@ class Waits:
                 state.log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {names}", member.about)
 
     def deadlines(self) -> list[float]:
+        """Return the time of the next line to log."""
         return [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]

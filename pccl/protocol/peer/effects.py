@@ -1,4 +1,4 @@
-"""Effects: what a peer's machine wants done, by its control connection, its engine, its links and its callers."""
+"""Effects: what a peer's machine asks its control connection, its engine, its links and its callers to do."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class ToMaster:
+    """Send this message to the master."""
+
     message: m.FromPeer
 
 
 @dataclass(frozen=True)
 class SubmitOp:
+    """Have the engine run an op."""
+
     op: int
+    """The number by which this peer's callers and engine know it. Others know it by epoch, tag and sequence."""
     epoch: int
     tag: int
     sequence: int
     rank: int
     world_size: int
     links: tuple[int, ...]
-    """The link to each rank; 0 to oneself and to those without."""
+    """The link to each rank; 0 for this peer itself and where there is no link."""
     is_meshed: bool
     agrees: bool
-    """The engines tell each other when they are done, and this one calls `op_agreed` when all are."""
+    """Whether the engines tell each other when they are done. Then this one calls `op_agreed` when all are."""
     ring: tuple[int, ...] = field(default=(), compare=False)
-    """The peer of each rank."""
+    """The peers of the group by rank."""
     direct_limit: int = UNKNOWN
+    """The `Install.direct_limit` of the view."""
     is_local: bool = False
+    """The `Install.is_local` of the view."""
 
     @property
     def link_prev(self) -> int:
@@ -67,14 +74,15 @@ class EndOp:
 
 @dataclass(frozen=True)
 class ForgetOp:
-    """Every peer is done with it: it is committed, and nothing has to be reported any more."""
+    """Give up all that is kept of an op: it is committed, every peer is done with it, and nothing has to be reported
+    any more."""
 
     op: int
 
 
 @dataclass(frozen=True)
 class ForgetUnmade:
-    """These uses of a tag have ended before they were made here, and never will be submitted."""
+    """Forget uses of a tag that have ended before they were made here. They will never be submitted."""
 
     epoch: int
     tag: int
@@ -83,6 +91,8 @@ class ForgetUnmade:
 
 @dataclass(frozen=True)
 class OpResult:
+    """Tell the caller of an op its end."""
+
     op: int
     code: Result
     reason: str
@@ -93,6 +103,8 @@ class OpResult:
 
 @dataclass(frozen=True)
 class CallResult:
+    """Tell the caller of a joint call its end."""
+
     call: int
     code: Result
     reason: str
@@ -101,9 +113,11 @@ class CallResult:
 
 @dataclass(frozen=True)
 class MakeLink:
-    """Make a link of `connections` connections: dial `member`, or expect it to dial. Report each connection that is
-    handed to the engine with `link_connected`, or `link_failed`: if not all are there after `timeout_s`, or if by
-    dialing no word got through to the other side and back within `reach_s`."""
+    """Make a link of `connections` connections: dial `member`, or expect it to dial.
+
+    Report each connection that is handed to the engine with `link_connected`. Report `link_failed` if not all are there
+    after `timeout_s`, or if by dialing no word got through to the other side and back within `reach_s`.
+    """
 
     link: int
     member: m.PeerInfo
@@ -116,8 +130,10 @@ class MakeLink:
 
 @dataclass(frozen=True)
 class AddConnections:
-    """Dial `member` for more connections of a link that stands, and report each with `link_connected`. One that cannot
-    be made is tried again after a while if it is to replace one, until the link is closed."""
+    """Dial `member` for more connections of a link that stands, and report each with `link_connected`.
+
+    One that is to replace another is tried again after a while if it cannot be made, until the link is closed.
+    """
 
     link: int
     member: m.PeerInfo
@@ -129,7 +145,7 @@ class AddConnections:
 
 @dataclass(frozen=True)
 class TryLinks:
-    """Connect to each once, to no other end than to see whether that works, and call `tried`."""
+    """Connect to each of these peers once, only to see whether that works, and call `tried`."""
 
     members: list[m.PeerInfo]
     timeout_s: float
@@ -137,7 +153,7 @@ class TryLinks:
 
 @dataclass(frozen=True)
 class CloseLink:
-    """Close what there is of it and stop trying."""
+    """Close all connections of the link and stop trying to make more."""
 
     link: int
 
@@ -160,16 +176,21 @@ class RunProbe:
 
 @dataclass(frozen=True)
 class ProbedLink:
+    """One direction of a link that is to be measured."""
+
     member: m.PeerInfo
     is_inbound: bool
     connections: int
-    """The number that the link has, or would have once it is used."""
+    """Number of connections that the link has, or would have once it is used."""
 
 
 @dataclass(frozen=True)
 class Installed:
+    """A view is in force."""
+
     view: View
     lost: list[tuple[int, str]]
+    """Peers that the view before had and this one has not, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -182,34 +203,40 @@ class Ended:
 
 @dataclass(frozen=True)
 class PeerLog:
+    """Write a line to the peer's log."""
+
     level: str
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
-    """Fields of the record: see `pccl.logs.FIELDS`."""
+    """The fields of the line: see `pccl.logs.FIELDS`."""
     link: int = 0
-    """The link that it is about, else 0: not to be logged before that has stood for a moment longer, nor once it is
-    closed."""
+    """The link that the line is about, else 0. It is logged only after that link has stood for a moment longer, and not
+    once it is closed."""
 
 
 @dataclass(frozen=True)
 class StartEngine:
-    """The engine shall have so many threads. There are no links before."""
+    """Start the engine with this number of threads. There are no links before."""
 
     threads: int
 
 
 @dataclass(frozen=True)
 class KeepHeartbeats:
-    """Exchange heartbeats with the master over a connection of their own, made anew when closed. After `timeout_s`
-    of silence: `master_lost`. Ends with the next one and with SeekMaster."""
+    """Exchange heartbeats with the master over a connection of their own, which is made anew when it is closed.
+
+    After `timeout_s` of silence `master_lost` is called. This ends with the next KeepHeartbeats and with SeekMaster.
+    """
 
     timeout_s: float
 
 
 @dataclass(frozen=True)
 class SeekMaster:
-    """Close the control connection, and make one to a master, the same or another. Say Hello, or `resume()` if there is
-    one. If none is found for long: `give_up`."""
+    """Close the control connection, and make one to a master, the same or another.
+
+    Say `resume()` if it returns a message, else Hello. If no master is found for long, `give_up` is called.
+    """
 
     reason: str
 

@@ -38,16 +38,17 @@ class _Call:
     call: int
     kind: str
     offer: m.SyncOffer | None
-    """The offer that its caller came with."""
+    """The offer with which its caller came."""
     held: m.SyncOffer | None = None
     """The offer as it was when the plan came."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
-    """All that the plan asks for has come."""
+    """Whether all that the plan asks for has come."""
 
     def current_offer(self) -> m.SyncOffer | None:
-        """The offer as it is: not what the caller came with, once that has been overwritten under earlier masters."""
+        """Return the offer as it is now: not what the caller came with, once that has been overwritten under an earlier
+        master."""
         offer, plan = self.offer, self.plan
         if offer is None or plan is None:
             return offer
@@ -69,21 +70,22 @@ class JointCalls:
         self._call: _Call | None = None
         self._waiting: deque[_Call] = deque()
         self._outcomes: dict[str, m.JointOutcome] = {}
+        """The end of the last call of each kind."""
         self._admission: int | None = None
-        """The last update_topology that was in force before its end was told."""
+        """The last update_topology whose view was in force before its end was told."""
         self.joined_after = 0
-        """The last joint call of the run that ended before this peer was accepted."""
+        """The joint-call number of the last call that ended before this peer was accepted."""
         self.synced: tuple[int, int] | None = None
-        """The last sync that this peer took part in with success, and its revision."""
+        """The joint-call number of the last sync that this peer took part in with success, and its revision."""
 
     @property
     def kind(self) -> str:
-        """Kind of the call that is under way; empty: none is."""
+        """The kind of the call that is under way; empty: none is."""
         return self._call.kind if self._call is not None else ""
 
     @property
     def is_exclusive(self) -> bool:
-        """One is under way that allows no op in flight."""
+        """Whether a call is under way that allows no op in flight."""
         return self._call is not None and self._call.kind in Kind.EXCLUSIVE
 
     @property
@@ -129,6 +131,7 @@ class JointCalls:
             self._outbox.say(m.JointCancel(call.call))
 
     def on_result(self, message: m.JointResult) -> None:
+        """Take in the end of the call that is under way."""
         call = self._call
         if call is None or call.call != message.call:
             raise ProtocolError(f"the result of joint call {message.call}, which is not under way")

@@ -1,19 +1,20 @@
 """Links of one peer with the others of its ring: made for a view, grown, replaced, lost.
 
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
-belong to it. The peer with the higher number (accepted later) dials. What the engine sees is a link number of our own.
+belong to it. The peer with the higher number (accepted later) dials. The engine knows a link by a number that means
+nothing elsewhere.
 
-Connections. A link that stands may get more of them: its dialer makes a lost one anew, and where the number is left to
-us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair needs is
-its bandwidth times its round trip, which nobody can know before. A link that the network holds back gains nothing by
-more streams, they only crowd each other. Where engines have several threads, each connection belongs to one of them by
-its index, on both sides, and every link begins with a connection for each. A lost one is replaced in its thread, and a
-thread that is held back by windows grows by itself.
+Connections. A link that stands may get more of them. Its dialer makes a lost one anew. Where the caller leaves their
+number to us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair
+needs is its bandwidth times its round trip, which nobody can know before. A link that the network holds back gains
+nothing by more streams, they only crowd each other. Where engines have several threads, each connection belongs to one
+of them by its index, on both sides, and every link begins with a connection for each. A lost one is replaced in its
+thread, and the connections of a thread that windows hold back grow by themselves.
 
 Silence. A link between two live peers that carries nothing any more is missed by whichever end has something lying on
-it, after half the peer timeout, and made anew; the other half is for that, so that a path that stays black is known
-after a peer timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the one
-that expects it to dial is patient, for a process that is merely busy.
+it, after half the peer timeout, and made anew. The other half is for that, so that a path that stays dead is known
+after a peer timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the end
+that expects it to dial is patient, because a process may be merely busy.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from pccl.protocol.peer.outbox import Outbox
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout: how long a link may carry nothing, and how long making it anew may then get nowhere."""
+"""Share of the peer timeout for which a link may carry nothing, and for which making it anew may then get nowhere."""
 LINK_TIMEOUTS = 2.0
-"""Making a link may take so many peer timeouts, and `LINK_TIMEOUT_S_MIN` at least."""
+"""Number of peer timeouts that making a link may take, and `LINK_TIMEOUT_S_MIN` at least."""
 LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
-"""More are refused, whoever dials."""
+"""Number of connections of a link. More are refused, whoever dials."""
 GROWN_CONNECTIONS_MAX = 16
-"""A link with so many gets no more by growth."""
+"""Number of connections up to which a link grows by itself."""
 PROBE_CONNECTIONS_MIN = 4
-"""Connections of a measurement where links may grow: it must not stop at a window that an op would have outgrown."""
+"""Number of connections of a measurement where links may grow: it must not stop at a window that an op would have
+outgrown."""
 GRACE_S = 0.5
-"""The other end may have begun to make a link so much later."""
+"""Seconds by which the other end may begin later to make a link."""
 
 
 @dataclass
@@ -47,15 +49,15 @@ class _Link:
     peer: int
     made_in: int
     connections: int
-    """It does not stand without so many."""
+    """Number of connections without which it does not stand."""
     dial: bool
     connected: int = 0
     is_up: bool = False
-    """All of them have come; further ones may come, and any but the last may go."""
+    """Whether all of them have come. Further ones may come then, and any but the last may go."""
     lost_early: list[int] = field(default_factory=list)
-    """Engine threads of those that were lost before that."""
+    """Engine threads of the connections that were lost before that."""
     extras: dict[int, int] = field(default_factory=dict)
-    """Connections dialled beyond those, by engine thread."""
+    """Number of connections dialled beyond those, by engine thread."""
 
 
 @dataclass
@@ -65,16 +67,16 @@ class _Target:
     view: int = 0
     ring: Sequence[int] = ()
     is_open: bool = False
-    """The view is not installed yet."""
+    """Whether the view is not installed yet."""
     failed: dict[int, str] = field(default_factory=dict)
-    """Peers of those that could not be made, and why."""
+    """Peers with whom a link could not be made, and why."""
 
 
 class Links:
     """All links of one peer."""
 
     def __init__(self, outbox: Outbox, connections: int, may_grow: bool) -> None:
-        """`connections` is how many each link begins with; it may add more where it `may_grow`."""
+        """Each link begins with `connections` connections, and may add more where it `may_grow`."""
         self.may_grow = may_grow
         self.engine_threads = 1
         self.peer_timeout_s = 0.0
@@ -97,16 +99,16 @@ class Links:
 
     @property
     def timeout_s(self) -> float:
-        """Bytes may lie on a link for so long without anything getting through; 0 before Welcome."""
+        """Seconds for which bytes may lie on a link without anything getting through; 0 before Welcome."""
         return LINK_SHARE * self.peer_timeout_s
 
     def number_of(self, peer: int) -> int:
-        """The number of the link to a peer; 0, which is no link, where there is none."""
+        """Return the number of the link to a peer; 0, which is no link, where there is none."""
         link = self._links.get(peer)
         return link.link if link is not None else 0
 
     def peer_at(self, link: int) -> int | None:
-        """The peer at the other end; None once the link is closed."""
+        """Return the peer at the other end; None once the link is closed."""
         found = self._find(link)
         return found.peer if found is not None else None
 
@@ -115,13 +117,13 @@ class Links:
         return link is not None and link.is_up
 
     def connections_to(self, member: m.PeerInfo) -> int:
-        """Number of connections that the link with this peer has, or would have once it is used."""
+        """Return the number of connections that the link with this peer has, or would have once it is used."""
         link = self._links.get(member.peer)
         count = max(self._begun_with(member), link.connected if link is not None else 0)
         return max(count, PROBE_CONNECTIONS_MIN) if self.may_grow else count
 
     def lost_needed(self, ring: Sequence[int], is_meshed: bool) -> Iterator[m.LinkLost]:
-        """Links of the installed view that were lost since and that its ops need."""
+        """Yield the links of the installed view that were lost since and that its ops need."""
         for lost in self._broken.values():
             if is_meshed or lost.peer in neighbours(ring, self._own):
                 yield lost
@@ -129,7 +131,7 @@ class Links:
     # Views.
 
     def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.PeerInfo]) -> None:
-        """Take this prepared view for what links are for. `members` are the peers of all groups."""
+        """Make this prepared view the one that links are for. `members` are the peers of all groups."""
         self._target = _Target(view, ring, is_open=True)
         self._members = members
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in members}
@@ -148,7 +150,7 @@ class Links:
                 self._make(peer, self._target.view, dial, is_urgent=peer in relinked, is_needed=is_needed)
 
     def readiness(self) -> m.LinksReady | None:
-        """The answer to Prepare, once every link of the view stands or has failed."""
+        """Return the answer to Prepare, once every link of the view stands or has failed; None before."""
         target = self._target
         for peer in linked_peers(target.ring, self._own):
             if peer not in target.failed and not self.stands(peer):
@@ -171,7 +173,7 @@ class Links:
     # What the engine and the makers of links report.
 
     def lost(self, link: int, reason: str, has_committed: bool) -> m.LinkLost | None:
-        """Note that an established link broke. Return what is to be told of it, if anything."""
+        """Note that an established link broke. Return what the master is told of it, if anything."""
         found = self._find(link)
         if found is None:
             return None
@@ -185,8 +187,8 @@ class Links:
         return lost
 
     def connected(self, link: int) -> bool:
-        """Count one more connection of a link. False if it is not wanted any more: then it must be closed, else handed
-        to the engine."""
+        """Count one more connection of a link. Return False if it is not wanted any more: then it must be closed, else
+        handed to the engine."""
         found = self._find(link)
         if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
@@ -198,8 +200,10 @@ class Links:
         return True
 
     def connection_lost(self, link: int, reason: str, thread: int = 0) -> None:
-        """Note that a connection of a link broke; the link goes on with its others, unless they break, too. A peer that
-        leaves or dies closes one after the other, which need not be told one by one."""
+        """Note that a connection of a link broke; the link goes on with its others, unless they break, too.
+
+        A peer that leaves or dies closes one after the other, which need not be logged one by one.
+        """
         found = self._find(link)
         if found is None:
             return
@@ -221,7 +225,7 @@ class Links:
         self._add(found, thread, count, is_replacement=False)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
-        """Note that a link could not be made. Return what a master is told of it that still waits for this peer's
+        """Note that a link could not be made. Return what the master is told of it while it waits for this peer's
         links."""
         found = self._find(link)
         if found is None or found.is_up:
@@ -240,8 +244,8 @@ class Links:
         return m.LinkFailed(target.view, found.peer, reason[: m.REASON_CHARACTERS_MAX])
 
     def offered(self, peer: int, made_in: int) -> int | str | None:
-        """Find the link that a connection shall belong to which came in: its number, a refusal, or None: ask again
-        after the next message of the master, which may tell who that is."""
+        """Find the link that an incoming connection shall belong to: its number, a refusal, or None: ask again after
+        the next message of the master, which may tell who that is."""
         if made_in > self._target.view:
             return None
         if peer not in self._members or peer == self._own:
@@ -271,7 +275,8 @@ class Links:
         return max(self._connections, member.connections, self.engine_threads)
 
     def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
-        """`is_urgent`: one that had stood, and broke. The group can go on without one that is not needed."""
+        """Begin to make a link. `is_urgent`: it had stood, and broke. The group can go on without one that is not
+        needed."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
         reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)

@@ -1,19 +1,23 @@
 """The peer's side of the control plane: one peer of one run, from Hello to its end.
 
 Events come in as method calls: messages of the master, calls of the user, reports of the engine and of whoever makes
-links. Effects collect until `drain()`, so a batch of events costs one message to the master where one will do. What
-belongs to ops, links and joint calls is decided by these parts; views, terms and masters are decided here.
+links. Effects collect until `drain()`, so a batch of events costs one message to the master where one will do. Ops,
+links and joint calls are decided by the parts that have these names; views, terms and masters are decided here.
 
-The master may die. Then nothing here stops: ops go on, calls wait. What would be said to it is not said, but kept as
-state: which ops are done, which failed here, which links are broken, which joint call is waited in. `SeekMaster` asks
-for another one; it hears the peer's recovery report (Vote, see `recovery_report`), and when it leads (Resumed) is
-told all that again. The terms are those of Raft and Viewstamped Replication:
+The master may die. Then nothing here stops: ops go on, calls wait. What would be said to the master is not said, but
+kept as state: which ops are done, which failed here, which links are broken, which joint call is waited in.
+`SeekMaster` asks for another master. That one hears the peer's recovery report (Vote, see `recovery_report`), and when
+it leads (Resumed) it is told all that again. No two masters may take what a peer says for the word of one that follows
+them, and none that does not know the run may end its part in it. The terms are those of Raft and Viewstamped
+Replication:
 
     1  A peer follows no lower term than it has, so two masters never both hear of new events.
-    2  It says the verdicts that it has heard and that others might not have: of each tag the last commit and the aborts
-       since, for whoever is committed with has decided all that came before.
+    2  It reports the verdicts that it has heard and that others might not have heard: of each tag the last commit and
+       the aborts since. That is enough, because a peer has one op of a tag in flight at a time: a peer that is
+       committed with one use has decided all that came before.
     3  It is sent away for good only by a master that shows that it knows the run, by the secret that every peer hears
-       with its Welcome and tells whomever it follows. At a dead master's address anybody may answer, if by mistake.
+       with its Welcome and reports to whomever it follows. At a dead master's address anybody may answer, if by
+       mistake.
 """
 
 from __future__ import annotations
@@ -68,39 +72,40 @@ class _Prepared:
     rings: list[m.Ring]
     lost: list[tuple[int, str]]
     answered: bool = False
-    """It may be in force elsewhere."""
+    """Whether this peer has said LinksReady, so that the view may be in force elsewhere."""
 
 
 class Peer:
     """One peer of one run."""
 
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
-        """`connections` is how many each link begins with; it may add more where it `may_grow`. One that does not
+        """Each link begins with `connections` connections, and may add more where it `may_grow`. A peer that does not
         outlive its master ends with it."""
         self.site = ""
         self.site_size = 0
-        """The two as in Hello."""
+        """The name of this peer's site and the number of its peers, as in Hello."""
         self.outlives_masters = outlives_masters
         self.obstacle = ""
-        """Why the master does not let this peer in for a while; empty: nothing but the others holds it up."""
+        """The reason why the master does not let this peer in for a while; empty: nothing but the others holds it
+        up."""
         self.term = 0
-        """The highest that it has followed."""
+        """The highest term that it has followed."""
         self.group = group
         self.connections = connections
         self.peer = 0
         self.run = ""
         self.peer_timeout_s = 0.0
-        """The master has said how long a silence means a loss; 0 before."""
+        """Seconds of silence that mean a loss, as the master has said; 0 before."""
         self.engine_threads = 1
         """Number of threads in the engine of each peer, as the master has said."""
         self.view: View | None = None
         self._secret = b""
-        """The run's: whoever has it knows the run."""
+        """The run's secret. A master that has it knows the run."""
         self._members: dict[int, m.PeerInfo] = {}
         self._prepared: _Prepared | None = None
         self._answered: list[m.PreparedView] = []
-        """Views newer than the installed one that this peer has answered to masters before the one that has prepared
-        the last one. Those masters have not ruled out that they are in force elsewhere."""
+        """Views newer than the installed one that this peer has answered to earlier masters than the one that has
+        prepared the last view. Those masters have not ruled out that they are in force elsewhere."""
         self._rings: list[m.Ring] = []
         """Rings of the installed view."""
         self._flush: m.Flush | None = None
@@ -128,32 +133,33 @@ class Peer:
 
     @property
     def is_over(self) -> bool:
-        """The session has ended. The engine may still have to give ops back."""
+        """Whether the session has ended. The engine may still have to give ops back."""
         return self._outbox.is_closed
 
     @property
     def is_led(self) -> bool:
-        """A master hears what it says. So it is before the first one, too."""
+        """Whether a master hears what it says. So it is before the first one, too."""
         return self._outbox.is_led
 
     @property
     def is_optimizing(self) -> bool:
-        """Takes part in an optimize_topology: others may measure their links with this peer."""
+        """Whether it takes part in an optimize_topology: others may measure their links with this peer."""
         return self._calls.kind == Kind.OPTIMIZE_TOPOLOGY
 
     @property
     def _has_had_masters(self) -> bool:
-        """Masters before the present one may have told this peer what this one tells it."""
+        """Whether masters before the present one may have told this peer what this one tells it."""
         return self.term > 1
 
     # Ops.
 
     @property
     def open_ops(self) -> int:
+        """Number of ops that its callers wait for."""
         return self.ops.count
 
     def frozen(self, epoch: int) -> None:
-        """All ops of the epoch have stopped; everything that was done has been reported."""
+        """Note that all ops of the epoch have stopped and everything that was done has been reported."""
         if self.ops.frozen(epoch):
             self._answer_flush()
 
@@ -176,6 +182,7 @@ class Peer:
         self._outbox.act(RunSync(message, donors))
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
+        """Report how a transfer of shared state has ended."""
         self._calls.fetched(sync, success)
         self._outbox.say(m.SyncReport(sync, success, reason, suspects))
 
@@ -189,6 +196,7 @@ class Peer:
         self._outbox.act(RunProbe(message.probe, links))
 
     def probed(self, probe: int, found: list[m.LinkMetric], now: float) -> None:
+        """Report what was measured."""
         self._measurements.add(found, now)
         self._outbox.say(m.Probes(probe, found))
 
@@ -196,36 +204,37 @@ class Peer:
 
     @property
     def link_timeout_s(self) -> float:
-        """Bytes may lie on a link for so long without anything getting through; 0 before Welcome."""
+        """Seconds for which bytes may lie on a link without anything getting through; 0 before Welcome."""
         return self.links.timeout_s
 
     def link_lost(self, link: int, reason: str) -> None:
-        """An established link broke."""
+        """Note that an established link broke."""
         lost = self.links.lost(link, reason, self.ops.has_committed)
         if lost is not None:
             self._outbox.say(lost)
             self._answer_prepare()
 
     def link_connected(self, link: int) -> bool:
-        """One more connection of the link stands. False if it is not wanted any more: then it must be closed, else
-        handed to the engine."""
+        """Note that one more connection of the link stands. Return False if it is not wanted any more: then it must be
+        closed, else handed to the engine."""
         is_wanted = self.links.connected(link)
         self._answer_prepare()
         return is_wanted
 
     def link_failed(self, link: int, reason: str) -> None:
+        """Note that a link could not be made."""
         failed = self.links.failed(link, reason)
         self._answer_prepare()
         if failed is not None and self._prepared is not None and not self._prepared.answered:
             self._outbox.say(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
-        """A connection came in that shall belong to a link: the link's number, a refusal, or None: ask again after the
-        next message of the master, which may tell who that is."""
+        """Find the link that an incoming connection shall belong to: its number, a refusal, or None: ask again after
+        the next message of the master, which may tell who that is."""
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
-        """Tell the master what has come of `TryLinks`: with whom it did not work, and why."""
+        """Tell the master with whom `TryLinks` did not work, and why."""
         for _, reason in failed[:1]:
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
             self._outbox.act(PeerLog("warning", self.obstacle))
@@ -243,12 +252,12 @@ class Peer:
         self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
     def fail(self, reason: str) -> None:
-        """Leave since something is missing on this side that the session cannot go on without."""
+        """Leave because something is missing on this side that the session cannot go on without."""
         self._outbox.say(m.Leave(reason))
         self._end(Result.INTERNAL_ERROR, reason)
 
     def give_up(self, reason: str) -> None:
-        """End the session since there is no master."""
+        """End the session because there is no master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
     def _end(self, code: Result, reason: str) -> None:
@@ -264,7 +273,8 @@ class Peer:
     # Masters.
 
     def received(self, message: m.FromMaster) -> None:
-        """Take in a message. ProtocolError if it cannot be: the runtime then calls `give_up`."""
+        """Take in a message. Raises ProtocolError if a master cannot say so here: the runtime then calls
+        `master_lost`."""
         if self.is_over:
             return
         if not self.is_led and type(message) not in self._BEFORE_LEADERSHIP:
@@ -272,7 +282,7 @@ class Peer:
         self._HANDLERS[type(message)](self, message)
 
     def master_lost(self, reason: str) -> None:
-        """The control connection is gone, or the master silent."""
+        """Note that the control connection is gone, or the master silent."""
         if self.is_over:
             return
         if not self.outlives_masters:
@@ -293,8 +303,11 @@ class Peer:
         master_timeout_s: float = MASTER_TIMEOUT_S,
         patience_s: float = MASTER_TIMEOUT_S,
     ) -> m.Resume | None:
-        """The first message to the next master; None: Hello. `masters` is how many may be asked, for `patience_s` of
-        `master_timeout_s` from now on, and `session` the key of the session that begins."""
+        """Return the first message to the next master, or None if that is Hello.
+
+        `masters` is the number of master addresses, which are asked for `patience_s` of `master_timeout_s` from now on,
+        and `session` the key of the session that begins.
+        """
         if not self.peer:
             return None
         self._resumed_at = now

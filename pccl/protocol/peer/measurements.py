@@ -28,9 +28,9 @@ class Measurements:
             self._found.pop(link, None)
 
     def keep(self, peers: Collection[int]) -> None:
-        """Forget the links with all others."""
+        """Forget the links with all peers but these."""
         self._found = {link: metric for link, metric in self._found.items() if link[0] in peers}
 
     def aged(self, now: float) -> list[tuple[LinkMetric, int]]:
-        """All measurements, and how many seconds old they are."""
+        """Return all measurements, each with its age in seconds."""
         return [(metric, max(0, round(now - at))) for metric, at in self._found.values()]

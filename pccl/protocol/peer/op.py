@@ -24,7 +24,7 @@ from pccl.protocol.messages import OpRef
 from pccl.types import Result
 
 Failure = tuple[Result, str]
-"""Why an op ended, or has to end, without success."""
+"""The result code and the text with which an op ended, or has to end, without success."""
 
 
 class OpState(Enum):
@@ -53,12 +53,12 @@ TRANSITIONS = {
     _S.HELD: {_S.ENDED},
     _S.ENDED: set[OpState](),
 }
-"""From each state, where an op may go."""
+"""The states to which an op may go from each state."""
 UNDECIDED = frozenset({_S.RUNNING, _S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED, _S.SETTLED})
-"""Submitted, and no verdict is carried out."""
+"""States of an op that was submitted and of which no verdict is carried out."""
 IS_DONE = frozenset({_S.DONE, _S.SETTLED})
 MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
-"""Undecided, and all result bytes are here or may still come."""
+"""Undecided states in which all result bytes are here or may still come."""
 
 
 @dataclass(eq=False)
@@ -70,24 +70,24 @@ class Op:
     """The tag that its caller has given."""
     launched_at: float
     pair: tuple[int, bool] | None = None
-    """The other peer of a point-to-point op, and whether this one sends."""
+    """The other peer of a point-to-point op, and whether this one sends; None: it is an op of the group."""
     state: OpState = OpState.QUEUED
     ref: OpRef | None = None
     """Its name among all participants, once it is submitted."""
     agrees: bool = False
-    """Its participants end it by themselves: see `completion`."""
+    """Whether its participants complete it by themselves: see `completion`."""
     world_size: int = 0
     traffic: tuple[int, int] = (0, 0)
     """Payload bytes sent and received."""
     failure: Failure | None = None
-    """Why it cannot or must not complete, as the master is told."""
+    """The reason why it cannot or must not complete, as the master is told."""
     has_voted_abort: bool = False
-    """This peer has promised not to commit it by itself."""
+    """Whether this peer has promised not to commit it by itself."""
     stall_reported: bool = False
     verdict: Failure | None = None
     """Its end, success included, once that is carried out."""
     awaits_view: bool = False
-    """Its result is held until the next view is installed."""
+    """Whether its result is held until the next view is installed."""
 
     def move(self, state: OpState) -> None:
         assert state in TRANSITIONS[self.state], f"op {self.op} with tag {self.tag}: {self.state} to {state}"

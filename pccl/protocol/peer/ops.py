@@ -1,13 +1,13 @@
 """Ops of one peer: launched by its callers, run by its engine, ended by verdicts.
 
 An op starts in the installed view, under the epoch, the tag and the use count of the tag (`uses`), and goes through the
-states of `op`. Its verdict is the master's, or what all participants have agreed on (`completion`). A view that changes
-the ring ends every op that has started; those that a flush ends return when the view is installed, so that a caller who
-then asks for the world size sees who is left.
+states of `op`. Its verdict is the master's, or that all participants have completed it (`completion`). A view that
+changes the ring ends every op that has started. Ops that a flush ends return when the view is installed, so that a
+caller who then asks for the world size sees who is left.
 
-Ops of groups that agree by themselves need not come here at all: `plain_start` tells how one would start, if that is
-all that could come of it, and whoever runs ops so long says later what became of each: it is running (`started`) or
-committed (`ran`). All that has happened must be told before anything else is.
+Ops that their participants complete by themselves need not come here at all. `plain_start` tells how one would start,
+if nothing else can come of it, and the fast path that runs ops so says later what became of each: it is running
+(`started`) or committed (`ran`). It says so of all of them before anything else happens here.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from pccl.protocol.peer.view import View
 from pccl.types import Result
 
 STALL_AFTER_S = 2.0
-"""An op that takes longer is reported to the master once."""
+"""Seconds after which an op that has not ended is reported to the master, once."""
 
 
 class Ops:
     """All open ops of one peer, and what it knows of those of the installed epoch."""
 
     def __init__(self, outbox: Outbox, link_to: LinkTo, is_blocked: Callable[[], bool]) -> None:
-        """`is_blocked`: an exclusive joint call is under way."""
+        """`is_blocked` says whether an exclusive joint call is under way."""
         self._outbox = outbox
         self._link_to = link_to
         self._is_blocked = is_blocked
         self._view: View | None = None
         self.is_running = False
-        """Ops of the installed epoch may start and end."""
+        """Whether ops of the installed epoch may start and end."""
         self.is_frozen = False
-        """All of them have stopped."""
+        """Whether all of them have stopped."""
         self.has_committed = False
-        """This peer has committed ops of the epoch by itself."""
+        """Whether this peer has committed ops of the epoch by itself."""
         self._is_full = False
-        """Nothing may start before the next epoch: too many tags were used in this one."""
+        """Whether nothing may start before the next epoch, because too many tags were used in this one."""
         self._ops: dict[int, Op] = {}
         self._queued: deque[Op] = deque()
         self._undecided: dict[OpRef, Op] = {}
@@ -67,8 +67,10 @@ class Ops:
     # What callers do.
 
     def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
-        """Launch an op, at once or as soon as ops may start. Its end is an OpResult. `pair` makes it a point-to-point
-        op: the other peer, and whether this one sends."""
+        """Launch an op, at once or as soon as ops may start. Its end is an OpResult.
+
+        `pair` makes it a point-to-point op: the other peer, and whether this one sends.
+        """
         assert op not in self._ops
         if self._outbox.is_closed:
             self._outbox.act(OpResult(op, Result.NOT_INITIALIZED, "the session is over", 0))
@@ -98,7 +100,7 @@ class Ops:
                 self._tell_failure(entry)
 
     def hasten(self, op: int) -> bool:
-        """Let the caller hear a known verdict before the next view is installed; false if none is known."""
+        """Let the caller hear a known verdict before the next view is installed. Return False if none is known."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is None:
             return False
@@ -106,8 +108,8 @@ class Ops:
         return True
 
     def plain_start(self) -> SubmitOp | None:
-        """The submission of an op of the whole group with a tag that was used in this epoch; its number, tag and use
-        are not filled in. None: something else may come of such an op, or its participants would not end it."""
+        """Return the submission of an op of the whole group with a tag that was used in this epoch, without its number,
+        tag and use count. None: something else may come of such an op, or its participants would not complete it."""
         view = self._view
         if view is None or not self._may_start or view.world_size < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -116,7 +118,7 @@ class Ops:
         return plain_submission(view, self._link_to)
 
     def uses_of(self, tag: int) -> int:
-        """Use count of a tag in this epoch. May be called from any thread."""
+        """Return the use count of a tag in this epoch. May be called from any thread."""
         return self.uses.made(tag)
 
     def started(self, op: int, tag: int, sequence: int, now: float) -> None:
@@ -138,7 +140,7 @@ class Ops:
     # Time.
 
     def deadline(self) -> float | None:
-        """When `tick` should be called next."""
+        """Return when `tick` should be called next."""
         for op in self._undecided.values() if self.is_running else ():
             if not op.stall_reported:
                 return op.launched_at + STALL_AFTER_S
@@ -172,7 +174,7 @@ class Ops:
 
     @property
     def tags(self) -> list[int]:
-        """Tags of all open ops, as their callers have named them."""
+        """The tags of all open ops, as their callers have named them."""
         return sorted({op.tag for op in self._ops.values()})
 
     @property
@@ -189,7 +191,7 @@ class Ops:
         return self.is_running and not self._is_full and not self._is_blocked()
 
     def start_queued(self) -> None:
-        """Start what waits, as far as ops may start."""
+        """Start the ops that wait, as far as ops may start."""
         while self._queued and self._may_start:
             self._start(self._queued.popleft())
 
@@ -227,7 +229,7 @@ class Ops:
         self._undecided[ref] = op
 
     def master_lost(self) -> None:
-        """Start what has waited for a new epoch: none will come soon."""
+        """Start the ops that have waited for a new epoch: none will come soon."""
         self._is_full = False
         self.start_queued()
 
@@ -246,7 +248,7 @@ class Ops:
             self._outbox.act(EndOp(op.op, code is Result.SUCCESS))
 
     def _commit(self, op: Op) -> None:
-        """All participants are done, and ops run."""
+        """Commit an op: all participants are done, and ops run."""
         assert op.ref is not None
         del self._undecided[op.ref]
         self.heard.commit(op.ref)
@@ -254,7 +256,7 @@ class Ops:
         self._outbox.act(ForgetOp(op.op))
 
     def _release(self, op: Op) -> None:
-        """The verdict is known, and the engine has nothing of the op any more."""
+        """End an op whose verdict is known and of which the engine has nothing any more."""
         assert op.verdict is not None
         if op.awaits_view:
             op.move(OpState.HELD)
@@ -281,7 +283,7 @@ class Ops:
     # Verdicts of the master.
 
     def on_commit(self, message: m.OpsCommit, had_masters: bool) -> None:
-        """`had_masters`: an earlier master may have said the same."""
+        """Take in commits. `had_masters`: an earlier master may have said the same."""
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._undecided.get(ref)
@@ -356,7 +358,7 @@ class Ops:
                 self._outbox.report_done(entry.ref)
 
     def agreed(self, op: int) -> None:
-        """Commit an op, unless it was promised not to: all participants are done."""
+        """Commit an op because all participants are done, unless this peer has promised not to."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort or not self.is_running:
             return
@@ -411,8 +413,8 @@ class Ops:
         self._outbox.report_ops_of(0)
 
     def frozen(self, epoch: int) -> bool:
-        """Note that all ops of the epoch have stopped and everything that was done has been reported. False if that is
-        of no interest any more."""
+        """Note that all ops of the epoch have stopped and everything that was done has been reported. Return False if
+        that is of no interest any more."""
         if self._view is None or self._view.epoch != epoch or self._outbox.is_closed:
             return False
         self.is_frozen = True
@@ -459,12 +461,12 @@ class Ops:
     # Another master, and the end.
 
     def verdicts(self) -> tuple[list[OpRef], list[m.Aborted]]:
-        """Commits and aborts that others might not have heard."""
+        """Return the commits and aborts that others might not have heard."""
         commits, aborts = self.heard.told()
         return sorted(self._settled.union(commits)), aborts
 
     def restate(self) -> None:
-        """Say all of the running ops that the last master may not have heard."""
+        """Say of the running ops all that the last master may not have heard."""
         self._outbox.discard_reports()
         view = self._view
         if view is None or not self.is_running:

@@ -17,17 +17,18 @@ class Outbox:
 
     def __init__(self) -> None:
         self.is_led = True
-        """A master hears what is said."""
+        """Whether a master hears what is said."""
         self.is_closed = False
-        """The session is over: nothing is said any more."""
+        """Whether the session is over: nothing is said any more."""
         self._effects: list[Effect] = []
         self._epoch = 0
-        """The one whose ops are reported; 0: none."""
+        """The epoch whose ops are reported; 0: none."""
         self._done: list[OpRef] = []
         self._stalled: list[OpRef] = []
         self._over: list[OpRef] = []
 
     def act(self, effect: Effect) -> None:
+        """Have this carried out."""
         self._effects.append(effect)
 
     def say(self, message: m.FromPeer) -> None:
@@ -36,24 +37,24 @@ class Outbox:
             self._effects.append(ToMaster(message))
 
     def answer(self, message: m.FromPeer) -> None:
-        """Tell whoever asks, a master that does not lead yet included."""
+        """Tell whichever master asks, also one that does not lead yet."""
         self._effects.append(ToMaster(message))
 
     def report_ops_of(self, epoch: int) -> None:
-        """Reports are of this epoch from here on; 0: ops do not run, and there are none."""
+        """Report ops of this epoch from here on; 0: ops do not run, and there is nothing to report."""
         self._epoch = epoch
         self.discard_reports()
 
     def report_done(self, op: OpRef) -> None:
-        """All result bytes of this op are here."""
+        """Report that all result bytes of this op are here."""
         self._done.append(op)
 
     def report_stalled(self, op: OpRef) -> None:
-        """This op takes long."""
+        """Report that this op takes long."""
         self._stalled.append(op)
 
     def report_over(self, op: OpRef) -> None:
-        """This op, which was reported as stalled, is committed."""
+        """Report that this op, which was reported as stalled, is committed."""
         self._over.append(op)
 
     def send_reports(self) -> None:
@@ -71,7 +72,7 @@ class Outbox:
         self._done, self._stalled, self._over = [], [], []
 
     def drain(self) -> list[Effect]:
-        """The effects of all events since the last call, in order."""
+        """Return the effects of all events since the last call, in order."""
         self.send_reports()
         effects, self._effects = self._effects, []
         return effects

@@ -1,5 +1,4 @@
-"""Submission of an op to the engine in a view: the name that all its participants know it by, and what the engine is
-given."""
+"""Submission of an op to the engine: the name by which all its participants know it, and what the engine is given."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from pccl.protocol.topology import neighbours
 from pccl.types import Result
 
 LinkTo = Callable[[int], int]
-"""The number of the link to a peer; 0, which is no link, where it has just been lost: the op waits for the flush that
-must follow."""
+"""A function that returns the number of the link to a peer; 0, which is no link, where it has just been lost. Then the
+op waits for the flush that must follow."""
 
 
 def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
-    """Why an op cannot start in this view. The other peer of a point-to-point op is refused for the same reason, or is
-    gone."""
+    """Return why an op cannot start in this view, or None. The other peer of a point-to-point op is refused for the
+    same reason, or is gone."""
     if view.world_size < 2:
         return Result.TOO_FEW_PEERS, alone_in(view.group)
     if pair is None:
@@ -37,7 +36,7 @@ def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
 
 
 def shared_tag(view: View, tag: int, pair: tuple[int, bool] | None) -> int:
-    """The tag by which all who take part know an op of a caller's tag."""
+    """Return the tag by which all participants know an op with a caller's tag."""
     if pair is None:
         return tag
     own, other = view.ring.index(view.peer), view.ring.index(pair[0])
@@ -50,6 +49,7 @@ def would_have_tag(view: View, op: Op, tag: int) -> bool:
 
 
 def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
+    """Return the submission of an op in this view."""
     participants = view.ring
     if op.pair is not None:
         other, is_sender = op.pair
@@ -59,8 +59,8 @@ def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
 
 
 def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
-    """The submission of an op of the whole group that its participants end by themselves. Its number, tag and use are
-    not filled in. None: a link is missing."""
+    """Return the submission of an op of the whole group that its participants complete by themselves, without its
+    number, tag and use count. None: a link is missing."""
     links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
     return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, agrees=True)
 

@@ -13,10 +13,11 @@ from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.op import Failure
 
 EARLY_KEPT_MAX = 8
-"""Uses of a tag that were aborted before this peer has made them and that its next calls end like. If there are more,
-somebody waits for this peer again and again: they count as made, and its next call meets the next one of the others."""
+"""Number of uses of a tag that were aborted before this peer has made them and that its next calls end like. If there
+are more, somebody waits for this peer again and again: they count as made, and its next call is paired with the next
+one of the others."""
 FORGOTTEN_AT_ONCE = 64
-"""Uses of a tag by which an announcement of an op may lag behind its verdict and still be found."""
+"""Number of uses of a tag by which a word of an op may come later than its verdict and still be found."""
 
 
 class Uses:
@@ -27,7 +28,8 @@ class Uses:
         """Use counts by tag."""
         self._aborted: dict[OpRef, Failure] = {}
         self._overtaken: dict[int, int] = {}
-        """Tags of which more than EARLY_KEPT_MAX uses were aborted since this peer has used them, and the first."""
+        """Tags of which more than EARLY_KEPT_MAX uses were aborted since this peer has used them, and the first of
+        these uses."""
         self._promised: dict[OpRef, Failure] = {}
 
     @property
@@ -36,7 +38,7 @@ class Uses:
         return len(self._made)
 
     def made(self, tag: int) -> int:
-        """The use count of a tag. May be called from any thread."""
+        """Return the use count of a tag. May be called from any thread."""
         return self._made.get(tag, 0)
 
     def is_made(self, op: OpRef) -> bool:
@@ -50,7 +52,7 @@ class Uses:
         return OpRef(tag, sequence)
 
     def take_abort(self, op: OpRef) -> Failure | None:
-        """The verdict on a use that was aborted before it was made. It is forgotten."""
+        """Return the verdict on a use that was aborted before it was made, and forget it."""
         return self._aborted.pop(op, None)
 
     def promise(self, op: OpRef, failure: Failure) -> None:
@@ -58,7 +60,7 @@ class Uses:
         self._promised[op] = failure
 
     def take_promise(self, op: OpRef) -> Failure | None:
-        """Why a use was promised not to be committed before it was made. It is forgotten."""
+        """Return the reason for which a use was promised not to be committed before it was made, and forget it."""
         return self._promised.pop(op, None)
 
     @property
@@ -72,8 +74,11 @@ class Uses:
         return self._promised
 
     def abort(self, op: OpRef, failure: Failure, counts_as_made: bool) -> int:
-        """Remember the abort of a use that is still to be made, unless it counts as made. If with it too many of the
-        tag wait for this peer, for the first time, the answer is how many count as made instead; else 0."""
+        """Remember the abort of a use that is still to be made, unless it counts as made.
+
+        If with it too many of the tag wait for this peer, for the first time, return how many count as made instead;
+        else 0.
+        """
         if counts_as_made and op.sequence == self.made(op.tag):
             self._made[op.tag] = op.sequence + 1
             return 0
@@ -94,11 +99,11 @@ class Uses:
         return given_up
 
     def is_overtaken(self, tag: int) -> bool:
-        """Further aborted uses of the tag count as made: very many were aborted since this peer has used it."""
+        """Whether further aborted uses of the tag count as made: very many were aborted since this peer has used it."""
         return tag in self._overtaken
 
     def unmade_until(self, op: OpRef) -> range:
-        """This use and the last few before it that were not made here, of which something may have come late."""
+        """Return this use and the last few before it that were not made here, of which something may have come late."""
         unmade_since = self._overtaken.get(op.tag, self.made(op.tag))
         first = min(op.sequence, max(unmade_since, op.sequence + 1 - FORGOTTEN_AT_ONCE))
         return range(first, op.sequence + 1)

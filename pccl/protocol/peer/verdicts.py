@@ -16,13 +16,13 @@ from pccl.protocol.peer.op import Failure
 from pccl.types import Result
 
 ABORTS_KEPT_MAX = 1000
-"""Aborted uses of a tag, one after the other, that are remembered for a master after this one."""
+"""Number of aborted uses of a tag, one after the other, that are remembered for the next master."""
 ABORTS_KEPT_IN_ALL_MAX = 10_000
-"""The same of all tags."""
+"""Number of aborted uses of all tags that are remembered."""
 
 
 def failure_of(code: int, reason: str) -> Failure:
-    """A failure as the master tells of it; ProtocolError if the code is none."""
+    """Return a failure as the master tells of it. Raises ProtocolError if the code is none."""
     if code not in m.FAILURES:
         raise ProtocolError(f"a failure with code {code}")
     return Result(code), reason
@@ -33,7 +33,7 @@ class HeardVerdicts:
 
     def __init__(self) -> None:
         self._by_tag: dict[int, list[tuple[int, Failure | None]]] = {}
-        """Uses of each tag with their verdicts; none: committed."""
+        """Uses of each tag with their failures; None: committed."""
         self._aborts: deque[OpRef] = deque()
         """All aborts that were noted, the oldest first; some have been superseded since."""
 
@@ -69,7 +69,7 @@ class HeardVerdicts:
         return any(sequence == op.sequence and failure is not None for sequence, failure in heard)
 
     def told(self) -> tuple[list[OpRef], list[m.Aborted]]:
-        """Commits and aborts, as a master is told of them."""
+        """Return commits and aborts as a master is told of them."""
         commits, aborts = [], []
         for tag, verdicts in self._by_tag.items():
             for sequence, failure in verdicts:

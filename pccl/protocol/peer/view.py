@@ -17,17 +17,19 @@ class View:
 
     view: int
     epoch: int
+    """The view in which the group's ring last changed."""
     peer: int
     group: int
     ring: tuple[int, ...]
-    """This peer's group, in ring order."""
+    """The peers of this peer's group by rank."""
     group_sizes: dict[int, int]
+    """The number of peers of each group."""
     is_meshed: bool = False
-    """Every pair of the group has a link."""
+    """Whether every pair of the group has a link."""
     direct_limit: int = UNKNOWN
-    """See `direct_limit`."""
+    """The size up to which ops go direct: see `protocol.direct_limit`."""
     is_local: bool = False
-    """All of the group are on one host."""
+    """Whether all peers of the group are on one host."""
 
     @property
     def world_size(self) -> int:
@@ -39,5 +41,5 @@ class View:
 
 
 def alone_in(group: int) -> str:
-    """Why nothing can be reduced."""
+    """Return the error text for a caller whose group has no other peer."""
     return f"alone in peer group {group}; call update_topology() until others have joined"
