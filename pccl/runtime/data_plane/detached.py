@@ -27,8 +27,8 @@ from pccl.types import Collective
 
 
 def buffer_bytes(spec: OpSpec, count: int, rank: int, world_size: int, is_giver: bool) -> tuple[int, int]:
-    """Of what the op sends and of what it receives here. `is_giver`: this peer's elements are those that all get, where
-    they are one peer's."""
+    """Return how many bytes the op sends and receives here. `is_giver`: where all get one peer's elements, this peer's
+    are those."""
     item_bytes = spec.dtype.itemsize
     if spec.collective is Collective.ALL_GATHER:
         return count // world_size * item_bytes, count * item_bytes
@@ -40,10 +40,10 @@ def buffer_bytes(spec: OpSpec, count: int, rank: int, world_size: int, is_giver:
 
 
 class PrivateCopy:
-    """Memory as large as an op's buffers, and as far apart. The engine fills it."""
+    """Memory as large as an op's buffers, and as far apart, which the engine fills."""
 
     def __init__(self, buffers: Buffers, send_bytes: int, recv_bytes: int) -> None:
-        """MemoryError."""
+        """Allocate the memory. MemoryError."""
         self._callers = buffers
         self._send_bytes = send_bytes
         self._recv_bytes = recv_bytes
@@ -59,13 +59,13 @@ class PrivateCopy:
         self.buffers = Buffers(at, recv.ctypes.data, buffers.count, (send, recv))
 
     def fill(self) -> None:
-        """For an op that has not begun, or has been taken back: with what its caller gives."""
+        """Copy what the caller gives, for an op that has not begun or has been taken back."""
         ctypes.memmove(self.buffers.send, self._callers.send, self._send_bytes)
         if self._callers.recv == self._callers.send:
             ctypes.memmove(self.buffers.recv, self._callers.recv, self._recv_bytes)
 
     def deliver(self) -> None:
-        """Copies the result of a committed op to where its caller wanted it, once. Any thread."""
+        """Copy the result of a committed op to where its caller wanted it, once. Any thread."""
         with self._delivering:
             if not self._is_delivered:
                 ctypes.memmove(self._callers.recv, self.buffers.recv, self._recv_bytes)

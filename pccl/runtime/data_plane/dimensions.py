@@ -1,7 +1,8 @@
 """Shapes of arrays, and dtypes of those that travel as bytes, as numbers of 64 bits, which ops carry and compare.
 
-Two shapes have the same number only if they are the same. Nearly all have a number that tells them, so that a peer can
-say what another one's array is like; those of many or huge dimensions, and those with a dtype, have a digest instead.
+Two shapes have the same number only if they are the same. Nearly all shapes can be read from their numbers, so that a
+peer can say what another one's array is like; those of many or huge dimensions, and those with a dtype, have a digest
+instead.
 
     0              no shape
     bit 63 clear   from the lowest bits on, for each dimension from the last to the first: how many bits it has, in six,
@@ -18,13 +19,13 @@ DIGEST_FLAG = 1 << 63
 REMEMBERED_MAX = 4096
 
 _number_of: dict[tuple[tuple[int, ...], str], int] = {}
-"""Those that were asked for, so that a small op does not count their bits again and again."""
+"""The numbers of shapes that were asked for, so that a small op does not compute its own again."""
 _digested: dict[int, tuple[tuple[int, ...], str]] = {}
-"""By their numbers, those of them that these do not tell."""
+"""The shapes and dtypes whose numbers are digests, by these numbers."""
 
 
 def number_of(shape: tuple[int, ...] | None, dtype: str = "") -> int:
-    """The number of a shape; 0 for None. Thread-safe."""
+    """Return the number of a shape; 0 for None. Thread-safe."""
     if shape is None:
         return 0
     known = _number_of.get((shape, dtype))
@@ -32,8 +33,8 @@ def number_of(shape: tuple[int, ...] | None, dtype: str = "") -> int:
 
 
 def shape_of(number: int) -> tuple[int, ...] | None:
-    """The shape that has this number, which may come from another peer and be anything; None where it cannot be told:
-    of 0, of what is none, and of a digest that is none of this process's. Thread-safe."""
+    """Return the shape that has this number, which may come from another peer and be anything. None for 0, for a number
+    that is no shape's, and for a digest of a shape that this process has not had. Thread-safe."""
     if number & DIGEST_FLAG:
         return _digested.get(number, (None, ""))[0]
     dimensions = []
@@ -46,7 +47,8 @@ def shape_of(number: int) -> tuple[int, ...] | None:
 
 
 def described(number: int) -> str:
-    """What a message says of this number, which may come from another peer and be anything; "" for 0."""
+    """Return the part of an error that tells a number's shape, "" for 0. The number may come from another peer and be
+    anything."""
     if not number:
         return ""
     dtype = _digested.get(number, ((), ""))[1]

@@ -29,10 +29,10 @@ class _TakenBack:
     launch: SubmitOp
     spec: OpSpec
     is_closed: bool = False
-    """There is a verdict: it does not go on."""
+    """Whether there is a verdict, so that it does not go on."""
     is_frozen: bool = False
     is_detached: bool = False
-    """It goes on with the copy, or not at all."""
+    """Whether its caller has its arrays back, so that it goes on with the copy, or not at all."""
     copy: PrivateCopy | None = None
 
 

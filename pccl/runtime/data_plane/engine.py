@@ -22,7 +22,7 @@ EVENTS_MAX = 256
 
 
 class Verdict(IntEnum):
-    """What becomes of an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's again at
+    """A verdict on an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's again at
     once."""
 
     ABORT = lib.PCCL_ABORT

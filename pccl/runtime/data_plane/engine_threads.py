@@ -88,16 +88,16 @@ class _Sliced:
     unfrozen: int
     """Slices that are not frozen."""
     is_mismatched: bool = False
-    """A mismatch was reported: those of further slices are the same."""
+    """Whether a mismatch was reported: those of further slices are the same."""
     refusal: str = ""
-    """Why an engine has not taken its slice."""
+    """The reason why an engine has not taken its slice."""
 
 
 class EngineThreads:
-    """One engine thread, until `divide`. Only from one thread at a time, but for `stats`."""
+    """The engine threads of a session: one, until `divide`. Only from one thread at a time, but for `stats`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        """OSError if the system denies a thread or something else."""
+        """Start one thread. OSError if the system denies it or something else."""
         self._group = group
         self._force_poll = force_poll
         self._segment_bytes = segment_bytes
@@ -122,7 +122,8 @@ class EngineThreads:
             LinkLimited: self._name_thread,
             LinkCounters: self._name_thread,
         }
-        """What an event of one thread means for all of them, if anything. Other events pass as they are."""
+        """Functions that return what an event of one thread means for all of them, if anything. Other events pass as
+        they are."""
 
     def divide(self, threads: int) -> None:
         """Set the number of engine threads, before there are links and ops. OSError if the system denies the threads;

@@ -1,4 +1,4 @@
-"""What an engine reports: one class for each kind of event, and how each is read from the C library.
+"""The events that an engine reports, a class for each kind, and how each is read from the C library.
 
 Whoever handles events dispatches them by their type, with a table of one function for each; what is not in its table
 does not concern it. So an event takes one look-up at each of its stations:
@@ -47,7 +47,7 @@ class OpFastCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpDone:
-    """This peer has its result."""
+    """The op's result is here."""
 
     op: int
     tx_bytes: int
@@ -73,7 +73,7 @@ class StepMismatch:
     """Two peers gave an op different steps; None: that one gave none."""
 
     verb: str
-    """What the collective does to its step, for the text."""
+    """The verb for a step in the text: a reduce reduces it."""
     mine: int | None
     theirs: int | None
 
@@ -121,7 +121,7 @@ class OpMismatch:
 
     @property
     def hint(self) -> str:
-        """What to do where the other peer's op is in pieces and this peer cannot divide its own; else empty."""
+        """Advice where the other peer's op is in pieces and this peer cannot divide its own; else empty."""
         if not self.their_piece_bytes or self.size_bytes[0] <= self.their_piece_bytes:
             return ""
         return (
@@ -280,4 +280,4 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),
     lib.PCCL_EVENT_ENGINE_FAILED: lambda event: EngineFailed(_failure_reason(event)),
 }
-"""By kind of a `pccl_event` of the C library, how it becomes an event."""
+"""Makes an event of a `pccl_event` of the C library, by its kind."""

@@ -35,7 +35,7 @@ from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
 
 WAIT_MS = 5
-"""How long a caller waits on the fast path, where no signal ends its wait; a longer op becomes the session's."""
+"""Time that a caller waits on the fast path, where no signal ends its wait; a longer op becomes the session's."""
 BYTES_MAX = 8 << 20
 """Larger ops take longer anyway."""
 
@@ -58,7 +58,7 @@ class FastPath:
         self._machine = machine
         self._engine = engine
         self._paths: list[EngineFastPath] = []
-        """One into each engine thread."""
+        """The ways into the engine threads."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
         """Ops whose callers are on the way, and those of which the session has not heard yet."""

@@ -1,4 +1,4 @@
-"""What the data plane's parts, and the session above them, ask of each other.
+"""The interfaces between the data plane's parts, and between it and the session.
 
     OpEngine   ops whose arrays are in memory: `EngineThreads`, as `StagedOps` needs it
     Links      connections to other peers: `EngineThreads`, as the session's `Outbound` needs it

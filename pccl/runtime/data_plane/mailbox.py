@@ -12,7 +12,7 @@ class Mailbox:
     """`post` and `wake` are for any thread, all else is for the owner."""
 
     def __init__(self) -> None:
-        """OSError if the system denies the descriptors."""
+        """Open the descriptors. OSError if the system denies them."""
         self._calls: deque[Callable[[], None]] = deque()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)

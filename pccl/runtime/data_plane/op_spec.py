@@ -1,4 +1,4 @@
-"""What a caller asks of an op: the arithmetic, this peer's arrays, and what all peers must have alike.
+"""The description of an op by its caller: the arithmetic, this peer's arrays, and what all peers must have alike.
 
 An `OpSpec` is made in the caller's thread, before it is known who takes part. What depends on that is left to objects
 that are asked later:
@@ -97,13 +97,13 @@ class OpSpec:
     reduce_op: ReduceOp
     quantization: QuantizationOptions | None
     buffers: Buffers | Placement
-    """Where the op has a source, only their count is used."""
+    """This peer's buffers; where the op has a source, only their count is used."""
     algorithm: ReduceAlgorithm | None = None
     collective: Collective = Collective.ALL_REDUCE
     root: Root | None = None
-    """For a broadcast."""
+    """The root of a broadcast."""
     pair: Pair | None = None
-    """For a send or recv."""
+    """The other peer of a send or recv."""
     source: Source | None = None
     """The source of this launch, made by `new_source`."""
     new_source: Callable[[], Source] | None = None

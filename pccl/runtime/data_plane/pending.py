@@ -20,7 +20,7 @@ from pccl.types import Result
 
 
 class Session(Protocol):
-    """Whose op it is. From any thread."""
+    """The session of an op, as the op needs it. For any thread."""
 
     def ask_for_release(self, op: PendingOp, goes_on: bool) -> None: ...
 
@@ -37,19 +37,19 @@ class PendingOp:
         self._session = session
         self.spec: OpSpec | None = spec
         self.source = spec.source
-        """Delivers the result where it succeeds, of arrays on a device."""
+        """The source of arrays on a device, which delivers the result where the op succeeds."""
         self.copy: PrivateCopy | None = None
-        """Has the result where it succeeds, of an op that was detached and goes on."""
+        """The memory of an op that was detached and goes on; it has the result where the op succeeds."""
         self.is_detached = False
-        """It does not work on its caller's arrays, or will not when it is released."""
+        """The op does not work on its caller's arrays, or will not when it is released."""
         self.tag = spec.tag
         self.name = spec.tag, spec.pair
-        """Of those in flight no two are called the same."""
+        """The op's name, which no other op in flight has."""
         self.result: OpResult | None = None
         self.epoch: int | None = None
-        """In which it runs; None before."""
+        """The epoch in which the op runs; None before it starts."""
         self.ring: tuple[int, ...] = ()
-        """Who takes part, once it has started."""
+        """The participants, once the op has started."""
         self.rank = 0
         self._buffers: Buffers | None = None
         self._over = Latch()
@@ -58,21 +58,22 @@ class PendingOp:
         self._trio_release_events: list[trio.Event] = []
 
     def wait(self, timeout_s: float | None) -> bool:
-        """False if the time passed first. A signal handler that raises (Ctrl-C) ends the wait."""
+        """Wait until the op is over. Return False if the time passed first. A signal handler that raises (Ctrl-C) ends
+        the wait."""
         return self._over.wait(timeout_s)
 
     async def async_wait(self) -> None:
-        """In the session's trio run."""
+        """Wait until the op is over, in the session's trio run."""
         await self.async_wait_any([self])
 
     @staticmethod
     def wait_any(ops: Sequence[PendingOp], timeout_s: float | None) -> bool:
-        """Waits until one of them is over, as `wait` does for one."""
+        """Wait until one of the ops is over, as `wait` does for one."""
         return wait_any([op._over for op in ops], timeout_s)
 
     @staticmethod
     async def async_wait_any(ops: Sequence[PendingOp]) -> None:
-        """Waits until one of them is over, as `async_wait` does for one."""
+        """Wait until one of the ops is over, as `async_wait` does for one."""
         if any(op.is_over for op in ops):
             return
         event = trio.Event()
@@ -86,12 +87,13 @@ class PendingOp:
 
     @property
     def is_over(self) -> bool:
-        """Before it is released, if its end releases it: whoever has the arrays back knows whether the op is over."""
+        """Whether there is a result. Set before the op is released, if its end releases it: whoever has the arrays back
+        knows whether the op is over."""
         return self.result is not None
 
     @property
     def is_released(self) -> bool:
-        """Nobody reads or writes its caller's arrays any more."""
+        """Whether nobody reads or writes the caller's arrays any more."""
         return self._released.is_set()
 
     @property
@@ -99,11 +101,12 @@ class PendingOp:
         return self.result is not None and self.result.code is not Result.SUCCESS
 
     def reclaim(self, goes_on: bool = False) -> None:
-        """Returns when the arrays are the caller's again; unless the op has been committed by then they are as they
-        were. It waits for the engine, never for the network. The op stops, for its caller has had it cancelled, or goes
+        """Return when the arrays are the caller's again; unless the op has been committed by then they are as they
+        were. It waits for the engine, never for the network. The op stops, if its caller has had it cancelled, or goes
         on with a copy.
 
-        A signal handler that raises ends even this, so whoever calls it does so again in a `finally`."""
+        A signal handler that raises ends even this, so whoever calls it does so again in a `finally`.
+        """
         if not self.is_released:
             self._session.ask_for_release(self, goes_on)
             self._session.wait_for_release(self)
@@ -112,7 +115,7 @@ class PendingOp:
         self._released.wait()
 
     async def async_reclaim(self, goes_on: bool = False) -> None:
-        """As `reclaim`, in the session's trio run; cannot be cancelled."""
+        """Do as `reclaim`, in the session's trio run; cannot be cancelled."""
         if self.is_released:
             return
         event = trio.Event()
@@ -122,14 +125,15 @@ class PendingOp:
             await event.wait()
 
     def placed(self, spec: OpSpec, rank: int, world_size: int) -> OpSpec:
-        """With buffers for whoever takes part, which are remembered. ValueError as `Placement.place`."""
+        """Return the spec with buffers for these participants, and remember the buffers. ValueError as in
+        `Placement.place`."""
         placed = spec.placed(rank, world_size)
         assert isinstance(placed.buffers, Buffers)
         self._buffers = placed.buffers
         return placed
 
     def copied(self, peer: int) -> PrivateCopy:
-        """Memory to go on with, for an op whose buffers are known. MemoryError."""
+        """Return memory to go on with, for an op whose buffers are known. MemoryError."""
         spec = self.spec
         assert spec is not None
         buffers = spec.buffers if isinstance(spec.buffers, Buffers) else self._buffers
@@ -141,7 +145,7 @@ class PendingOp:
         return PrivateCopy(buffers, *buffer_bytes(spec, buffers.count, rank, world_size, is_giver))
 
     def finish(self, result: OpResult) -> None:
-        """May be called again, and does what is left if a signal has ended it."""
+        """End the op with its result. May be called again, and does what is left if a signal has ended it."""
         if self._over.is_set():
             return
         self.result = result
@@ -157,16 +161,16 @@ class PendingOp:
             event.set()
 
     def leave_run(self, reason: str) -> None:
-        """Has the peer leave, for it does not have what all others have. Any thread."""
+        """Have the peer leave the run, for it does not have what all others have. Any thread."""
         self._session.leave_for(reason)
 
     def _drop_copy(self) -> None:
-        """When nobody works on it any more."""
+        """Let go of the copy of a failed op, when nobody works on it any more."""
         if self.has_failed:
             self.copy = None
 
     def release(self) -> None:
-        """Its caller's arrays are the caller's. May be called again."""
+        """Give the caller's arrays back. May be called again."""
         if self.copy is not None:
             self._drop_copy()
         self._released.set()
@@ -174,7 +178,7 @@ class PendingOp:
             event.set()
 
     def forget_after_fork(self, result: OpResult) -> None:
-        """Ends it in a forked child, where there is no trio run to wake."""
+        """End the op in a forked child, where there is no trio run to wake."""
         self.result = self.result or result
         self._released.set()
         self._over.set()

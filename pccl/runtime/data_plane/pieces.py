@@ -1,4 +1,4 @@
-"""How an op is divided into pieces, and the marker by which whole ops are told from ops in pieces; see `staged_ops`.
+"""The division of an op into pieces, and the marker by which whole ops are told from ops in pieces; see `staged_ops`.
 
 A marker is an op without elements under the name (epoch, tag, use) that the whole op would have. Its segment size is
 odd, which no other op's is, and says how large the pieces are.

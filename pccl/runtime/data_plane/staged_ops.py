@@ -101,7 +101,7 @@ class StagedOps:
     """An engine's ops, of which those with a source are in pieces. Owns the engine. Only from one thread at a time."""
 
     def __init__(self, engine: OpEngine) -> None:
-        """OSError if the system denies a descriptor."""
+        """Take over the engine. OSError if the system denies a descriptor."""
         numbers = itertools.count(FIRST_PIECE_OP)
         self._engine = engine
         self._markers = MarkerOps(engine, numbers)
@@ -112,7 +112,7 @@ class StagedOps:
         """The op of each piece."""
         self._frozen_epoch = -1
         self._said = Mailbox()
-        """What sources have said, in their threads."""
+        """The calls of sources, from their threads."""
         self._own: list[EngineEvent] = []
         """Events that no engine reports."""
         self._detaching: dict[int, set[int]] = {}

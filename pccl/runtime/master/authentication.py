@@ -23,11 +23,11 @@ Opening = m.FromPeer | m.StatusRequest | m.Reattach
 
 
 class Authentication:
-    """What a master asks of those who dial it."""
+    """Decides who may speak to a master."""
 
     def __init__(self, token: str, ssl_context: ssl.SSLContext | None, run: Callable[[], str]) -> None:
-        """With a `token`, only those who know it are let in; with an `ssl_context`, only over TLS. `run` is the name of
-        the run at present."""
+        """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
+        `run` returns the name of the run at present."""
         self.unauthenticated = Unauthenticated()
         self._token = token
         self._ssl_context = ssl_context

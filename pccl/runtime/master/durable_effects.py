@@ -24,7 +24,7 @@ from pccl.runtime.threads.helper_thread import HelperThread
 logger = logging.getLogger("pccl.master")
 
 WRITE_AGAIN_S = 1.0
-"""How long to wait before what could not be written to disk is tried again."""
+"""Pause before what could not be written to disk is tried again."""
 
 
 class DurableEffects:
@@ -34,7 +34,7 @@ class DurableEffects:
         """`perform` carries effects out, and never waits. `state` is closed with this object; None: nothing is written.
         OSError if the system denies a thread."""
         self.nursery: trio.Nursery | None = None
-        """For writing, while the master serves."""
+        """Holds the task that writes, while the master serves."""
         self._state = state
         self._perform = perform
         self._writer = HelperThread("pccl-state") if state is not None else None

@@ -36,8 +36,8 @@ class FenceFile:
     """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
 
     def __init__(self, directory: str, owner: str) -> None:
-        """Makes the directory if there is none, and reads the record. `owner` is told to whoever comes later.
-        StateError."""
+        """Make the directory if there is none, and read the record. `owner` names this master to those that want the
+        directory later. StateError."""
         self.directory = directory
         self._lock_fd = -1
         try:
@@ -88,7 +88,8 @@ class FenceFile:
         return document.fence
 
     def write(self, fence: Fence) -> None:
-        """Returns when it is on disk. OSError, also when the directory was replaced, and may be another master's."""
+        """Write the record; return when it is on disk. OSError, also when the directory was replaced, and may be
+        another master's."""
         self._check_lock()
         data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, fence)), indent=1)
         path = self._path(RECORD)
@@ -108,7 +109,7 @@ class FenceFile:
             os.close(directory_fd)
 
     def _check_lock(self) -> None:
-        """A lock on a file that is in its place no more keeps nobody out."""
+        """Raise OSError if the lock file was removed or replaced: the lock keeps nobody out then."""
         try:
             is_in_place = os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd))
         except FileNotFoundError:
@@ -119,7 +120,7 @@ class FenceFile:
             )
 
     def close(self) -> None:
-        """Gives the directory free. In a forked child it closes the child's copy, and the parent keeps its lock."""
+        """Give the directory free. In a forked child it closes the child's copy, and the parent keeps its lock."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd != -1:
             os.close(fd)

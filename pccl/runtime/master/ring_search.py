@@ -36,8 +36,8 @@ Grades = npt.NDArray[np.int32]
 Latencies = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 Price = tuple[int, int, int, float]
-"""Of a ring, the lower the better: its unreachable links, its unknown ones, minus the grade of its slowest known link,
-the sum of its latencies."""
+"""The price of a ring, the lower the better: its unreachable links, its unknown ones, minus the grade of its slowest
+known link, the sum of its latencies."""
 
 UNREACHABLE, UNKNOWN, KNOWN = 0, 1, 2
 GRADE_STEP = 1.05
@@ -65,8 +65,8 @@ class _Links:
 
 
 def best_ring(problem: RingProblem) -> list[int]:
-    """The peers of the problem's ring in the best order, from the same peer on; in the order given unless another is
-    better."""
+    """Return the peers of the problem's ring in the best order, beginning with the same peer; in the order given unless
+    another is better."""
     ring = list(problem.ring)
     if len(ring) < 3 or len(ring) > SEARCHED_PEERS_MAX:
         return ring
@@ -74,12 +74,13 @@ def best_ring(problem: RingProblem) -> list[int]:
 
 
 def grade(bytes_per_s: float) -> int:
-    """Of a link that carries so much."""
+    """Return the grade of a link that carries so much."""
     return KNOWN + round(math.log(max(bytes_per_s, RATE_MIN) / RATE_MIN) / math.log(GRADE_STEP))
 
 
 def matrices(problem: RingProblem) -> tuple[Grades, Latencies]:
-    """By places in the ring, from and to. What is not told of is UNKNOWN."""
+    """Return the links' grades and latencies by places in the ring, from and to. A link that the problem does not
+    mention is UNKNOWN."""
     count = len(problem.ring)
     place = {peer: at for at, peer in enumerate(problem.ring)}
     grades = np.full((count, count), UNKNOWN, dtype=np.int32)
@@ -102,7 +103,7 @@ def matrices(problem: RingProblem) -> tuple[Grades, Latencies]:
 
 
 def best_order(grades: Grades, latencies: Latencies) -> list[int]:
-    """As `best_ring`, of matrices by places, beginning with place 0."""
+    """Return the best order of places, beginning with place 0; as `best_ring` does for peers."""
     links = _Links(grades, np.where(grades >= KNOWN, latencies, 0.0))
     present = list(range(links.count))
     if links.count < 3:
@@ -133,7 +134,8 @@ def _price(links: _Links, order: Sequence[int]) -> Price:
 
 
 def _exact(links: _Links) -> list[int]:
-    """Weights: a latency, `unknown` more than all of them, `unreachable` more than all of those."""
+    """Return the best order there is. A link weighs its latency, an unknown one more than all latencies, an unreachable
+    one more than all unknown ones."""
     unknown = LATENCY_S_MAX * (links.count + 1)
     unreachable = unknown * (links.count + 1)
     weights = np.where(links.grades == UNREACHABLE, unreachable, links.latencies)
@@ -154,8 +156,8 @@ def _exact(links: _Links) -> list[int]:
 
 
 def _least_cycle(weights: npt.NDArray[np.float64]) -> tuple[float, list[int]]:
-    """The cheapest directed cycle through all places; (inf, ...) if there is none. Held and Karp: the cheapest path
-    from the last place through a set of others that ends in one of the set, for all sets by their size."""
+    """Return the cheapest directed cycle through all places; (inf, ...) if there is none. Held and Karp: the cheapest
+    path from the last place through a set of others that ends in one of the set, for all sets by their size."""
     rest = len(weights) - 1
     between, first, last = weights[:rest, :rest], weights[rest, :rest], weights[:rest, rest]
     cheapest = np.full((1 << rest, rest), np.inf)
@@ -219,7 +221,7 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
     followed_by = np.full(count, -1)
     is_entered = np.zeros(count, dtype=bool)
     ends = list(range(count))
-    """Of the path that a place is an end of, the other end."""
+    """The other end of the path that a place is an end of."""
     joined = 0
     for start in range(0, len(ranked), GREEDY_CHUNK):
         chunk = ranked[start : start + GREEDY_CHUNK]
@@ -241,7 +243,8 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
 
 
 def _mended(grades: Grades, order: list[int]) -> list[int]:
-    """Exchanges the worst links that can be. Ends: each exchange leaves fewer links of a grade, and none worse."""
+    """Exchange the worst links for better ones as long as that is possible. It ends, for each exchange leaves fewer
+    links of a grade, and none worse."""
     places = np.asarray(order)
     stuck: set[tuple[int, int]] = set()
     while len(stuck) < len(places):
@@ -261,8 +264,8 @@ def _mended(grades: Grades, order: list[int]) -> list[int]:
 
 
 def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
-    """The order without the link from its last place to its first, and with no new link of grade `above` or less; None
-    if none was found."""
+    """Return the order without the link from its last place to its first, and with no new link of grade `above` or
+    less; None if none was found."""
     # A B C becomes A C B: the links from A to C, C to B and B to A come in.
     ends_of_a = _highest(grades[order[-1], order[1:-1]], above)
     ends_of_b = _highest(grades[order[:-1], order[0]], above)
@@ -286,7 +289,7 @@ def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
 
 
 def _highest(grades: Grades, above: int) -> Places:
-    """Where the highest are, of those that are higher than `above`."""
+    """Return where the highest grades are, of those that are higher than `above`."""
     found = np.flatnonzero(grades > above)
     if len(found) > CONSIDERED_MAX:
         found = found[np.argsort(-grades[found], kind="stable")[:CONSIDERED_MAX]]
@@ -294,7 +297,7 @@ def _highest(grades: Grades, above: int) -> Places:
 
 
 def _shortened(links: _Links, order: list[int]) -> list[int]:
-    """Moves runs of peers as long as the ring gets shorter and has no worse link."""
+    """Move runs of peers as long as the ring gets shorter and has no worse link."""
     slowest = -_price(links, order)[2]
     outweighing = LATENCY_S_MAX * (links.count + 1)
     weights = np.where(links.grades < max(slowest, KNOWN), outweighing, links.latencies)
@@ -310,12 +313,12 @@ def _shortened(links: _Links, order: list[int]) -> list[int]:
 
 
 def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list[int]:
-    """Each run of so many peers that gains by it moves between two others, most gain first, where these have not
+    """Move each run of so many peers that gains by it between two others, most gain first, where these have not
     moved."""
     count = len(order)
     peers = np.asarray(order)
     before, after = np.roll(peers, 1), np.roll(peers, -run)
-    """Of the run that begins at a place."""
+    """The peers before and after the run that begins at a place."""
     last = np.roll(peers, 1 - run)
     following = np.roll(peers, -1)
     gains = weights[before, peers] + weights[last, after] - weights[before, after]

@@ -55,15 +55,15 @@ logger = logging.getLogger("pccl.master")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
-"""How long a closed connection may take to receive our last words."""
+"""Time in which a closed connection may receive our last words."""
 LIFE_SHARE = 0.1
-"""This process notes that it lives once in this share of the peer timeout."""
+"""Interval in which this process notes that it lives, in peer timeouts."""
 WATCH_SHARE = 0.5
-"""A standby asks the other masters once in this share of the peer timeout."""
+"""Interval in which a standby asks the other masters, in peer timeouts."""
 SECRET_BYTES = 16
 """Size of a run's secret."""
 STATUS_READERS_MAX = 16
-"""How many may be told the status at a time. What they have not read yet lies in this process."""
+"""Number of connections that may be sent the status at a time. What they have not read yet lies in this process."""
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class _Client:
 
 
 class MasterServer:
-    """One run on one listening socket. `serve` runs until cancelled."""
+    """A master of one run on one listening socket. `serve` runs until cancelled."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class MasterServer:
         state: FenceFile | None = None,
         resumes_any: bool = False,
     ) -> None:
-        """With a `token`, only those who know it are let in; with an `ssl_context`, only over TLS. With `standby_of`,
-        this is a standby, which founds no run; `client_context` is for its questions to the others, where these speak
-        TLS. `state` is this server's from here on. OSError if the system denies a thread."""
+        """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
+        With `standby_of`, this is a standby, which founds no run; `client_context` is for its questions to the others,
+        where these speak TLS. `state` is this server's from here on. OSError if the system denies a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context

@@ -1,8 +1,8 @@
-"""What a standby knows of the masters that it stands by for: asked like anybody who asks for their status.
+"""Watches the masters that a standby stands by for, by asking them for their status as anybody may.
 
 Nothing is decided by this. A standby leads when a majority of a run's last view has come to it, and peers come when
 they have lost their master: whether it answers the standby says nothing about whether it answers them. What is known
-is told to newcomers, who are sent away, and to the log when it changes.
+is told to newcomers, who are sent away, and logged when it changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def watch(
     interval_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Asks all of them every `interval_s`, and tells what is known of them."""
+    """Ask all masters every `interval_s`, and tell what is known of them when it changes."""
     known = ""
     while True:
         found = "; ".join([await _look(address, token, ssl_context, interval_s) for address in masters])

@@ -1,4 +1,5 @@
-"""What the master shows to whoever asks: made anew at most every REFRESH_S, however many ask and in whatever form."""
+"""The status that a master shows to whoever asks: made anew at most every REFRESH_S, however many ask and in whatever
+form."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ class StatusBoard:
         self._json: bytes | None = None
 
     def begin(self) -> None:
-        """The master begins to serve."""
+        """Note when the master begins to serve."""
         self._started_at = self._now()
 
     def status(self) -> RunStatus:
-        """After `begin`."""
+        """Return the run's status. After `begin`."""
         assert self._started_at is not None
         now = self._now()
         if self._status is None or now >= self._made_at + REFRESH_S:
@@ -44,7 +45,7 @@ class StatusBoard:
         return self._status
 
     def frame(self) -> bytes:
-        """The message that says it."""
+        """Return the status as an encoded message."""
         status = self.status()
         if self._frame is None:
             self._frame = encode(m.Status(status))

@@ -15,7 +15,7 @@ DEFAULT_PORT = 48148
 
 
 def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, int]:
-    """Splits "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError says what is wrong with it."""
+    """Split "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError says what is wrong with it."""
     _require_text(address)
     text = address.strip()
     host, separator, port = text.rpartition(":")
@@ -38,7 +38,7 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
 
 
 def parse_masters(addresses: str) -> list[tuple[str, int]]:
-    """Splits "host:port,host:port" into addresses, each once. ValueError."""
+    """Split "host:port,host:port" into addresses, each once. ValueError."""
     _require_text(addresses)
     found = [parse(address) for address in addresses.split(",") if address.strip()]
     if not found:
@@ -52,12 +52,12 @@ def _require_text(address: object) -> None:
 
 
 def join(host: str, port: int) -> str:
-    """The inverse of `parse`."""
+    """Return an address as text, which `parse` splits again."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def plain_host(sockaddr: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """The host of a socket address; an IPv4 address in IPv6 clothes becomes plain."""
+    """Return the host of a socket address; an IPv4 address that is mapped into IPv6 becomes plain."""
     host = sockaddr[0]
     return host.removeprefix("::ffff:") if "." in host else host
 
@@ -77,8 +77,8 @@ def is_unspecified(host: str) -> bool:
 
 
 def public_reach(host: str) -> str | None:
-    """An address that the whole internet may reach what listens on `host` at; None if there is none. An empty host
-    means every interface."""
+    """Return an address under which the whole internet may reach what listens on `host`; None if there is none. An
+    empty host means every interface."""
     if host and not is_unspecified(host):
         try:
             found = [
@@ -92,7 +92,7 @@ def public_reach(host: str) -> str | None:
 
 
 def _source_addresses() -> list[str]:
-    """What this machine would call itself to the internet. Nothing is sent."""
+    """Return the addresses from which this machine would send to the internet. Nothing is sent."""
     found = []
     for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
@@ -105,16 +105,15 @@ def _source_addresses() -> list[str]:
 
 
 def reachable(hosts: list[str], master_host: str) -> list[str]:
-    """Where to dial a peer that is known under `hosts`, seen from one that reached the master at `master_host`."""
+    """Return where to dial a peer that is known under `hosts`, for a dialer that reached the master at
+    `master_host`."""
     usable = [master_host if is_loopback(host) else host for host in hosts]
     return list(dict.fromkeys(usable))
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """A non-blocking listening socket. An empty host means every interface, IPv6 and IPv4 on one port.
-
-    OSError with a text that names the address if it cannot be had.
-    """
+    """Return a non-blocking listening socket. An empty host means every interface, IPv6 and IPv4 on one port. OSError
+    with a text that names the address if it cannot be had."""
     if not host or is_unspecified(host):
         dual = socket.has_ipv6 and (not host or ":" in host)
         families = [socket.AF_INET6, socket.AF_INET] if not host else [socket.AF_INET6 if dual else socket.AF_INET]

@@ -1,10 +1,11 @@
-"""Connections to other processes, from their first moment closed in a forked child (`fork_guard`).
+"""Makes connections to other processes, which forked children close from their first moment on (`fork_guard`).
 
 That is why `trio.open_tcp_stream` is not used: nobody but itself knows its sockets before they are connected. A name
 may have several addresses, of which some may not answer: each has a head start of ATTEMPT_S, as in RFC 8305.
 
-Who dials a port of this machine again and again, on which nobody listens, is given that very port to dial from one day,
-and so connected to itself. Closed as usual, such a connection would keep the port from any listener for a minute.
+A process that dials a port of this machine again and again, on which nobody listens, is given that very port to dial
+from one day, and so connected to itself. Closed as usual, such a connection would keep the port from any listener for a
+minute; so it is reset.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pccl.runtime.threads.tasks import start_task
 
 ATTEMPT_S = 0.25
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""For SO_LINGER."""
+"""Value of SO_LINGER that has a connection reset when it is closed."""
 
 
 async def dial_tcp(host: str, port: int) -> socket.socket:
-    """A connected non-blocking socket without Nagle's delay. OSError if no address of the host answers."""
+    """Return a connected non-blocking socket without Nagle's delay. OSError if no address of the host answers."""
     numeric = _numeric(host, port)
     if numeric is not None:
         return await _connected(numeric)
@@ -65,7 +66,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
 
 
 def _numeric(host: str, port: int) -> Any:
-    """As of what getaddrinfo returns, of a host that is an address; None if it is a name."""
+    """Return the entry of getaddrinfo for a host that is an address; None if it is a name."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         # As bytes: of a text Python would first see to its Unicode, with modules that are not loaded yet.
@@ -75,7 +76,7 @@ def _numeric(host: str, port: int) -> Any:
 
 
 async def _connected(target: Any) -> socket.socket:
-    """To one of what getaddrinfo returns."""
+    """Connect to the address of one entry of getaddrinfo."""
     family, kind, protocol, _, address = target
     raw = socket.socket(family, kind, protocol)
     close_in_child(raw)

@@ -16,13 +16,13 @@ UNREADABLE = "cannot be decrypted: changed on the way, or not from this peer"
 
 
 def why_unavailable() -> str:
-    """Empty if encryption is to be had here; else what was looked for."""
+    """Return why there is no encryption here, naming what was looked for; empty if there is."""
     error = ffi.new("char[256]")
     return text(error) if lib.pccl_encryption_available(error, len(error)) != lib.PCCL_OK else ""
 
 
 def link_keys(keys: Keys | None) -> Any:
-    """As the extension wants them."""
+    """Return the keys as the extension takes them."""
     return ffi.NULL if keys is None else ffi.new("pccl_link_keys *", keys)
 
 
@@ -39,11 +39,11 @@ class EncryptedStream:
         self._at = ffi.new("uint8_t const **")
         self._size = ffi.new("size_t *")
         self._opened = memoryview(b"")
-        """Of the last box, what is still to be handed out."""
+        """The part of the last record that has still to be handed out."""
         self._is_cut = False
 
     async def send(self, data: bytes | memoryview) -> int:
-        """At least one byte of it, unless it is empty. OSError or ConnectionLost."""
+        """Send at least one byte of `data`, unless it is empty; return how many. OSError or ConnectionLost."""
         if self._is_cut:
             raise ConnectionLost("a message was cut off")
         encrypted: int = lib.pccl_records_encrypt(self._records, ffi.from_buffer(data), len(data))
@@ -59,7 +59,8 @@ class EncryptedStream:
         return encrypted
 
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
-        """At least one byte; 0 at the end. OSError, or ConnectionLost if this was not taken by the other side."""
+        """Receive at least one byte; return how many, 0 at the end. OSError, or ConnectionLost if the other side has
+        not encrypted this."""
         while not self._opened:
             status = lib.pccl_records_decrypt(self._records, self._at, self._size)
             if status < 0:

@@ -13,38 +13,39 @@ from pccl.runtime.network import key_exchange
 
 
 class Channel(Protocol):
-    """What a handshake needs of a connection."""
+    """A connection, as a handshake needs it."""
 
     async def send_frame(self, frame: bytes) -> None: ...
 
     async def receive_body(self) -> bytes:
-        """The body of one small message; whatever follows it stays where it is."""
+        """Return the body of one small message; whatever follows it stays where it is."""
 
 
 def _exchange(token: str) -> AbstractContextManager[key_exchange.Exchange | None]:
-    """For one handshake, until it has made its secret or ends."""
+    """Return the key exchange of one handshake, open until the handshake has made its secret or ends."""
     return key_exchange.shared() if token else nullcontext()
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
-    """Says `opening` and returns the answer to it, of the union `answers`, from one who knows the token, or a refusal
-    from anybody. AuthError, ProtocolError or ConnectionLost. `run` as of `auth.Dialer`."""
+    """Say `opening` and return the answer to it, of the union `answers`, from somebody who knows the token, or a
+    refusal from anybody. AuthError, ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
     return (await dial_keyed(channel, token, run, opening, answers)).answer
 
 
 class Dialled(NamedTuple):
-    """What `dial_keyed` returns."""
+    """The result of `dial_keyed`."""
 
     answer: Any
     keys: auth.Keys | None
-    """For what follows. None without a token or where one side has no X25519, but never where an opening that asks for
-    encryption was accepted."""
+    """Keys for what follows on the connection. None without a token or where one side has no X25519, but never where an
+    opening that asks for encryption was accepted."""
     is_proven: bool
-    """The other side has shown that it knows the token; False without one, or of a refusal that needed no proof."""
+    """The other side has proved that it knows the token. False without a token, and for a refusal that needed no
+    proof."""
 
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
-    """As `dial`, with what has come of it besides the answer."""
+    """Do as `dial`, and return the keys besides the answer."""
     with _exchange(token) as ours:
         side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, ours)
         await channel.send_frame(side.opening)
@@ -64,9 +65,9 @@ async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.O
 async def accept(
     channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
 ) -> auth.Keys | None:
-    """Returns once whoever said `opening` (in `body`) has shown that it knows the token, and we have: the keys for what
-    follows, None without a token or where one side has no X25519. AuthError, ProtocolError or ConnectionLost. `name` as
-    of `auth.Acceptor`."""
+    """Return the keys for what follows once the sender of `opening` (in `body`) has proved that it knows the token, and
+    this side has. None without a token or where one side has no X25519. AuthError, ProtocolError or ConnectionLost.
+    `name` is as in `auth.Acceptor`."""
     with _exchange(token) as ours:
         side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, ours)
         challenge = side.challenge(opening, body)

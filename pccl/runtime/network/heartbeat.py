@@ -31,13 +31,13 @@ logger = logging.getLogger("pccl.peer")
 EVENTS_MAX = 64
 QUIET_MAX = 2**14
 FIRST_HEARTBEAT_S = 10.0
-"""As long as a master waits for a newcomer's first heartbeat by default."""
+"""Time that the first heartbeat may take: as long as a master waits for that of a newcomer by default."""
 PAUSES_PER_TIMEOUT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Nothing was heard on this connection for so long. It is closed."""
+    """The connection was silent for `silent_s`, and is closed."""
 
     connection: int
     silent_s: float
@@ -45,7 +45,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """This connection was closed before."""
+    """The connection was closed by the other side or the system; it had been silent for `silent_s`."""
 
     connection: int
     silent_s: float
@@ -53,7 +53,7 @@ class Closed:
 
 
 class HeartbeatThread:
-    """Owns the thread from construction to `close`. Only for the trio thread; nothing but `events` waits."""
+    """The heartbeat thread, from construction to `close`. Only for the trio thread; nothing but `events` waits."""
 
     def __init__(self, timeout_s: float) -> None:
         error = ffi.new("char[256]")
@@ -66,32 +66,32 @@ class HeartbeatThread:
         self._pulse: Progress | None = None
 
     async def vouch(self) -> None:
-        """Has heartbeats vouch for this trio run from now on. Until it is cancelled, and the thread is closed."""
+        """Have heartbeats vouch for this trio run, until cancelled, by when the thread must be closed."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
         await pulse.keep()
 
     def add(self, connection: int, fd: int) -> None:
-        """Takes ownership of a connected socket. OSError if the system refuses, and then it is closed."""
+        """Take ownership of a connected socket. OSError if the system refuses, and then it is closed."""
         status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
             raise OSError(f"a connection for heartbeats was not taken (status {status})")
 
     def remove(self, connection: int) -> None:
-        """Closes it, without an event."""
+        """Close a connection. No event follows."""
         if self._handle != ffi.NULL:
             lib.pccl_heartbeat_remove(self._handle, connection)
 
     def quiet(self, seconds: float) -> list[int]:
-        """The connections that have carried no heartbeat for so long, at most QUIET_MAX."""
+        """Return the connections that have been silent for so long, at most QUIET_MAX."""
         if self._quiet is None:
             self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         count = lib.pccl_heartbeat_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
         return list(self._quiet[0:count])
 
     async def events(self) -> list[Silent | Closed]:
-        """Waits for the next ones. Each connection has one, its last."""
+        """Wait for the next events and return them. Each connection has one, its last."""
         await trio.lowlevel.wait_readable(lib.pccl_heartbeat_event_fd(self._handle))
         count = lib.pccl_heartbeat_poll_events(self._handle, self._events, EVENTS_MAX)
         found: list[Silent | Closed] = []
@@ -105,7 +105,7 @@ class HeartbeatThread:
         return found
 
     def close(self) -> None:
-        """Stops the thread. No task may be in `events` any more."""
+        """Stop the thread. No task may be in `events` any more."""
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.pccl_heartbeat_destroy(handle)
@@ -146,7 +146,7 @@ async def keep_heartbeats(
 
 
 async def dial_heartbeats(address: tuple[str, int], hello: m.HeartbeatHello, token: str) -> socket.socket:
-    """A connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
+    """Return a connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
     try:
         raw = await dial_tcp(*address)
     except OSError as error:

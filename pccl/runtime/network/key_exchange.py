@@ -1,7 +1,7 @@
-"""Key exchange over X25519 for handshakes: what `protocol.auth` wants of one, done by OpenSSL through the extension.
+"""Key exchange over X25519 for the handshakes of `protocol.auth`, done by OpenSSL through the extension.
 
-A process that joins a run has some handshakes with each of the others, all within a moment. So a key pair serves for
-all that begin within LIFE_S, in one trio run, and remembers the secrets that it has made:
+A process that joins a run has some handshakes with each of the others, all within a moment. So a key pair serves all
+handshakes that begin within LIFE_S, in one trio run, and remembers the secrets that it has made:
 
 1. A task of the trio run ends that life; it does so as well when the run ends.
 2. The private key and all secrets are wiped when it has ended and the last handshake that began in it is over. Each of
@@ -26,10 +26,10 @@ assert lib.PCCL_KEY_EXCHANGE_BYTES == PUBLIC_KEY_BYTES
 
 
 class Exchange:
-    """One side, with a private key that is wiped with `close`. Not thread-safe."""
+    """One side of a key exchange, with a private key that `close` wipes. Not thread-safe."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
-        """`private_key` is for tests. OSError if there is no X25519 here, or no memory for it."""
+        """Make a key pair; `private_key` is for tests. OSError if there is no X25519 here, or no memory for it."""
         made = ffi.new("pccl_key_exchange **")
         public_key = ffi.new("uint8_t[]", PUBLIC_KEY_BYTES)
         status = lib.pccl_key_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
@@ -41,7 +41,7 @@ class Exchange:
         _exchanges.add(self)
 
     def secret(self, theirs: bytes) -> bytearray:
-        """As of `auth.KeyExchange`."""
+        """Return the secret shared with the owner of a public key, as `auth.KeyExchange`."""
         assert len(theirs) == PUBLIC_KEY_BYTES
         assert not self.is_closed
         secret = bytearray(PUBLIC_KEY_BYTES)
@@ -50,18 +50,18 @@ class Exchange:
         return secret
 
     def close(self) -> None:
-        """Wipes the private key and all secrets. May be called again; `secret` may not be called after it."""
+        """Wipe the private key and all secrets. May be called again; `secret` may not be called after it."""
         self.is_closed = True
         ffi.release(self._exchange)
 
 
 class _Shared:
-    """An exchange, for handshakes to enter."""
+    """An exchange that several handshakes use, wiped after the last of them."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._users = 1
-        """One of them is its life."""
+        """Handshakes under way, and one more until the exchange's life has ended."""
 
     def __enter__(self) -> Exchange:
         self._users += 1
@@ -80,7 +80,7 @@ _present: trio.lowlevel.RunVar[_Shared | None] = trio.lowlevel.RunVar("pccl_key_
 
 
 def shared() -> AbstractContextManager[Exchange | None]:
-    """The present one of this trio run, which serves at least until it is left. None if none can be made."""
+    """Return the present exchange of this trio run, to be entered by one handshake. None if none can be made."""
     present = _present.get()
     if present is None:
         try:

@@ -1,8 +1,8 @@
 """Connections between peers, up to the point where the engine or a state transfer takes them over.
 
 Every connection to a peer's one listening port opens with a message that says what it is for (`LinkHello`,
-`StateHello`, `ProbeHello`) and is answered by `Accepted` or `Rejected`. A stranger is held to a small message and a
-short time, and proves that it knows the token where there is one (`protocol.auth`).
+`StateHello`, `ProbeHello`) and is answered by `Accepted` or `Rejected`. Until it is authenticated, a dialer is held to
+a small message and a short time; where there is a token, it proves that it knows it (`protocol.auth`).
 
 Padding. A path may carry small packets and lose all larger ones without a word, where its MTU is not what the hosts
 believe and nobody tells them. Such a path takes every handshake and no payload. So the opening and `Accepted` are
@@ -18,7 +18,7 @@ There is none where a packet may be larger than all padding, as within one host:
    packets get there.
 2. The dialer uses the connection once it has read the acceptor's padding: full-size packets get back.
 3. The acceptor gives a link's connection to the engine once the dialer's system has acknowledged the padding, or its
-   engine has said something, so that both ends take a link to stand only if both directions carry.
+   engine has said something, so that both ends take a link to be made only if both directions carry.
 
 How long that may take. A process may be busy for long; a system is not. It acknowledges what has come even if nobody
 reads it, and what nobody has acknowledged lies in the sender's queue. So a link that is being dialled is given up
@@ -48,14 +48,14 @@ from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exa
 from pccl.runtime.threads.tasks import start_task
 
 OPENING_TIMEOUT_S = 10.0
-"""How long a stranger may take to say what it wants."""
+"""Time in which a dialer has to say what it wants."""
 PADDING_TIMEOUT_S = 8.0
-"""Of these, how long padding may take. The dialer, who must not wait for so long, is to give up first."""
+"""Part of that time that padding may take. The dialer, who must not wait for so long, is to give up first."""
 PADDING_SEGMENTS = 2
 SEGMENT_BYTES = 1460
-"""Of the connection, where the system does not say."""
+"""Size of a connection's packets, where the system does not say."""
 LOOKS = 8
-"""How often, in the time in which a link must be reached, it is looked at whether it is."""
+"""Number of looks at whether a link is reached, in the time that it may take."""
 REMEDY = (
     "small packets get through and full-size ones do not: is the MTU of the path right? Lower it on the hosts' "
     "interfaces (1420 for WireGuard), or set net.ipv4.tcp_mtu_probing=1"
@@ -64,7 +64,7 @@ REMEDY = (
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
 """Random, so that nothing on the way can compress it."""
 _discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
-"""What came of it, of all connections: nobody reads it."""
+"""Memory for the padding of all connections, which nobody reads."""
 
 
 class LinkError(Exception):
@@ -73,10 +73,10 @@ class LinkError(Exception):
 
 @dataclass
 class Passage:
-    """What is known of a connection while it is being made."""
+    """A connection while it is being made, and how far it has come."""
 
     sock: trio.socket.SocketType | None = None
-    """Once its first packets have gone there and back."""
+    """The socket, once its first packets have gone there and back."""
     is_heard: bool = False
     """The other side has said something."""
     accepted_at: float | None = None
@@ -85,25 +85,25 @@ class Passage:
 
     @property
     def gets_there(self) -> bool:
-        """Full-size packets have reached the other side's system, as far as this one can tell."""
+        """Whether full-size packets have reached the other side's system, as far as this one can tell."""
         if self.sock is None:
             return False
         return self.is_heard or self.sock.fileno() < 0 or not _lying_bytes(self.sock)
 
     @property
     def comes_back(self) -> bool:
-        """Full-size packets have reached this system, read or not."""
+        """Whether full-size packets have reached this system, read or not."""
         return self.is_padded or (self.sock is not None and _has_come(self.sock))
 
     @property
     def remedy(self) -> str:
-        """What may have to be done, where the path seems to lose full-size packets alone; empty elsewhere."""
+        """Advice, where the path seems to lose full-size packets alone; empty elsewhere."""
         is_small = self.sock is not None and not (self.gets_there if self.accepted_at is None else self.comes_back)
         return f"; {REMEDY}" if is_small else ""
 
 
 def _lying_bytes(sock: trio.socket.SocketType) -> int:
-    """What the other side's system has not acknowledged; 0 where this one does not say."""
+    """Return how many bytes the other side's system has not acknowledged; 0 where this one does not say."""
     return _asked(sock, getattr(termios, "TIOCOUTQ", None))
 
 
@@ -121,7 +121,8 @@ def _asked(sock: trio.socket.SocketType, what: int | None) -> int:
 
 
 def padding_bytes(sock: trio.socket.SocketType) -> int:
-    """How much fills packets as large as this connection sends. 0 if nothing may, as within one host."""
+    """Return how many bytes fill packets as large as this connection sends; 0 where padding would prove nothing, as
+    within one host."""
     try:
         segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     except OSError:
@@ -132,7 +133,7 @@ def padding_bytes(sock: trio.socket.SocketType) -> int:
 
 
 class _PaddingChannel(SocketChannel):
-    """The dialer's: padding follows the first frame."""
+    """The dialer's channel, which sends padding after the first frame."""
 
     def __init__(self, sock: trio.socket.SocketType, passage: Passage, padding_bytes: int) -> None:
         super().__init__(sock)
@@ -150,7 +151,7 @@ class _PaddingChannel(SocketChannel):
 
 
 class _PaddingStream:
-    """Says when the first of the padding is here."""
+    """A stream that notes when the first of the padding is here."""
 
     def __init__(self, sock: trio.socket.SocketType, passage: Passage) -> None:
         self._sock = sock
@@ -166,13 +167,13 @@ class _PaddingStream:
 
 
 async def accept(sock: trio.socket.SocketType) -> None:
-    """Says Accepted, with padding. ConnectionLost."""
+    """Send Accepted, with padding. ConnectionLost."""
     count = padding_bytes(sock)
     await send_bytes(sock, encode(m.Accepted(padding_bytes=count)) + _padding[:count])
 
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
-    """What follows an opening. ConnectionLost if it does not come."""
+    """Read the padding that follows an opening. ConnectionLost if it does not come."""
     if not opening.padding_bytes:
         return
     with trio.move_on_after(timeout_s) as scope:
@@ -182,8 +183,8 @@ async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, 
 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
-    """Waits until the dialer has made use of a connection that was accepted, or all that was sent to it is
-    acknowledged. ConnectionLost if it has given it up."""
+    """Wait until the dialer has used a connection that was accepted, or all that was sent to it is acknowledged.
+    ConnectionLost if it has given it up."""
     if not _lying_bytes(sock):
         return
     try:
@@ -197,8 +198,8 @@ async def until_used(sock: trio.socket.SocketType) -> None:
 async def dial(
     member: m.PeerInfo, master_host: str, opening: m.PeerOpening, token: str, passage: Passage
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """A connection to `member` that has accepted `opening`, and has carried full-size packets both ways; and the keys
-    for what follows (`handshake.Dialled`). LinkError. `passage` tells how far it has come."""
+    """Return a connection to `member` that has accepted `opening` and has carried full-size packets both ways, and the
+    keys for what follows (`handshake.Dialled`). LinkError. `passage` tells meanwhile how far it has come."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -230,7 +231,7 @@ async def dial(
 async def dial_within(
     member: m.PeerInfo, master_host: str, opening: m.PeerOpening, token: str, timeout_s: float
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """As `dial`. LinkError after `timeout_s`, too."""
+    """Do as `dial`. LinkError after `timeout_s`, too."""
     taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
 
     def take(_: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
@@ -259,9 +260,9 @@ async def dial_link(
     reach_s: float,
     timeout_s: float,
 ) -> None:
-    """All connections of a link, at once. `take` gets each with its index, as it stands. LinkError names the first
-    failure: at the latest after `timeout_s`; after `reach_s` if full-size packets have got to the other side on none of
-    them; and that long after it was first accepted if none have come back."""
+    """Make all connections of a link, at once. `take` gets each with its index, as soon as it is made. LinkError names
+    the first failure: at the latest after `timeout_s`; after `reach_s` if full-size packets have got to the other side
+    on none of them; and that long after the first was accepted if none have come back."""
     failure: LinkError | None = None
     passages = [Passage() for _ in range(connections)]
     standing = 0
@@ -304,7 +305,7 @@ def _progress(passage: Passage) -> tuple[bool, bool, bool]:
 
 
 def _is_stuck(passages: Sequence[Passage], reach_s: float) -> bool:
-    """Nothing of full size has got there; or none has come back since it should have."""
+    """Return whether nothing of full size has got there, or none has come back since it should have."""
     if not any(each.gets_there for each in passages):
         return True
     accepted = [each for each in passages if each.accepted_at is not None]

@@ -1,4 +1,4 @@
-"""What is logged of strangers, bounded: whoever can reach a port must not be able to fill a disk."""
+"""Log lines about unauthenticated connections, bounded: whoever can reach a port must not be able to fill a disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW_S = 60.0
 
 
 class LogLimiter:
-    """Lets LINES_MAX lines through in WINDOW_S seconds and counts the rest."""
+    """Lets LINES_MAX lines through in WINDOW_S seconds and counts the rest, which the next window tells."""
 
     def __init__(
         self, logger: logging.Logger | logging.LoggerAdapter[logging.Logger], now: Callable[[], float]

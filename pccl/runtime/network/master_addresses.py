@@ -1,13 +1,15 @@
-"""Which master to ask next: all of them in turn, again and again, with pauses between rounds.
+"""Chooses which master to ask next: all of them in turn, again and again, with pauses between rounds.
 
-Pure: time and chance come in as arguments. A search begins anew whenever a master is lost.
+Pure: time and chance come in as arguments. A search begins anew whenever a master is lost. Its rules:
 
-A round begins with the first address, so that all peers come to the same master when there is a choice. For that a
-search goes through them in an order of its own, which is the same whatever order they were given in. Still some may be
-out of reach for some, and a majority waits at different masters for each other. So peers stay longest at the first of a
-round that gathers them, and look at the others for a moment, which is enough to be asked to follow where a majority is.
-A round takes no longer than a majority waits for the rest. Rounds are at most PAUSE_S_MAX apart, so a successor is
-found soon after it listens; the first pauses are short, for a master that is started anew at once.
+1. A round begins with the first address, so that all peers come to the same master when there is a choice. For that a
+   search goes through them in an order of its own, which is the same whatever order they were given in.
+2. Still some masters may be out of reach for some peers, and a majority would wait at different masters for each other.
+   So peers stay longest at the first master of a round that gathers them, and look at the others for a moment, which is
+   enough to be asked to follow where a majority is.
+3. A round takes no longer than a majority waits for the rest.
+4. Rounds are at most PAUSE_S_MAX apart, so the next master is found soon after it listens; the first pauses are short,
+   for a master that is started anew at once.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from dataclasses import dataclass
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 0.5
 FIRST_SHARE = 0.6
-"""Of the peer timeout: how long to wait at the first of several masters that gathers peers."""
+"""Time to wait at the first of several masters that gathers peers, in peer timeouts."""
 OTHER_SHARE = 0.1
-"""How long at each other one."""
+"""Time to wait at each other one, in peer timeouts."""
 WAIT_S_MIN = 0.5
-"""At any: it may be far away."""
+"""Least time to wait at any of them, which may be far away."""
 LEAD_TIMEOUTS = 2.0
-"""For so many peer timeouts one that has a majority may not lead."""
+"""Time that a master with a majority may take to lead, in peer timeouts."""
 DIAL_S = 1.5
-"""For one connection to be made. Short, since an address whose machine is gone does not answer at all."""
+"""Time in which a connection has to be made. Short, since an address whose machine is gone does not answer at all."""
 
 Address = tuple[str, int]
 
@@ -35,7 +37,7 @@ Address = tuple[str, int]
 class Attempt:
     address: Address
     pause_s: float
-    """Before it."""
+    """The pause before this attempt."""
     is_first_round: bool
 
 
@@ -46,14 +48,14 @@ class MasterAddresses:
         self._asked = 0
         self._failures: dict[Address, str] = {}
         self._waited_in_round = -1
-        """At some master."""
+        """The number of the last round in which some master was waited at."""
 
     def anew(self) -> MasterAddresses:
-        """For a search: none has been asked."""
+        """Return the same addresses for a new search, none of which has been asked."""
         return MasterAddresses(sorted(self.addresses))
 
     def next(self, chance: float) -> Attempt:
-        """`chance`, within [0, 1), spreads the peers of a run."""
+        """Return the next attempt. `chance`, within [0, 1), spreads the peers of a run."""
         asked_in_round = self._asked % len(self.addresses)
         rounds = self._asked // len(self.addresses)
         pause_s = 0.0
@@ -63,7 +65,7 @@ class MasterAddresses:
         return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
 
     def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
-        """How long to wait at the one asked last, which gathers peers."""
+        """Return how long to wait at the master that was asked last, which gathers peers."""
         if len(self.addresses) == 1:
             return float("inf")
         if is_majority_there:
@@ -75,7 +77,7 @@ class MasterAddresses:
 
     @property
     def are_all_asked_again(self) -> bool:
-        """Who refuses now has done so after all others were asked; or it is the only one."""
+        """Whether a refusal counts as final: all others were asked before, or there is no other."""
         return self._asked > len(self.addresses) or len(self.addresses) == 1
 
     def failed(self, address: Address, reason: str) -> None:
@@ -83,11 +85,11 @@ class MasterAddresses:
 
     @property
     def are_all_asked(self) -> bool:
-        """Each once, at least."""
+        """Whether each was asked once, at least."""
         return self._asked >= len(self.addresses)
 
     def account(self) -> str:
-        """What came of the last attempt at each that was asked, in their order."""
+        """Return what came of the last attempt at each that was asked, in their order."""
         return "; ".join(
             f"{host}:{port}: {self._failures[host, port]}"
             for host, port in self.addresses

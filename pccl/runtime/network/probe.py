@@ -40,7 +40,7 @@ FLOOD_S_MAX = 1.0
 FLOOD_ROUND_TRIPS = 16
 SLOW_START_SHARE = 0.2
 SERVE_S_MAX = 10.0
-"""An acceptor lets itself be used for so long."""
+"""Time for which an acceptor serves a connection at most."""
 PINGS = 2
 PING, START = b"\x00", b"\x01"
 COUNT_BYTES = 8
@@ -59,8 +59,8 @@ class Measured:
 
 
 def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
-    """Bytes per second, once it was no longer slow at the start: of moments in seconds and how many bytes had come by
-    then. 0 if too little has."""
+    """Return the bytes per second after the slow start, from moments in seconds and the bytes that had come by then. 0
+    if too little has come."""
     if not arrivals:
         return 0.0
     end_s, total = arrivals[-1]
@@ -72,8 +72,8 @@ Dial = Callable[[], Awaitable[trio.socket.SocketType]]
 
 
 async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
-    """Of a link of so many connections; where it `pulls`, of the direction towards us. ProbeError, at the latest after
-    DIAL_S_MAX and FLOOD_S_MAX."""
+    """Measure a link of so many connections; where it `pulls`, the direction towards us. ProbeError, at the latest
+    after DIAL_S_MAX and FLOOD_S_MAX."""
     socks: list[trio.socket.SocketType] = []
     try:
         round_trip_s = await _connect(dial, connections, socks)
@@ -85,7 +85,7 @@ async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
 
 
 async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Runs all. ProbeError for the first that fails."""
+    """Run all tasks. ProbeError for the first that fails."""
     failures: list[Exception] = []
 
     async def run(task: Callable[[], Awaitable[None]]) -> None:
@@ -103,7 +103,7 @@ async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> No
 
 
 async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketType]) -> float:
-    """Dials all and returns the shortest round trip."""
+    """Dial all connections and return the shortest round trip."""
     shortest_s = float("inf")
 
     async def one() -> None:
@@ -124,7 +124,7 @@ async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketT
 
 
 async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, pulls: bool) -> float:
-    """Bytes per second."""
+    """Send or receive for a while; return the bytes per second."""
     totals = [0] * len(socks)
     arrivals: list[tuple[float, int]] = []
 
@@ -164,7 +164,7 @@ async def _send_for_ever(sock: trio.socket.SocketType) -> None:
 
 
 async def serve(sock: trio.socket.SocketType, pulls: bool) -> None:
-    """The acceptor's side of one connection of a probe: ends when that is closed, or after SERVE_S_MAX."""
+    """Serve the acceptor's side of one connection of a probe, until that is closed, or for SERVE_S_MAX."""
     with trio.move_on_after(SERVE_S_MAX), suppress(ConnectionLost, OSError):
         for answered in range(PINGS):
             await receive_exactly(sock, bytearray(len(PING)))

@@ -19,11 +19,11 @@ LEADING = "leading"
 
 
 class NoStatus(Exception):  # noqa: N818 - named after what happened
-    """The text names the address and says why."""
+    """No status could be had; the text names the address and says why."""
 
 
 async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | None) -> RunStatus:
-    """NoStatus."""
+    """Return the status of the run whose master is at this address. NoStatus."""
     where = addresses.join(host, port)
     try:
         connection: ControlConnection[m.ToWatcher] = await dial_control(host, port, m.ToWatcher)
@@ -46,7 +46,8 @@ async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | No
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
-    """The status of whichever leads, else of whichever answers in time. NoStatus, trio.TooSlowError."""
+    """Return the status that the leading master gives, else that of any which answers in time. NoStatus,
+    trio.TooSlowError."""
     found: list[RunStatus] = []
     failures: list[str] = []
 
@@ -74,7 +75,7 @@ async def ask_all(
 async def _converse(
     connection: ControlConnection[m.ToWatcher], token: str, ssl_context: ssl.SSLContext | None, host: str
 ) -> RunStatus | str:
-    """The status, or why there is none."""
+    """Return the status, or why there is none."""
     try:
         if ssl_context is not None:
             await connection.start_tls(TlsEnd(ssl_context, host))

@@ -23,7 +23,7 @@ class TlsError(Exception):
 
 class TlsEnd:
     def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
-        """The dialing end, which expects `server_hostname`; without it the accepting one."""
+        """Make the dialing end, which expects `server_hostname`, or, without it, the accepting end."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(
@@ -34,7 +34,7 @@ class TlsEnd:
         """The other side has said that it has no more to say."""
 
     def handshake(self, received: bytes) -> bytes:
-        """One step with what has been received; returns what is to be sent. TlsError, after which what
+        """Make a step of the handshake with what has been received; return what is to be sent. After a TlsError, what
         `last_words` returns should be sent."""
         self._incoming.write(received)
         try:
@@ -47,7 +47,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def last_words(self) -> bytes:
-        """The alert that tells the other side why."""
+        """Return the alert that tells the other side why."""
         return self._outgoing.read()
 
     def encrypt(self, data: bytes) -> bytes:
@@ -57,7 +57,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def decrypt(self, received: bytes) -> tuple[bytes, bytes]:
-        """What was said, and what TLS itself wants to send. TlsError, as with `handshake`."""
+        """Return what the other side said, and what TLS itself wants to send. TlsError, as with `handshake`."""
         self._incoming.write(received)
         said = bytearray()
         try:
@@ -71,7 +71,7 @@ class TlsEnd:
         return bytes(said), self._outgoing.read()
 
     def farewell(self) -> bytes:
-        """Tells the other side that this is the end and no cut."""
+        """Return what tells the other side that this is the end and no cut."""
         with suppress(ssl.SSLError):  # it would like to hear the other's farewell
             self._object.unwrap()
         return self._outgoing.read()

@@ -1,8 +1,8 @@
-"""Connections that have not shown yet who they are: how many are kept, and which one goes when there are more.
+"""Connections whose other side has not proved yet who it is: how many there may be, and which one is dropped for more.
 
-A stranger costs a descriptor, a task and at most one small message, for a bounded time. There is room for `total_max`
-of them, `per_source_max` from one source. The newcomer is always let in and the oldest of the source that holds most is
-dropped for it: whoever dials in earnest speaks at once and is no stranger for long, so that neither a thousand idle
+Each costs a descriptor, a task and at most one small message, for a bounded time. There is room for `total_max` of
+them, `per_source_max` from one source. A new one is always let in, and the oldest of the source that holds most is
+dropped for it: whoever dials in earnest speaks at once and is soon authenticated, so neither a thousand idle
 connections nor a flood of them keeps others out, unless they are dropped faster than a handshake takes. A source is an
 IPv4 address or an IPv6 network of 64 bits, since such a network belongs to one host as a rule.
 """
@@ -18,21 +18,23 @@ PER_SOURCE_MAX = 256
 
 
 class Unauthenticated:
+    """The unauthenticated connections of one listening socket."""
+
     def __init__(self, total_max: int | None = None, per_source_max: int | None = None) -> None:
         self._total_max = TOTAL_MAX if total_max is None else total_max
         self._per_source_max = PER_SOURCE_MAX if per_source_max is None else per_source_max
         self._next = 1
         self._source_of: dict[int, str] = {}
         self._drops: dict[str, dict[int, Callable[[], object]]] = {}
-        """By source, the oldest first."""
+        """Functions that drop the connections, by source, the oldest first."""
         self.dropped = 0
-        """How many have been dropped so far."""
+        """Number of connections that have been dropped so far."""
 
     def __len__(self) -> int:
         return len(self._source_of)
 
     def enter(self, host: str, drop: Callable[[], object]) -> int:
-        """A connection came from `host`; `drop` ends it. Returns a number to `leave` with."""
+        """Add a connection from `host`; `drop` ends it. Return a number to `leave` with."""
         number = self._next
         self._next += 1
         source = source_of(host)
@@ -45,7 +47,7 @@ class Unauthenticated:
         return number
 
     def leave(self, number: int) -> None:
-        """It is known, or gone. May be called again, and after it was dropped."""
+        """Remove a connection, which is authenticated, or gone. May be called again, and after it was dropped."""
         source = self._source_of.pop(number, None)
         if source is not None:
             del self._drops[source][number]
@@ -53,7 +55,7 @@ class Unauthenticated:
                 del self._drops[source]
 
     def drop_one(self) -> bool:
-        """Makes room. False if there is nobody to drop."""
+        """Drop one connection to make room. Return False if there is none."""
         if not self._drops:
             return False
         self._drop(max(self._drops, key=lambda source: (len(self._drops[source]), -next(iter(self._drops[source])))))

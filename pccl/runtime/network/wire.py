@@ -5,7 +5,8 @@ backlog), receives are batches of whatever has arrived. `send_message` and `rece
 one message, so that what follows it on the socket is left for somebody else.
 
 A control connection may carry a session (`protocol.control_session`), which keeps what is sent and counts what is
-received. The session goes on without the connection: what is sent meanwhile is kept, and goes out over the next one.
+received. The session goes on without the connection: what is sent meanwhile is buffered, and goes out over the next
+one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pccl.runtime.network.tls import TlsEnd, TlsError, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
-"""For how many peer timeouts the system may go without an acknowledgement of what was sent."""
+"""Time for which the system may go without an acknowledgement of what was sent, in peer timeouts."""
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 M = TypeVar("M")
@@ -49,7 +50,7 @@ class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as t
 
 
 class ByteStream(Protocol):
-    """What a trio socket does, as far as it is needed here."""
+    """A socket or what stands for one, as far as it is needed here."""
 
     def send(self, data: bytes | memoryview, /) -> Awaitable[int]: ...
     def recv_into(self, buffer: bytearray | memoryview, /) -> Awaitable[int]: ...
@@ -60,7 +61,8 @@ class ControlConnection(Generic[M]):
     running for a backlog to drain."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int) -> None:
-        """OSError if the other side has broken it already; the socket is then still the caller's."""
+        """Take over a connected socket. OSError if the other side has broken it already; the socket is then still the
+        caller's."""
         self.remote_address: Any = sock.getpeername()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -68,7 +70,8 @@ class ControlConnection(Generic[M]):
         self._sock = sock
         self._decoder: Decoder[M | Ack] = Decoder(expected | Ack, opening_bytes_max)
         self.session: ControlSession | None = None
-        """What it carries once the opening is said. Replaced when another connection carries it on."""
+        """The session that the connection carries, once the opening is said. None again when another connection carries
+        it on."""
         self._backlog = bytearray()
         self._wake = trio.Event()
         self._sender_ended = trio.Event()
@@ -77,34 +80,34 @@ class ControlConnection(Generic[M]):
         self._tls: TlsEnd | None = None
 
     def bound_silence(self, timeout_s: float) -> None:
-        """Has the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`:
-        a network that carries heartbeats, but not this connection. The multiple leaves room for a retransmission
-        timer that a short outage has doubled a few times. Where the system has no such option, nothing happens."""
+        """Have the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`: a
+        network may carry heartbeats, but not this connection. The multiple leaves room for a retransmission timer that
+        a short outage has doubled a few times. Where the system has no such option, nothing happens."""
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             milliseconds = round(STUCK_TIMEOUTS * timeout_s * 1000)
             with suppress(OSError):
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     def send(self, messages: list[Message]) -> None:
-        """Never waits and never raises: a broken connection is found by `receive`."""
+        """Send messages. Never waits and never raises: `receive` finds a broken connection."""
         self.send_frames([encode(message) for message in messages])
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Messages that are encoded already. As `send`."""
+        """Send messages that are encoded already, as `send`."""
         if self.session is not None:
             for frame in frames:
                 self.session.keep(frame)
         self._send(b"".join(frames))
 
     def carry_on(self, session: ControlSession, received: int) -> None:
-        """Takes a session over, of which the other side has received so many messages. ProtocolError if that cannot
+        """Carry a session on, of which the other side has received so many messages. ProtocolError if that cannot
         be."""
         frames = session.reattach(received)
         self.session = session
         self._send(b"".join(frames))
 
     def is_taken_over(self) -> None:
-        """Another connection carries the session: nothing more is read here."""
+        """Give the session up to another connection: nothing more is read here."""
         self.session = None
         self._is_taken_over = True
         self.shutdown()
@@ -127,11 +130,11 @@ class ControlConnection(Generic[M]):
 
     @property
     def is_flooded(self) -> bool:
-        """The other side has stopped reading."""
+        """Whether the other side has stopped reading."""
         return len(self._backlog) > BACKLOG_BYTES_MAX or (self.session is not None and self.session.is_flooded)
 
     async def run_sender(self) -> None:
-        """Sends the backlog whenever there is one; ends after `finish` once it is empty, or when the other side is
+        """Send the backlog whenever there is one. Ends after `finish` once it is empty, or when the other side is
         gone."""
         try:
             while self._backlog or not self._closing:
@@ -148,19 +151,19 @@ class ControlConnection(Generic[M]):
             self._sender_ended.set()
 
     def finish(self) -> None:
-        """Nothing more will be sent."""
+        """End the connection after what is in the backlog: nothing more will be sent."""
         if self._tls is not None and not self._closing:
             self._send_raw(self._tls.farewell())
         self._closing = True
         self._wake.set()
 
     async def flush(self) -> None:
-        """`finish`, and waits for `run_sender` to end."""
+        """Do as `finish`, and wait for `run_sender` to end."""
         self.finish()
         await self._sender_ended.wait()
 
     async def receive(self) -> list[M]:
-        """The next messages, at least one. ConnectionLost or ProtocolError end the connection."""
+        """Return the next messages, at least one. ConnectionLost or ProtocolError end the connection."""
         data = b""
         while True:
             messages = [message for message in self._decoder.feed(data) if not self._heard_ack(message)]
@@ -179,7 +182,7 @@ class ControlConnection(Generic[M]):
         return True
 
     def count(self) -> None:
-        """Notes that the machine gets a message of the session."""
+        """Note that the machine gets a message of the session."""
         ack = self.session.receive() if self.session is not None else None
         if ack is not None:
             self._send(encode(ack))
@@ -208,7 +211,7 @@ class ControlConnection(Generic[M]):
         return said
 
     async def _receive_raw(self, flags: int = 0) -> bytes:
-        """What has come, b"" at the end."""
+        """Return what has come, b"" at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
             if self._is_taken_over:
@@ -221,12 +224,12 @@ class ControlConnection(Generic[M]):
                 raise ConnectionLost(error.strerror or str(error)) from None
 
     async def speaks_tls(self) -> bool:
-        """Whether the other side has begun with TLS. Before anything else is received."""
+        """Return whether the other side has begun with TLS. Before anything else is received."""
         return begins_tls(await self._receive_raw(socket.MSG_PEEK))
 
     async def start_tls(self, end: TlsEnd) -> None:
-        """All that is said from here on goes through `end`. TlsError or ConnectionLost. Before anything else is sent,
-        and for the accepting side, received."""
+        """Have all that is said from here on go through `end`. TlsError or ConnectionLost. Before anything else is
+        sent, and for the accepting side, received."""
         received = b""
         while not end.is_established:
             try:
@@ -252,12 +255,12 @@ class ControlConnection(Generic[M]):
         return body
 
     def trust(self) -> None:
-        """The other side is known: its messages may be large."""
+        """Let messages be large: the other side is known."""
         self._decoder.trust()
 
     def detach(self) -> int:
-        """Gives the descriptor away. ConnectionLost if something is left to be sent, or has come that was not asked
-        for. No task may be in `receive`."""
+        """Give the descriptor away. ConnectionLost if something is left to be sent, or has come that was not asked for.
+        No task may be in `receive`."""
         if self._backlog or self._decoder.buffered_bytes:
             raise ConnectionLost("more was said than asked for")
         self._closing = True
@@ -265,7 +268,7 @@ class ControlConnection(Generic[M]):
         return self._sock.detach()
 
     def shutdown(self) -> None:
-        """Breaks the connection; `receive` will say so."""
+        """Break the connection; `receive` will say so."""
         self._closing = True
         self._backlog.clear()
         with suppress(OSError):
@@ -278,12 +281,12 @@ class ControlConnection(Generic[M]):
             self._sock.close()
 
     def forget_after_fork(self) -> None:
-        """In a forked child: closes its copy without a word to the other side."""
+        """Close the copy in a forked child, without a word to the other side."""
         self._sock.close()
 
 
 async def dial_control(host: str, port: int, expected: Any) -> ControlConnection[Any]:
-    """A connection on which messages of the union `expected` come. ConnectionLost says why there is none."""
+    """Return a connection on which messages of the union `expected` come. ConnectionLost says why there is none."""
     sock: socket.socket | None = None
     try:
         sock = await dial_tcp(host, port)
@@ -296,7 +299,7 @@ async def dial_control(host: str, port: int, expected: Any) -> ControlConnection
 
 
 class SocketChannel:
-    """A handshake over a trio socket."""
+    """A trio socket as a handshake's channel."""
 
     def __init__(self, sock: ByteStream) -> None:
         self._sock = sock
@@ -328,7 +331,7 @@ async def send_some(sock: ByteStream, data: memoryview) -> int:
 
 
 async def receive_message(sock: ByteStream, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
-    """Exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
+    """Receive exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
     return decode_body(await _receive_body(sock, limit_bytes), expected)
 
 
@@ -338,7 +341,7 @@ async def _receive_body(sock: ByteStream, limit_bytes: int) -> bytearray | memor
 
 
 async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> bytearray | memoryview:
-    """Fills `buffer` and returns it. ConnectionLost if the other side closes before that."""
+    """Fill `buffer` and return it. ConnectionLost if the other side closes before that."""
     view = memoryview(buffer)
     while view:
         view = view[await receive_some(sock, view) :]

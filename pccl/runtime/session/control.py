@@ -45,11 +45,11 @@ REATTACH_PAUSE_S_MIN = 0.02
 REATTACH_PAUSE_S_MAX = 0.5
 
 _jitter = random.SystemRandom()
-"""Draws nothing from the program's own stream of random numbers, which it may have seeded."""
+"""A source of chance that leaves alone the program's own stream of random numbers, which it may have seeded."""
 
 
 class Control:
-    """Only for the trio thread."""
+    """The control connection and the search for masters. Only for the trio thread."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Control:
         heartbeats: Heartbeats,
         logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
-        """The line leads to one of the `masters`."""
+        """`line` leads to one of the `masters`."""
         self.attached = trio.Event()
-        """The control connection stands, as far as is known."""
+        """Set while there is a control connection, as far as is known."""
         self.attached.set()
         self.senders: trio.Nursery | None = None
         """Tasks that outlive all others, for last words."""
@@ -77,18 +77,19 @@ class Control:
         self._heartbeats = heartbeats
         self._logger = logger
         self._attending = trio.CancelScope()
-        """Around what concerns the present control connection."""
+        """Holds what concerns the present control connection."""
         self._patience: trio.CancelScope | None = None
-        """Ends when a master takes this peer in; its deadline is when the search ends."""
+        """Holds the search for a master. Cancelled when one takes this peer in; its deadline is when the search
+        ends."""
         self._heard = trio.Event()
         self.handlers: Handlers = {ps.SeekMaster: self._seek_master}
 
     async def until_master_speaks(self) -> None:
-        """Waits for the next messages of a master, or its loss."""
+        """Wait for the next messages of a master, or its loss."""
         await self._heard.wait()
 
     async def follow_masters(self) -> None:
-        """From one master to the next, until the session is over."""
+        """Attend one master after the other, until the session is over."""
         while True:
             self._attending = trio.CancelScope()
             self._start_sender()
@@ -106,7 +107,7 @@ class Control:
     # One master.
 
     async def _attend(self) -> None:
-        """Hears a master until the connection ends, or the machine has done with it."""
+        """Tell the machine what a master says, until the connection ends or the machine has done with it."""
         driver, facts = self._driver, self._driver.facts
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
         with driver.taking_over as machine:
@@ -152,7 +153,7 @@ class Control:
                 self._heard = trio.Event()
 
     def _deliver(self, machine: ps.Peer, messages: list[m.FromMaster]) -> str:
-        """Tells the machine what the master says. Returns why that master will not do, or "". ProtocolError."""
+        """Tell the machine what the master says. Return why this master will not do, or "". ProtocolError."""
         for message in messages:
             if isinstance(message, m.Goodbye) and not (machine.run or self._masters.are_all_asked_again):
                 return f"refused: {message.reason}"
@@ -164,7 +165,7 @@ class Control:
         return ""
 
     def _lose(self, machine: ps.Peer, reason: str, is_breach: bool) -> None:
-        """Tells the machine that this master is none, or is no more."""
+        """Tell the machine that this master is none, or is no more."""
         if is_breach:
             reason = f"the master does not speak as a pccl master does: {reason}"
             if machine.is_led and machine.run:
@@ -176,7 +177,7 @@ class Control:
             machine.master_lost(reason)
 
     def _patience_with(self, messages: list[m.FromMaster] | None) -> float:
-        """How long to wait for the next messages of a master that has said this."""
+        """Return how long to wait for the next messages of a master that has said this."""
         if not messages or not isinstance(messages[-1], m.PreVoteRequest | m.VoteRequest):
             return float("inf")
         timeout_s = self._driver.facts.peer_timeout_s
@@ -210,8 +211,8 @@ class Control:
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
-        """The answer to the first message. A peer of a run lets itself be sent away by nobody who has not shown that it
-        knows the token."""
+        """Open the conversation and return the answer. A peer of a run lets itself be sent away by nobody who has not
+        proved that it knows the token."""
         options, connection = self._options, self._line.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._line.name))
@@ -225,7 +226,7 @@ class Control:
         return answer
 
     def welcomed(self, timeout_s: float) -> None:
-        """A master has taken this peer in, whose run has this peer timeout."""
+        """Note that a master has taken this peer in, whose run has this peer timeout."""
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -235,7 +236,7 @@ class Control:
     # The same master again.
 
     async def _reattach(self, session: ControlSession, reason: str) -> str:
-        """Has the session go on over another connection to the same master; "" once it does, else why not."""
+        """Have the session go on over another connection to the same master. Return "" once it does, else why not."""
         self._logger.info("the control connection was lost: %s; making it anew", reason)
         self.attached = trio.Event()
         self._line.connection.shutdown()
@@ -268,7 +269,8 @@ class Control:
         return failure
 
     async def _dial_again(self, session: ControlSession) -> ControlConnection[m.FromMaster]:
-        """A connection that carries the session on. ConnectionLost, or another error from one who does not know it."""
+        """Return a connection that carries the session on. ConnectionLost, or another error from a master that does not
+        know the session."""
         options, facts = self._options, self._driver.facts
         with trio.fail_after(DIAL_S):
             connection = await dial_control(self._line.host, self._line.port, m.FromMaster)
@@ -322,7 +324,7 @@ class Control:
         )
 
     async def _find_master(self) -> None:
-        """Replaces the connection."""
+        """Try the masters in turn until one can be connected to."""
         while True:
             attempt = self._masters.next(_jitter.random())
             await trio.sleep(attempt.pause_s)

@@ -32,11 +32,11 @@ from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.session.lifetime import Lifetime
 
 Handlers = Mapping[type, Callable[[ps.Peer, Any], None]]
-"""What carries an effect out, by its type. It gets the machine, for what it can answer at once."""
+"""Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
 
 
 class Facts(Protocol):
-    """What anybody may know of the machine at any time."""
+    """The state of the machine that anybody may read at any time."""
 
     @property
     def run(self) -> str: ...
@@ -59,7 +59,7 @@ class Facts(Protocol):
 
 
 class Turn:
-    """A context in which the machine may be told things; see the module."""
+    """A context in which the machine may be told things; the module says how."""
 
     __slots__ = ("_begin", "_machine", "_pump")
 
@@ -78,7 +78,7 @@ class Turn:
 
 
 class Driver:
-    """Owns the machine. Only for the trio thread."""
+    """The owner of the machine. Only for the trio thread."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Driver:
         """`hear` tells the machine what the engine has to say. `send` sends to the master, and never waits."""
         self.facts: Facts = machine
         self.drained = trio.Event()
-        """The session has ended, and the engine has given all buffers back."""
+        """Set when the session has ended, and the engine has given all buffers back."""
         self.taking_over = Turn(machine, self._take_over, self._pump)
         self.hearing = Turn(machine, self.hear, self._pump)
         self.after_hearing = Turn(machine, lambda: None, self._pump)
-        """For who has heard the engine by itself, or must not ask it any more."""
+        """A turn for callers that have heard the engine by themselves, or must not ask it any more."""
         self._machine = machine
         self._fast_path = fast_path
         self._lifetime = lifetime
@@ -107,7 +107,7 @@ class Driver:
         self._is_pumping = False
 
     def carry_out(self, handlers: Handlers) -> None:
-        """Has these effects carried out by these handlers."""
+        """Have these effects carried out by these handlers."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
@@ -148,7 +148,7 @@ class Driver:
             self.drained.set()
 
     async def watch_clock(self) -> None:
-        """Gives the machine its ticks."""
+        """Tell the machine the time whenever its deadline has come."""
         while True:
             self._timer_changed = trio.Event()
             self._timer_deadline = self._machine.deadline() or float("inf")

@@ -50,7 +50,7 @@ class EngineBridge:
 
     def __init__(self, engine: Ops, fast_path: FastPath, table: OpTable, counters: WorkCounters) -> None:
         self.detaching: dict[int, PendingOp] = {}
-        """Ops whose arrays the engine was told to let go of, and has not yet."""
+        """Ops whose arrays the engine was told to let go of, and has not let go yet."""
         self._engine = engine
         self._fast_path = fast_path
         self._table = table

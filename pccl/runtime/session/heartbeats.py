@@ -1,4 +1,4 @@
-"""A session's heartbeats to its master, and hearing that the master falls silent."""
+"""A session's heartbeats to its master, and noticing that the master falls silent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pccl.runtime.threads.tasks import start_task
 
 
 class Heartbeats:
-    """Only for the trio thread."""
+    """The heartbeats between this peer and its master. Only for the trio thread."""
 
     def __init__(self, options: SessionOptions, driver: Driver, lifetime: Lifetime) -> None:
         self.is_connected = False
-        """There is a connection for them."""
+        """Whether there is a connection for heartbeats."""
         self._options = options
         self._driver = driver
         self._lifetime = lifetime
@@ -29,7 +29,7 @@ class Heartbeats:
         self._thread: HeartbeatThread | None = None
 
     def begin(self, master: Address, timeout_s: float) -> None:
-        """Sends heartbeats to a master that has taken this peer in, and to no other any more."""
+        """Exchange heartbeats with a master that has taken this peer in, and with no other any more."""
         self._scope.cancel()
         self._scope = trio.CancelScope()
         self._lifetime.spawn(self._send, master, timeout_s, self._scope)

@@ -1,4 +1,8 @@
-"""Connections that others make to this peer's port: who they are, what they want, and whether they get it."""
+"""Connections that other peers make to this one's port, greeted and passed on to what they are for.
+
+A connection proves first who made it (`network.handshake`), then is given to the engine (a link), to the state transfer
+(`state_sync`) or to a measurement (`network.probe`). What is refused is told why.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from pccl.runtime.session.state_sync import StateSync
 
 
 class Inbound:
-    """Only for the trio thread."""
+    """Connections that others make. Only for the trio thread."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Inbound:
             self._lifetime.spawn(self._greet, sock, addresses.plain_host(address), address[1])
 
     async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
-        """Hears what a stranger wants, and passes the connection on."""
+        """Hear what a dialer wants, and pass the connection on."""
         sock = trio.socket.from_stdlib_socket(raw)
         where = addresses.join(host, port)
         serve: Callable[[], Awaitable[None]] | None = None
@@ -87,7 +91,7 @@ class Inbound:
             sock.close()
 
     async def _hear(self, sock: trio.socket.SocketType) -> tuple[m.PeerOpening, Keys | None]:
-        """What a stranger wants, once it has proved itself, and the keys for what follows."""
+        """Return what a dialer wants, once it has proved itself, and the keys for what follows."""
         channel = SocketChannel(sock)
         body = await channel.receive_body()
         opening: m.PeerOpening = decode_body(body, m.PeerOpening)
@@ -103,7 +107,7 @@ class Inbound:
     async def _welcome(
         self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None
     ) -> Callable[[], Awaitable[None]] | None:
-        """Accepts or rejects; returns what remains to be done with the connection."""
+        """Accept or reject; return what remains to be done with the connection."""
         refusal = self._refusal(opening, keys)
         if refusal is None and isinstance(opening, m.LinkHello):
             offered = await self._offer(opening)
@@ -127,8 +131,8 @@ class Inbound:
         return None
 
     async def _offer(self, opening: m.LinkHello) -> int | str:
-        """The link that the connection is for, or why it is refused. Waits for the master where the dialer may have
-        heard of something that this peer has not."""
+        """Return the link that the connection is for, or why it is refused. Wait for the master where the dialer may
+        have heard of something that this peer has not."""
         while True:
             with self._driver.taking_over as machine:
                 offered = machine.link_offered(opening.sender, opening.made_in)

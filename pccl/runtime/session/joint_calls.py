@@ -1,4 +1,8 @@
-"""Joint calls of a session: made here, answered by the machine."""
+"""Joint calls of a session: made here, answered by the machine.
+
+A caller that gives its call up has the peer taken out of it. The master may answer that with the call's result instead,
+if that came first.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from pccl.runtime.session.options import SessionError
 from pccl.types import Result
 
 CANCEL_S = 5.0
-"""How long a cancelled joint call waits for the master to say whether it has taken effect."""
+"""Time that a cancelled joint call waits for the master to say whether it has taken effect."""
 
 
 @dataclass
@@ -26,7 +30,7 @@ class _PendingCall:
 
 
 class JointCalls:
-    """Only for the trio thread."""
+    """The joint calls under way. Only for the trio thread."""
 
     def __init__(self, driver: Driver, lifetime: Lifetime) -> None:
         self._driver = driver
@@ -42,9 +46,9 @@ class JointCalls:
     async def make(
         self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
     ) -> int:
-        """Makes a joint call and returns its value. SessionError. When cancelled, the peer is taken out of the call and
-        the cancellation goes on, unless the call has taken effect by then, which is returned as if in time.
-        `interrupted` is called when it is cancelled, before the peer is taken out."""
+        """Make a joint call and return its value. SessionError. When cancelled, the peer is taken out of the call and
+        the cancellation goes on; if the call has taken effect by then, its value is returned as if in time.
+        `interrupted` is called when the call is cancelled, before the peer is taken out."""
         self._lifetime.require_alive()
         number = next(self._numbers)
         call = self._calls[number] = _PendingCall()

@@ -62,16 +62,17 @@ class Launches:
     # Any thread.
 
     def new(self, spec: OpSpec) -> PendingOp:
-        """An op to `launch`. Who has it before that can cancel it, should a signal come in the middle of `launch`."""
+        """Return an op to `launch`. Its caller can cancel it from now on, should a signal come in the middle of
+        `launch`."""
         return PendingOp(next(self._numbers), spec.launched(), self)
 
     def launch(self, op: PendingOp) -> None:
-        """Launches an op from any thread. SessionError at once for a tag in flight or a session that is over."""
+        """Launch an op from any thread. SessionError at once for a tag in flight or a session that is over."""
         self._claim_tag(op)
         self._enqueue(op)
 
     def launch_waiting(self, op: PendingOp) -> None:
-        """`launch`, by a thread that will do nothing but wait for the op: it may be over already then."""
+        """Launch an op from a thread that will do nothing but wait for it. It may be over already on return."""
         self._claim_tag(op)
         try:
             has_run = self._fast_path.run(op)
@@ -86,18 +87,18 @@ class Launches:
             self.let_go(op)
 
     def let_go(self, op: PendingOp) -> None:
-        """For the thread that has launched it by `launch_waiting`: if it is over, its tag may be used again."""
+        """Free the tag of an op that is over. For the thread that has launched it by `launch_waiting`."""
         if op.is_over:
             self._table.release_tag(op)
 
     def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
-        """Asks for an op to be aborted on all peers, from any thread. It ends as the master says. Its `launch` may have
+        """Ask for an op to be aborted on all peers, from any thread. It ends as the master says. Its `launch` may have
         been interrupted anywhere."""
         self._cancelled.append((op, code, reason))
         self._wake()
 
     def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
-        """Has the op let go of its caller's arrays, from any thread: `PendingOp.reclaim` calls it."""
+        """Have the op let go of its caller's arrays, from any thread. `PendingOp.reclaim` calls it."""
         self._reclaimed.append((op, goes_on))
         if not self._wake():
             # The engine was closed before the run ended, and has put everything back.
@@ -113,7 +114,7 @@ class Launches:
             op.wait_released()
 
     def leave_for(self, reason: str) -> None:
-        """Leaves the run, from any thread, which then finds the session over."""
+        """Leave the run, from any thread, which then finds the session over."""
         if self._is_own_thread():
             self._leave(reason)
             return
@@ -147,7 +148,7 @@ class Launches:
 
     @staticmethod
     def _refused(op: PendingOp, error: SessionError) -> SessionError:
-        """The error of an op that is over before it was launched."""
+        """End an op that has not been launched, and return the error to raise."""
         op.finish(ps.OpResult(op.op, error.result, error.message, 0))
         return error
 
@@ -165,7 +166,7 @@ class Launches:
             raise
 
     def _wake(self) -> bool:
-        """False: the trio run has ended."""
+        """Have the trio thread take what has gathered. Return False if its run has ended."""
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
         except OSError as error:
@@ -187,7 +188,7 @@ class Launches:
         return list(self._launched)
 
     def _take(self) -> None:
-        """Takes what has gathered. As trio calls it: what it raised would end everything in this thread."""
+        """Pass on what has gathered. Called by trio, where an exception would end everything in this thread."""
         with self._lifetime.contain:
             reclaims, cancels, launches = len(self._reclaimed), len(self._cancelled), len(self._launched)
             if self._lifetime.failure is None:
@@ -228,7 +229,8 @@ class Launches:
             self._fast_path.drop(op)
 
     def _next(self) -> PendingOp | None:
-        """At any moment an op is in the queue, in the table, or over: a child may be forked."""
+        """Take the next op from the queue to the table. At any moment an op is in one of them, or over: a child may be
+        forked."""
         if not self._launched:
             return None
         op = self._table.ops[self._launched[0].op] = self._launched[0]

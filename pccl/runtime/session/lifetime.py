@@ -26,7 +26,7 @@ NO_BUG = EngineFailedError, MemoryError
 
 
 def loop_has_ended(error: BaseException) -> str:
-    """Text for an event loop whose descriptors somebody else has closed."""
+    """Return the text for an event loop whose descriptors somebody else has closed."""
     return f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
 
 
@@ -48,18 +48,18 @@ class Containment:
 
 
 class Lifetime:
-    """Whether a session lives, and its tasks while it does."""
+    """The life of a session: its tasks, and why it is over once it is."""
 
     def __init__(self, logger: logging.LoggerAdapter[logging.Logger], last_words: Callable[[str], None]) -> None:
         """`last_words` tells the master why this peer leaves, if it can still be told."""
         self.failure: SessionError | None = None
-        """Why the session is over."""
+        """The reason why the session is over."""
         self.is_broken = False
-        """The session has a fault: its machine is not to be believed."""
+        """Whether the session has a fault, so that its machine is not to be believed."""
         self.ended = trio.Event()
-        """The session has a failure."""
+        """Set when the session has a failure."""
         self.over = trio.Event()
-        """Nothing of this session runs any more."""
+        """Set when nothing of this session runs any more."""
         self.contain = Containment(self.break_off)
         self.nursery: trio.Nursery | None = None
         """Holds the tasks, while the session runs."""
@@ -68,16 +68,16 @@ class Lifetime:
         self._endings: list[Callable[[SessionError], None]] = []
 
     def at_end(self, ending: Callable[[SessionError], None]) -> None:
-        """Has `ending` called when the session fails, and perhaps again later."""
+        """Have `ending` called when the session fails, and perhaps again later."""
         self._endings.append(ending)
 
     def require_alive(self) -> None:
-        """Raises a SessionError with the reason if the session is over."""
+        """Raise a SessionError with the reason if the session is over."""
         if self.failure is not None:
             raise SessionError(self.failure.result, self.failure.message)
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Starts a task that ends with the session."""
+        """Start a task that ends with the session."""
         if self.nursery is not None and not self.ended.is_set():
             start_task(self.nursery, self.contained, function, *args)
 
@@ -86,8 +86,8 @@ class Lifetime:
             await function(*args)
 
     def fail(self, code: Result, reason: str) -> None:
-        """Ends the session: all calls and queued launches fail. May be called again; the first reason stays. Whatever
-        ending fails, as those of trio's do in another thread, the others are called."""
+        """End the session: all calls and queued launches fail. May be called again; the first reason stays. If one of
+        the endings raises, as those of trio's do in another thread, the others are called all the same."""
         if self.failure is None:
             self.failure = SessionError(code, reason)
         with ExitStack() as last:
@@ -96,8 +96,8 @@ class Lifetime:
                 last.callback(ending, self.failure)
 
     def break_off(self, error: Exception) -> None:
-        """Ends the session for a fault of pccl's or of this machine, of nobody else's. May be called again: one fault
-        brings forth others."""
+        """End the session for a fault of pccl or of this machine. May be called again: one fault brings forth
+        others."""
         if self.is_broken or self.over.is_set():
             return
         self.is_broken = True

@@ -1,4 +1,4 @@
-"""Where a session's master is, and the present control connection to it."""
+"""The present control connection of a session, and the address of the master that it leads to."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class MasterLine:
         self.port: int = connection.remote_address[1]
 
     def send(self, messages: list[m.Message]) -> None:
-        """Never waits and never raises."""
+        """Send messages to the master. Never waits and never raises."""
         self.connection.send(messages)
 
     async def end(self) -> None:
-        """Closes the connection, after what there is to send."""
+        """Close the connection, after what there is to send."""
         self.connection.shutdown()
         await self.connection.flush()
         self.connection.close()

@@ -16,7 +16,7 @@ from pccl.runtime.threads.tasks import start_task
 
 
 class Measuring:
-    """Only for the trio thread."""
+    """Measurements that the machine asks for. Only for the trio thread."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class OpTable:
         return bool(self.ops or self._holders)
 
     def claim(self, op: PendingOp) -> PendingOp:
-        """The op that has the name of this one, which is this one from now on if there was none."""
+        """Return the op that has the name of this one, which is this one from now on if there was none."""
         return self._holders.setdefault(op.name, op)
 
     def holds_tag(self, op: PendingOp) -> bool:
@@ -32,7 +32,7 @@ class OpTable:
             self._holders.pop(op.name, None)
 
     def finish(self, op: PendingOp, result: OpResult) -> None:
-        """Ends an op for its caller. Its tag is free before: who waits for the op may launch the next one at once."""
+        """End an op for its caller. Its tag is freed before: who waits for the op may launch the next one at once."""
         self.release_tag(op)
         op.finish(result)
         self.ops.pop(op.op, None)

@@ -1,4 +1,4 @@
-"""How a session is set up, and the error that its calls raise."""
+"""The options of a session, and the error that its calls raise."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class SessionOptions:
     encrypt: bool = False
     """Peers send each other encrypted records. Needs a token."""
     ssl_context: ssl.SSLContext | None = None
-    """For the control connection; None: no TLS."""
+    """TLS for the control connection; None: no TLS."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """How long a lost master, or one after it, may take to be found."""
+    """Time that a lost master, or one after it, may take to be found."""
     segment_bytes: int = 0
     force_poll: bool = False

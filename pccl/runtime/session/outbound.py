@@ -25,14 +25,14 @@ from pccl.runtime.threads.tasks import start_task
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 STANDS_S = 1.0
-"""A link that has lost a connection and stands so long after that has lost no more than that."""
+"""Time after which a link that has lost a connection counts as having lost no more than that."""
 REDIAL_S = 1.0
-"""After that a lost connection that could not be made anew is tried once more, then after twice as long, and so on."""
+"""Pause before a lost connection that could not be made anew is tried once more; it doubles with each try."""
 REDIAL_S_MAX = 30.0
 
 
 class Outbound:
-    """Only for the trio thread."""
+    """The links of this peer. Only for the trio thread."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Outbound:
         logger: logging.LoggerAdapter[logging.Logger],
         master_host: Callable[[], str],
     ) -> None:
-        """`master_host` is where peers are dialled that the master has on its own host."""
+        """`master_host` returns the address at which to dial peers on the master's own host."""
         self._options = options
         self._driver = driver
         self._lifetime = lifetime
@@ -64,17 +64,17 @@ class Outbound:
 
     @property
     def links_made(self) -> int:
-        """How many links stand, or are being made."""
+        """Number of links that there are, or that are being made."""
         return len(self._making)
 
     async def dial(
         self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
     ) -> tuple[trio.socket.SocketType, Keys | None]:
-        """A connection to another peer for something else than a link. LinkError."""
+        """Return a connection to another peer for something else than a link. LinkError."""
         return await links.dial_within(member, self._master_host(), opening, self._options.token, timeout_s)
 
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
-        """Gives a link's connection to the engine, if the link is wanted still."""
+        """Give a link's connection to the engine, if the link is wanted still."""
         with self._driver.taking_over as machine:
             if machine.link_connected(link) and not self._lifetime.is_broken:
                 self._engine.link_add(link, index, sock.detach(), keys if self._options.encrypt else None)
@@ -184,7 +184,7 @@ class Outbound:
         self._engine.link_close(effect.link)
 
     def _log(self, _: ps.Peer, effect: ps.PeerLog) -> None:
-        """Logs what the machine has to say; of a link only if that stands for a while after."""
+        """Log what the machine has to say; of a link only if that lasts for a while after."""
         if effect.link:
             scope = trio.CancelScope()
             self._making[effect.link].append(scope)

@@ -1,15 +1,15 @@
-"""One connected peer: composes the parts of a session, and runs them from Hello to the end.
+"""Composes the parts of a connected peer's session, and runs them from Hello to the end.
 
 A session drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls:
 
     driver          the one way to the machine, in turns; carries its effects out
-    engine_bridge   ops and verdicts down to the engine, its events up
+    engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
     launches        ops as their callers' threads see them: launch, cancel, take back
     reclaims        arrays of ops that were given up
     joint_calls     joint calls, and what comes of them
     state_sync      this peer's part in sync_shared_state
-    control         the control connection, and the search for a master
-    heartbeats      the connection that carries them to the master
+    control         the control connection; notices that it breaks, and searches for another master
+    heartbeats      the heartbeats to the master and from it; notices that it falls silent
     outbound        links that this peer makes
     inbound         connections that others make
     measuring       link metrics for optimize_topology
@@ -67,7 +67,7 @@ FAREWELL_S = 1.0
 
 
 class PeerSession:
-    """Created by `open_session`; `run` must be running."""
+    """The session of a connected peer. Created by `open_session`; `run` must be running."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class PeerSession:
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.is_forgotten = False
-        """It belongs to the parent of this process."""
+        """Whether it belongs to the parent of this process."""
         self.installed = trio.Event()
-        """The first view is there, or there will be none."""
+        """Set when the first view is there, or there will be none."""
         machine = ps.Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
         line = MasterLine(connection, address)
@@ -144,23 +144,23 @@ class PeerSession:
 
     @property
     def failure(self) -> SessionError | None:
-        """Why the session is over."""
+        """The reason why the session is over, if it is."""
         return self._lifetime.failure
 
     async def joint(self, kind: str) -> int:
-        """As `JointCalls.make`."""
+        """Make a joint call, as `JointCalls.make`."""
         return await self._calls.make(kind)
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """As `StateSync.sync`."""
+        """Bring the shared state to the elected content, as `StateSync.sync`."""
         return await self._state_sync.sync(strategy, revision, transfer)
 
     def store_failed(self, reason: str) -> SessionError:
-        """As `StateSync.store_failed`."""
+        """Leave the run over a failed store, as `StateSync.store_failed`."""
         return self._state_sync.store_failed(reason)
 
     async def close(self) -> None:
-        """Leaves the run and waits until nothing of the session is left."""
+        """Leave the run and wait until nothing of the session is left."""
         if self.is_forgotten or self.over.is_set():
             return
         with self._lifetime.contain:
@@ -170,7 +170,7 @@ class PeerSession:
         await self.over.wait()
 
     def forget_after_fork(self) -> None:
-        """In a forked child: lets go of everything without a word to anybody."""
+        """Let go of everything in a forked child, without a word to anybody."""
         self.is_forgotten = True
         failure = self._lifetime.failure = SessionError(
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
@@ -184,12 +184,13 @@ class PeerSession:
 
     @property
     def hears_master(self) -> bool:
-        """A master hears this peer. Any thread."""
+        """Whether a master hears this peer. Any thread."""
         return self._machine.is_led
 
     @property
     def obstacle(self) -> str:
-        """Why the master does not let this peer in for a while; empty: nothing but the others holds it up."""
+        """The reason why the master does not let this peer in for a while; empty: nothing but the others holds it
+        up."""
         return self._machine.obstacle
 
     def stats(self) -> dict[str, int]:
@@ -197,7 +198,7 @@ class PeerSession:
         return self._engine.stats()
 
     def _about(self) -> dict[str, object]:
-        """For the log."""
+        """Return what log lines of this session tell besides their text."""
         view, machine = self.view, self._machine
         known = {"run": machine.run, "view": view.view if view is not None else 0, "group": self._options.group}
         return {**known, "peer": machine.peer} if machine.peer else {"group": self._options.group}
@@ -209,7 +210,7 @@ class PeerSession:
     # Running.
 
     async def run(self) -> None:
-        """From Hello to the end. Never raises anything but trio.Cancelled."""
+        """Run the session from Hello to the end. Never raises anything but trio.Cancelled."""
         try:
             with self._lifetime.contain:
                 await self._run()
@@ -237,8 +238,8 @@ class PeerSession:
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:
-        """The trio run is no more, or cannot be woken, since somebody has closed its descriptors: ends the session from
-        whatever thread, and all calls and ops. May be called again."""
+        """End the session from any thread, and all calls and ops, because its trio run is no more or cannot be woken:
+        somebody has closed its descriptors. May be called again."""
         with self._abandoning:
             with suppress(Exception):  # of trio's, whose run is not to be had
                 self._lifetime.fail(Result.INTERNAL_ERROR, loop_has_ended(error))
@@ -250,7 +251,7 @@ class PeerSession:
             self._end_all()
 
     def _release(self) -> None:
-        """Frees what is left, after all tasks have ended. Whatever fails on the way, the rest is done, and all callers
+        """Free what is left, after all tasks have ended. Whatever fails on the way, the rest is done, and all callers
         have their results once the engine has restored their buffers."""
         with self._lifetime.contain, ExitStack() as last:
             last.callback(self.over.set)
@@ -263,7 +264,7 @@ class PeerSession:
             last.callback(self._line.connection.close)
 
     def _end_all(self) -> None:
-        """Ends what is in flight. Only after an internal error there is anything."""
+        """End what is in flight. Only after an internal error there is anything."""
         failure = self._lifetime.failure
         assert failure is not None
         for op in [*self._table.ops.values(), *self._fast_path.running]:
@@ -292,7 +293,7 @@ class PeerSession:
                 pass
 
     async def _keep_reporting(self) -> None:
-        """Tells the master what this peer has done, for whoever watches the run."""
+        """Tell the master what this peer has done, for whoever watches the run."""
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
@@ -324,7 +325,7 @@ class PeerSession:
 
 
 async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
-    """Connects to a master and creates a session; the caller spawns its `run`. SessionError names the addresses."""
+    """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses."""
     search = MasterAddresses(masters)
     connection: ControlConnection[m.FromMaster] | None = None
     while connection is None:

@@ -1,4 +1,4 @@
-"""How callers that give an op up get its arrays back, whatever becomes of the op: see `data_plane.detached`.
+"""Gives callers the arrays back of ops that they give up, whatever becomes of the op: see `data_plane.detached`.
 
 The tag of such an op stays in use until its verdict is known.
 """
@@ -23,12 +23,13 @@ from pccl.runtime.session.op_table import OpTable
 from pccl.types import Result
 
 DEVICE_GRACE_S = 5.0
-"""How long the array of an op that goes on may be copied from its device after its caller wanted it back."""
+"""Time for which the array of an op that goes on may still be copied from its device after its caller wanted it
+back."""
 ENGINE_POLL_MS = 1000
 
 
 class Reclaims:
-    """Only for the trio thread."""
+    """Arrays that their callers want back before their op is over. Only for the trio thread."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class Reclaims:
         self._bridge = bridge
 
     def ends_with_the_session(self, op: PendingOp) -> bool:
-        """Whether the session has a fault, and the engine may have the op until it is closed, which gives the arrays
-        back."""
+        """Return whether the session has a fault, and the engine may have the op until it is closed, which gives the
+        arrays back."""
         return self._lifetime.is_broken and (op.op in self._table.ops or self._fast_path.has(op))
 
     def take(self, machine: ps.Peer, op: PendingOp, goes_on: bool) -> None:
-        """Has the arrays of an op given back, if they are not. The op stops, or `goes_on` with a copy."""
+        """Have the arrays of an op given back, if they are not. The op stops, or `goes_on` with a copy."""
         if op.is_released or op.is_detached or self.ends_with_the_session(op):
             return
         if op.op not in self._table.ops:
@@ -69,8 +70,8 @@ class Reclaims:
             self._detach(machine, op, goes_on)
 
     def release_here(self, op: PendingOp) -> None:
-        """Waits for the release in the trio thread, for a caller there that does not await: nobody else hears the
-        engine meanwhile."""
+        """Wait for the release in the trio thread, for a caller there that does not await: nobody else hears the engine
+        meanwhile."""
         poller = select.poll()
         for event_fd in self._engine.event_fds:
             poller.register(event_fd, select.POLLIN)
@@ -118,7 +119,7 @@ class Reclaims:
 
     @staticmethod
     def _stop_reading(machine: ps.Peer, op: PendingOp) -> None:
-        """Gives up an op that should go on: its device has not copied what its caller wants back."""
+        """Give up an op that should go on: its device has not copied what its caller wants back."""
         if op.is_released:
             return
         if op.source is not None:
@@ -129,7 +130,7 @@ class Reclaims:
 
     @staticmethod
     def _copied(machine: ps.Peer, op: PendingOp) -> PrivateCopy | None:
-        """None: there is no memory, and the op has been given up on all peers."""
+        """Return memory for the op to go on with. None: there is none, and the op has been given up on all peers."""
         try:
             return op.copied(machine.peer)
         except MemoryError:

@@ -1,4 +1,4 @@
-"""What a session tells the master of its own work: counts what ends here, and says when there is something to tell.
+"""Counts what a session does, and says when there is something to tell the master of it.
 
 A report goes out REPORT_S after the last one if anything has changed since, and once more when nothing does any longer,
 so that rates fall back to 0. In large runs peers report less often: the master hears REPORTS_PER_S_MAX in all.
@@ -18,7 +18,7 @@ EPOCHS_REPORTED = 4
 
 
 def interval_s(peers: int) -> float:
-    """Between two reports of each peer of a run."""
+    """Return the time between two reports of each peer of a run."""
     return max(REPORT_S, peers / REPORTS_PER_S_MAX)
 
 
@@ -38,18 +38,18 @@ class _Link:
 
 
 class WorkCounters:
-    """Of one session."""
+    """Counts of what a session has done."""
 
     def __init__(self) -> None:
         self._ops: dict[int, list[int]] = {}
-        """By epoch: committed, aborted."""
+        """Numbers of committed and aborted ops by epoch."""
         self._state_rx_bytes = 0
         self._reconnects = 0
         self._links: dict[int, _Link] = {}
         self._term = 0
         self._last_report: Report | None = None
         self._is_quiet = False
-        """Two reports have said the same."""
+        """Whether two reports have said the same."""
 
     def op_ended(self, epoch: int, is_committed: bool) -> None:
         counts = self._ops.setdefault(epoch, [0, 0])
@@ -65,7 +65,7 @@ class WorkCounters:
 
     @property
     def links(self) -> list[int]:
-        """Those that stand, or are being made."""
+        """The links that there are, or that are being made."""
         return list(self._links)
 
     def link_made(self, link: int, peer: int) -> None:
@@ -79,7 +79,7 @@ class WorkCounters:
         self._links.pop(link, None)
 
     def report(self, stats: Mapping[str, int], term: int = 1) -> Report | None:
-        """What there is to tell the master of this term, with the engine's counters. None: nothing new."""
+        """Return what there is to tell the master of this term, with the engine's counters. None: nothing new."""
         if term != self._term:
             self._term = term
             self._last_report = None

@@ -26,19 +26,19 @@ from pccl.types import Result
 
 @dataclass
 class Syncing:
-    """One sync_shared_state call of this peer."""
+    """A `sync_shared_state` call of this peer."""
 
     transfer: Transfer
     plan: m.SyncPlan | None = None
     planned: trio.Event = field(default_factory=trio.Event)
-    """Set by the next plan."""
+    """Set by the next plan, and replaced then."""
     is_over: bool = False
     fetching: trio.CancelScope | None = None
     is_fetching: trio.Lock = field(default_factory=trio.Lock)
     scopes: list[trio.CancelScope] = field(default_factory=list)
 
     def plan_with(self, plan: m.SyncPlan) -> None:
-        """Takes a plan, or that of another master after it, which begins anew with what has come by then."""
+        """Take a plan, or that of another master after it, which begins anew with what has come by then."""
         self.plan = plan
         self.planned.set()
         self.planned = trio.Event()
@@ -47,13 +47,14 @@ class Syncing:
             self.fetching = None
 
     async def until_planned(self, sync: int) -> bool:
-        """Waits for the plan of this sync. False if it is over."""
+        """Wait for the plan of this sync. Return False if it is over."""
         while not self.is_over and (self.plan is None or self.plan.sync < sync):
             await self.planned.wait()
         return not self.is_over and self.plan is not None and self.plan.sync == sync
 
     def scope(self) -> trio.CancelScope:
-        """For one task that moves state: cancelled when the call is over, so that no tensor is touched after it."""
+        """Return a scope for a task that moves state. It is cancelled when the call is over, so that no tensor is
+        touched after it."""
         scope = trio.CancelScope()
         if self.is_over:
             scope.cancel()
@@ -68,7 +69,7 @@ class Syncing:
 
 
 class StateSync:
-    """Only for the trio thread."""
+    """This peer's part in `sync_shared_state`. Only for the trio thread."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class StateSync:
         lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Makes the joint call with this peer's part of it and returns the elected revision. SessionError; what was
+        """Make the joint call with this peer's part of it and return the elected revision. SessionError; what was
         overwritten by then is in `transfer.overwritten`, also when cancelled."""
         self._lifetime.require_alive()
         if self.current is not None:
@@ -112,19 +113,19 @@ class StateSync:
             self._counters.state_fetched(transfer.rx_bytes)
 
     def lost(self, peer: int, reason: str) -> None:
-        """A peer has left the run."""
+        """Note that a peer has left the run."""
         if self.current is not None:
             self.current.transfer.lost(peer, reason)
 
     def store_failed(self, reason: str) -> SessionError:
-        """Leaves the run, for this peer's tensors are of no use any more. Returns what to raise."""
+        """Leave the run, for this peer's tensors are of no use any more. Return what to raise."""
         reason = f"{reason}; this peer has left the run"
         with self._lifetime.contain, self._driver.taking_over as machine:
             machine.fail(reason)
         return SessionError(Result.INTERNAL_ERROR, reason)
 
     async def serve(self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, tells: bool) -> None:
-        """Answers another peer that fetches this one's state."""
+        """Answer another peer that fetches this one's state."""
         stream = self._stream(sock, keys)
         with syncing.scope(), self._leaving_on_store_errors():
             await syncing.transfer.serve(stream, tells)

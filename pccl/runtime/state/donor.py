@@ -1,8 +1,8 @@
 """The donor's side of a state transfer: answers one connection of a receiver, request by request, in order.
 
 A donor may serve many connections at once, of one receiver or of several. Each send is at most a block and followed by
-a turn of trio's scheduler, so that connections share the uplink evenly and nothing else in the trio thread waits for
-more than a block's copy.
+a turn of trio's scheduler, so that connections share the way out evenly and nothing else in the trio thread waits
+for more than a block's copy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ async def serve(
     sent: Callable[[int], None],
     tells: bool = False,
 ) -> None:
-    """First `tells` the digests of all tensors that are not loose, if that is wanted. Ends only by an exception:
-    ConnectionLost, or ProtocolError for a request that nobody may make. `sent` hears of every piece of content that has
-    left."""
+    """Answer a receiver, until an exception: ConnectionLost, or ProtocolError for a request that nobody may make. With
+    `tells`, send it the digests of all tensors that are not loose before it asks. `sent` is called with the size of
+    whatever content has left."""
     for index, tensor in enumerate(tensors):
         if tells and not tensor.loose:
             await _send_digests(stream, index, own)

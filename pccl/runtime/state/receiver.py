@@ -2,9 +2,9 @@
 
 Theory of operation. A `_Fetch` brings some tensors to one goal, which is given by block digests:
 
-1. Every donor tells the block digests, which must hash to the root that the master elected, so a donor can neither lie
-   nor be mistaken about the goal. The first to tell sets it. Where there are very many digests, one donor at a time is
-   asked for them instead, and the others wait, connected, until one has told.
+1. Every donor sends the block digests, which must hash to the root that the master elected, so a donor can neither lie
+   nor be mistaken about the goal. The first to send them sets it. Where there are very many digests, one donor at a
+   time is asked for them instead, and the others wait, connected, until one has sent them.
 2. Every donor is then asked for blocks as `schedule` says. A block is received straight into its tensor, hashed
    (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
    it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
@@ -13,8 +13,8 @@ Theory of operation. A `_Fetch` brings some tensors to one goal, which is given 
    Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more streams,
    one after the other, up to as many as it wants connections in a link, as long as they make it faster.
 3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
-   left out, and its blocks go to the others. Silent is who sends nothing for the peer timeout, or for STALL_S while
-   others move. A donor with several streams may lose all but one.
+   left out, and its blocks go to the others. A donor is silent that sends nothing for the peer timeout, or for STALL_S
+   while others move. A donor with several streams may lose all but one.
 
 The fetch fails when no donor is left. Verified blocks stay, as they are right whoever sent them.
 
@@ -48,23 +48,25 @@ logger = logging.getLogger("pccl.state")
 
 STALL_S = 5.0
 PATIENCE_S = 5.0
-"""The peer timeout where nothing else is said."""
+"""Time that a donor may send nothing, where the peer timeout is not given."""
 WATCH_S = 0.25
 IDLE_S = 0.1
-"""How often a stream with nothing to do looks for blocks that are late."""
+"""Interval in which a stream with nothing to do looks for blocks that are late."""
 DONORS_MAX = 32
-"""In use at once; others take the place of those that fail."""
+"""Number of donors in use at once; others take the place of those that fail."""
 STREAMS_MAX = 64
-"""Over all donors, but each has one."""
+"""Number of streams from all donors together, but each donor has one."""
 STREAMS_PER_DONOR_MAX = 8
 STREAM_AFTER_S = 2.0
-"""How long a donor's speed is measured before it gets another stream, if the rest will take longer than twice that."""
+"""Time for which a donor's speed is measured before it gets another stream, if the rest will take longer than twice
+that."""
 STREAM_GAIN = 1.1
 """A donor that has not become so much faster by its last stream gets no more."""
 DIGESTS_UNASKED_BYTES_MAX = 2**18
 """If all digests are no more than this, every donor tells them unasked, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
-"""Few enough for the donor's receive buffer, also while it waits for us to read its answers."""
+"""Number of digests asked for at once: few enough for the donor's receive buffer, also while it waits for us to read
+its answers."""
 
 
 class ClosableStream(ByteStream, Protocol):
@@ -74,11 +76,12 @@ class ClosableStream(ByteStream, Protocol):
 
 
 Connect = Callable[[m.PeerInfo, bool], Awaitable[ClosableStream]]
-"""Reaches a donor, which is to tell the digests of all tensors that are not loose unasked if so said. LinkError."""
+"""Reaches a donor. If the second argument is true, the donor sends the digests of all tensors that are not loose before
+it is asked. LinkError."""
 
 
 class TransferError(Exception):
-    """No donor is left."""
+    """The transfer failed: no donor is left to ask."""
 
     def __init__(self, suspects: list[tuple[int, str]]) -> None:
         self.suspects = suspects
@@ -86,24 +89,24 @@ class TransferError(Exception):
 
 
 class Receiver:
-    """One peer's tensors while they are brought to what a group has elected."""
+    """The tensors of a peer while they are brought to what a group has elected."""
 
     def __init__(self, tensors: Sequence[StateTensor], own: Fingerprint) -> None:
         self.tensors = tensors
         self.held = [bytearray(digests) for digests in own.blocks]
-        """Per tensor the digests of what its blocks hold at this moment; UNKNOWN where a block is half-written."""
+        """The digests of what each tensor's blocks hold at this moment; UNKNOWN where a block is half-written."""
         self.rx_bytes = 0
-        """Of blocks that have landed."""
+        """Bytes of the blocks that have landed."""
         self.overwritten: set[str] = set()
         """Tensors of which at least one byte was replaced."""
         self.suspects: dict[int, str] = {}
         """Donors that failed, and how, in the order in which they did."""
         self.patience_s = PATIENCE_S
-        """How long a donor may send nothing."""
+        """Time that a donor may send nothing."""
         self._fetching: _Fetch | None = None
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect) -> None:
-        """Brings the tensors to the elected content; TransferError when no donor is left to ask."""
+        """Bring the tensors to the elected content. TransferError when no donor is left to ask."""
         fixed = [index for index, tensor in enumerate(self.tensors) if not tensor.loose]
         loose = [index for index, tensor in enumerate(self.tensors) if tensor.loose]
         if plan.fetch_content and fixed:
@@ -129,7 +132,7 @@ class Receiver:
             self._fetching = None
 
     def lost(self, peer: int, reason: str) -> None:
-        """A peer is known to be gone; if it is a donor, nobody waits for it any more."""
+        """Note that a peer is gone; if it is a donor, nobody waits for it any more."""
         if self._fetching is not None:
             self._fetching.lost(peer, reason)
 
@@ -141,11 +144,11 @@ class _Donor:
         self.scope = trio.CancelScope()
         self.connections: list[_Connection] = []
         self.nursery: trio.Nursery | None = None
-        """For more streams, once it has one."""
+        """Holds the tasks of its streams, once it has one."""
         self.streams = 1
-        """How many it was given so far."""
+        """Number of streams that it was given so far."""
         self.is_full = False
-        """More streams would not make it faster."""
+        """Whether more streams would not make it faster."""
         self.rx_bytes = 0
         self._rate = 0.0
         self._windows = 0
@@ -153,7 +156,7 @@ class _Donor:
         self._window_bytes = 0
 
     def measure(self, now: float) -> bool:
-        """Its speed, once in a while; True if it should get another stream."""
+        """Measure its speed, once in a while. Return whether it should get another stream."""
         elapsed_s = now - self._window_at
         if self._windows and elapsed_s < STREAM_AFTER_S:
             return False
@@ -168,14 +171,14 @@ class _Donor:
 
 
 class _Connection:
-    """A stream and its stream, which tells the stream what moves."""
+    """A connection to a donor, which tells its donor stream what moves."""
 
     def __init__(self, donor: _Donor, sock: ClosableStream) -> None:
         self.stream = DonorStream()
         self._donor = donor
         self.is_learning = False
         self.silence = ""
-        """Why the watch has ended it."""
+        """The reason why the watch has ended it."""
         self._scope = trio.CancelScope()
         self._sock = sock
         self._scratch: bytearray | None = None
@@ -185,7 +188,7 @@ class _Connection:
         return self.is_learning or bool(self.stream.queue)
 
     async def unless_silent(self, use: Callable[[], Awaitable[None]]) -> None:
-        """Awaits `use()`, until the watch ends it: ConnectionLost."""
+        """Await `use()`. ConnectionLost if the watch ends it."""
         self._scope = trio.CancelScope()
         with self._scope:
             await use()
@@ -206,7 +209,7 @@ class _Connection:
         return count
 
     async def receive_scratch(self, size: int) -> memoryview:
-        """The next `size` bytes, at most a block, apart from any tensor."""
+        """Receive the next `size` bytes, at most a block, apart from any tensor."""
         if self._scratch is None:
             self._scratch = bytearray(tensor_blocks.BLOCK_BYTES)
         whole = view = memoryview(self._scratch)[:size]
@@ -227,14 +230,14 @@ class _Writing:
         self._scope = trio.CancelScope()
 
     async def receive(self, connection: _Connection, view: memoryview) -> int:
-        """How many bytes have come; none if it has been revoked."""
+        """Receive into the block. Return how many bytes have come; 0 if the writer has been made to let go."""
         self._scope = trio.CancelScope()
         with self._scope:
             return await receive_some(connection, view)
         return 0
 
     async def revoke(self) -> None:
-        """Has the writer let go."""
+        """Have the writer let go of the block."""
         self.is_revoked = True
         self._scope.cancel()
         await self.ended.wait()
@@ -257,7 +260,7 @@ class _Fetch:
         self._connect = connect
         self._donors: dict[int, _Donor] = {}
         self._goal: dict[int, bytes] = {}
-        """Per wanted tensor the block digests to reach."""
+        """The block digests to reach, by tensor."""
         self._schedule: Schedule | None = None
         self._tells = (
             root is not None
@@ -266,11 +269,11 @@ class _Fetch:
         self._learning = trio.Lock()
         self._writing: dict[Block, _Writing] = {}
         self._returned = trio.Event()
-        """Replaced whenever it was set: a stream has left blocks to the others."""
+        """Set when a stream has left blocks to the others, and replaced then."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """TransferError if no donor is left."""
+        """Fetch all that is missing. TransferError if no donor is left."""
         members = iter(self._members)
         with self._scope:
             async with trio.open_nursery() as watch:
@@ -306,7 +309,7 @@ class _Fetch:
                 await self._use(member)
 
     async def _use(self, member: m.PeerInfo) -> None:
-        """Fetches from a donor until everything has landed or it has failed."""
+        """Fetch from a donor until everything has landed or it has failed."""
         donor = self._donors[member.peer] = _Donor(member)
         try:
             with donor.scope:
@@ -317,7 +320,7 @@ class _Fetch:
             self._fail(donor.peer, str(error))
 
     async def _begin(self, donor: _Donor) -> _Connection:
-        """Its first connection, when the goal is known."""
+        """Return the donor's first connection, when the goal is known."""
         connection = _Connection(donor, await self._connect(donor.member, self._tells))
         try:
             if self._tells:
@@ -356,7 +359,8 @@ class _Fetch:
         await self._use_stream(donor, connection)
 
     async def _use_stream(self, donor: _Donor, connection: _Connection) -> None:
-        """The donor fails with its last stream, or at once if what it sends is wrong."""
+        """Fetch over one connection to a donor. The donor fails with its last stream, or at once if what it sends is
+        wrong."""
         schedule = self._schedule
         assert schedule is not None
         donor.connections.append(connection)
@@ -376,7 +380,7 @@ class _Fetch:
                 self._returned = trio.Event()
 
     async def _watch(self) -> None:
-        """Ends connections that have fallen silent, and opens more. Only time in which we ran ourselves counts."""
+        """End connections that have fallen silent, and open more. Only time in which this process ran counts."""
         last = trio.current_time()
         while True:
             await trio.sleep(WATCH_S)
@@ -462,8 +466,8 @@ class _Fetch:
             await send_message(connection, m.BlockRequest(block.tensor, block.number, 1))
 
     async def _receive_block(self, connection: _Connection, schedule: Schedule) -> None:
-        """Reads the stream's first block from the connection, whatever may become of it. Wrong bytes are a
-        ProtocolError."""
+        """Read the stream's first block from the connection, whatever may become of it. ProtocolError for wrong
+        bytes."""
         block = connection.stream.queue[0]
         if block.is_landed or block in self._writing:
             await self._receive_copy(connection, block)
@@ -512,7 +516,7 @@ class _Fetch:
         self._hold(block, UNKNOWN)
 
     def _land(self, block: Block, landing: Landing) -> None:
-        """Its verified bytes are in `landing`."""
+        """Put the verified bytes in `landing` in the block's place."""
         assert self._schedule is not None
         self._spoil(block)
         landing.land()

@@ -1,4 +1,4 @@
-"""Which block of a state transfer is asked of which donor: no I/O here, and time comes in as an argument.
+"""Chooses which block of a state transfer is asked of which donor. No I/O here, and time comes in as an argument.
 
 Theory of operation. A *donor stream* is one connection to a donor, which answers requests in order. Blocks wait in one
 pool; each stream draws from it as soon as what it has been asked for will have come within its *horizon*, so a faster
@@ -26,14 +26,14 @@ from pccl.runtime.state import tensor_blocks
 HORIZON_S = 0.25
 HORIZON_LATENCIES = 3
 REQUESTS_FIRST = 2
-"""Asked for while a stream's speed is not known."""
+"""Number of requests under way while a stream's speed is not known."""
 REQUESTS_MAX = 256
-"""Asked for at most: so many requests fit the donor's receive buffer also while it does not read."""
+"""Number of requests under way at most: so many fit the donor's receive buffer also while it does not read."""
 RATE_WINDOW_S = 0.1
 RATE_WEIGHT = 0.3
-"""Of the newest window in the rate."""
+"""Weight of the newest window in a stream's rate."""
 RESCUE_S = 0.25
-"""What a rescue must win at least."""
+"""Time that a rescue must win at least."""
 
 
 @dataclass(eq=False)
@@ -45,35 +45,35 @@ class Block:
     size: int
     is_landed: bool = False
     holders: list[DonorStream] = field(default_factory=list)
-    """Lanes that were asked for it and have not delivered it yet."""
+    """Streams that were asked for it and have not delivered it yet."""
 
 
 class DonorStream:
-    """What is known of one connection to a donor, and what it was asked for."""
+    """A connection to a donor: what it was asked for, and how fast it is."""
 
     def __init__(self) -> None:
         self.queue: deque[Block] = deque()
-        """Asked for, in the order in which they will arrive."""
+        """Blocks that were asked for, in the order in which they will arrive."""
         self.silent_s = 0.0
-        """How long nothing has come of what was asked for. The watch adds to it."""
+        """Time for which nothing has come of what was asked for. The receiver's watch adds to it."""
         self.latency_s = 0.0
         """The shortest wait from a request to the first byte, when nothing else was under way."""
         self.rate: float | None = None
-        """Bytes a second, as far as known."""
+        """Bytes a second, as far as known; None: not yet."""
         self.to_come_bytes = 0
-        """Of the blocks in the queue."""
+        """Bytes of the blocks in the queue that have not come yet."""
         self._asked_at: float | None = None
         self._window_start = 0.0
         self._window_bytes = 0
 
     def asked(self, now: float) -> None:
-        """Something was asked for when nothing was under way."""
+        """Note a request at a time when nothing was under way."""
         self._asked_at = self._window_start = now
         self._window_bytes = 0
         self.silent_s = 0.0
 
     def moved(self, count: int, now: float) -> None:
-        """So many bytes have come."""
+        """Note that so many bytes have come."""
         self.silent_s = 0.0
         if self._asked_at is not None:
             latency_s = now - self._asked_at
@@ -100,7 +100,8 @@ class DonorStream:
         return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
-        """How long `size` bytes will take, as far as is known; silence counts as if it went on for as long again."""
+        """Return how long `size` bytes will take, as far as is known; silence counts as if it went on for as long
+        again."""
         return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:
@@ -118,7 +119,7 @@ class DonorStream:
 
 
 class Schedule:
-    """`blocks` is drawn from lazily and holds `count` blocks."""
+    """The blocks of a transfer, and who is asked for which. `blocks` is drawn from lazily and holds `count` blocks."""
 
     def __init__(self, blocks: Iterable[Block], count: int) -> None:
         self.remaining = count
@@ -135,12 +136,12 @@ class Schedule:
 
     @property
     def remaining_s(self) -> float:
-        """How long the rest will take at the present speed."""
+        """The time that the rest will take at the present speed."""
         rate = sum(stream.rate or 0.0 for stream in self._streams if stream.queue)
         return self.remaining * tensor_blocks.BLOCK_BYTES / rate if rate else float("inf")
 
     def draw(self, stream: DonorStream, now: float) -> Block | None:
-        """The next block to ask `stream` for, if any: it is in its queue then."""
+        """Return the next block to ask the stream for, which is in its queue then; None: there is none now."""
         if not stream.has_room:
             return None
         block = self._returned.popleft() if self._returned else next(self._fresh, None)
@@ -151,7 +152,7 @@ class Schedule:
         return block
 
     def _late(self, idle: DonorStream) -> Block | None:
-        """The block to rescue: that which will take longest."""
+        """Return the block to rescue: the one that will take longest."""
         found: Block | None = None
         found_s = 0.0
         waits: dict[Block, float] = {}
@@ -168,18 +169,18 @@ class Schedule:
         return found
 
     def land(self, block: Block) -> None:
-        """A verified copy is where it belongs."""
+        """Note that a verified copy is where it belongs."""
         assert not block.is_landed
         assert self.remaining > 0
         block.is_landed = True
         self.remaining -= 1
 
     def delivered(self, stream: DonorStream) -> None:
-        """The first block of the stream's queue has come, whatever became of it."""
+        """Note that the first block of a stream's queue has come, whatever became of it."""
         self._give_back(stream._remove_first())
 
     def forsake(self, stream: DonorStream) -> bool:
-        """The stream has ended. True if it has left blocks to the others."""
+        """Remove a stream that has ended. Return whether it has left blocks to the others."""
         self._streams.remove(stream)
         before = len(self._returned)
         while stream.queue:
@@ -192,7 +193,7 @@ class Schedule:
 
 
 def blocks_of(tensor: int, size: int, numbers: Iterable[int]) -> Iterator[Block]:
-    """The numbered blocks of a tensor of `size` bytes."""
+    """Yield the numbered blocks of a tensor of `size` bytes."""
     width = tensor_blocks.BLOCK_BYTES
     for number in numbers:
         yield Block(tensor, number, min(width, size - number * width))

@@ -27,9 +27,9 @@ from pccl.protocol import messages as m
 BLOCK_BYTES = 2**20
 DIGEST_BYTES = 32
 UNKNOWN = bytes(DIGEST_BYTES)
-"""In the place of a block's digest while nobody knows what the block holds."""
+"""Stands for the digest of a block whose content nobody knows."""
 SHARE_BYTES = 16 * 2**20
-"""What a hashing thread takes at a time."""
+"""Number of bytes that a hashing thread takes at a time."""
 THREADS_MAX = 32
 
 
@@ -40,7 +40,7 @@ class Landing(Protocol):
     def view(self) -> memoryview: ...
 
     def land(self) -> None:
-        """What is in the view becomes the block. Does not wait."""
+        """Make what is in the view the block's content. Does not wait."""
 
 
 class StoreError(Exception):
@@ -48,22 +48,22 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """A tensor's bytes where they are not memory of this machine. What may wait for the device says so. StoreError from
-    any method."""
+    """The bytes of a tensor that are not memory of this machine. Methods that may wait for the device say so.
+    StoreError from any method."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def digests(self) -> bytes:
-        """Of all blocks, one after the other, once the device has come to rest. Waits."""
+        """Return the digests of all blocks, one after the other, once the device has come to rest. Waits."""
 
     def load(self, number: int) -> memoryview:
-        """A copy of a block. Waits."""
+        """Return a copy of a block. Waits."""
 
     def landing(self, number: int) -> Landing: ...
 
     def settle(self) -> None:
-        """Returns when everything that has landed is there for all users of the device. Waits, if anything has."""
+        """Return when everything that has landed is there for all users of the device. Waits, if anything has."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StateTensor:
     shape: tuple[int, ...]
     loose: bool
     data: memoryview
-    """Its bytes, contiguous and writable; empty where there is a store."""
+    """The tensor's bytes, contiguous and writable; empty where there is a store."""
     store: Store | None = None
 
     def offer(self) -> m.TensorOffer:
@@ -90,7 +90,7 @@ class StateTensor:
         return -(-self.size_bytes // BLOCK_BYTES)
 
     def block(self, number: int) -> memoryview:
-        """Without a store."""
+        """Return the memory of a block of a tensor without a store."""
         return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
     def landing(self, number: int) -> Landing:
@@ -99,12 +99,12 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """The block itself."""
+    """A landing that is the block itself."""
 
     view: memoryview
 
     def land(self) -> None:
-        """It has."""
+        """Do nothing: the block has its content already."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Fingerprint:
     """Digests of a whole state at one moment."""
 
     blocks: tuple[bytes, ...]
-    """Per tensor its block digests, one after the other."""
+    """The block digests of each tensor, one after the other."""
     root: bytes
 
 
@@ -125,7 +125,7 @@ def digest_at(digests: bytes | bytearray, number: int) -> bytes:
 
 
 def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[int]:
-    """Numbers of the blocks whose digests differ, ascending. Both list the same number of blocks."""
+    """Return the numbers of the blocks whose digests differ, ascending. Both list the same number of blocks."""
     assert len(mine) == len(theirs)
     assert len(mine) % DIGEST_BYTES == 0
     if mine == theirs:
@@ -136,7 +136,8 @@ def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[in
 
 
 def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> bytes:
-    """Over everything that must be equal: all tensors but the loose ones, whose place in `blocks` may hold anything."""
+    """Return the digest over everything that must be equal: all tensors but the loose ones, whose place in `blocks` may
+    hold anything."""
     whole = blake3()
     for tensor, digests in zip(tensors, blocks, strict=True):
         if tensor.loose:
@@ -147,7 +148,8 @@ def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> byte
 
 
 def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
-    """Reads every byte once; call it in a worker thread. The tensors must not change meanwhile."""
+    """Return the digests of all tensors, which must not change meanwhile. Reads every byte once; for a worker
+    thread."""
     shares = list(_shares(tensors))
     digests = iter([each for share in _hashed(shares) for each in share])
     blocks = tuple(
@@ -158,7 +160,7 @@ def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
 
 
 def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
-    """All blocks in order, in runs of about SHARE_BYTES."""
+    """Yield all blocks in order, in runs of about SHARE_BYTES."""
     share: list[memoryview] = []
     size = 0
     for tensor in tensors:
@@ -187,7 +189,7 @@ def _hash_share(share: list[memoryview]) -> list[bytes]:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

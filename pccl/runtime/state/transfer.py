@@ -1,4 +1,4 @@
-"""One peer's part in one sync_shared_state: it serves its state to others, or has its own brought to theirs.
+"""A peer's part in one `sync_shared_state`: it serves its state to others, or has its own brought to theirs.
 
     tensor_blocks    blocks and digests
     donor            answers a receiver
@@ -26,14 +26,15 @@ class Transfer:
     def __init__(self, tensors: Sequence[StateTensor], own: Fingerprint) -> None:
         self.tensors = tensors
         self.own = own
-        """Of the tensors when the call began, or since a fetch has brought them up: what is served is this."""
+        """Digests of the tensors when the call began, or since a fetch has brought them up to date: what is served is
+        this."""
         self.tx_bytes = 0
-        """Contents that left, also those that a receiver did not need any more when they came."""
+        """Bytes of content that left, also those that a receiver did not need any more when they came."""
         self._receiver = Receiver(tensors, own)
 
     @property
     def rx_bytes(self) -> int:
-        """Contents that came and were right, each block counted once."""
+        """Bytes of content that came and were right, each block counted once."""
         return self._receiver.rx_bytes
 
     @property
@@ -42,7 +43,7 @@ class Transfer:
         return self._receiver.overwritten
 
     async def serve(self, stream: ByteStream, tells: bool = False) -> None:
-        """Answers one connection of a receiver until it closes; `tells` it the digests first. ConnectionLost,
+        """Answer one connection of a receiver until it closes; with `tells`, send it the digests first. ConnectionLost,
         ProtocolError."""
 
         def sent(count: int) -> None:
@@ -53,7 +54,7 @@ class Transfer:
     async def fetch(
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
-        """Brings the tensors to the elected content. A donor may send nothing for `patience_s`. Returns the donors that
+        """Bring the tensors to the elected content. A donor may send nothing for `patience_s`. Return the donors that
         failed and how; TransferError, with the same, when none is left to ask. When cancelled, what has come stays, and
         another fetch may follow."""
         self._receiver.suspects.clear()
@@ -65,5 +66,5 @@ class Transfer:
         return list(self._receiver.suspects.items())
 
     def lost(self, peer: int, reason: str) -> None:
-        """A peer has left the run: if it is one of the donors, it is not waited for."""
+        """Note that a peer has left the run: if it is one of the donors, it is not waited for."""
         self._receiver.lost(peer, reason)

@@ -9,7 +9,7 @@ TEXT_CHARACTERS_MAX = 200
 
 
 def described(error: BaseException) -> str:
-    """What was raised and where, in a line; of a group the first."""
+    """Return what was raised and where, in a line; for a group, the first of it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -19,5 +19,5 @@ def described(error: BaseException) -> str:
 
 
 def report(what: str, error: BaseException) -> str:
-    """Tells the user that a bug of pccl has ended `what`."""
+    """Return the text that tells the user that a bug of pccl has ended `what`."""
     return f"a bug of pccl has ended {what}: {described(error)}; please report it, with the log, which has more"

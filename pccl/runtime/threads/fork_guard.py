@@ -1,8 +1,8 @@
 """Sockets that a forked child closes its copies of.
 
 A copy in a child that lives on (a dataloader's worker) keeps the connection open when the parent closes it or dies, so
-the other side would hear nothing of it. What the engine and the beacon hold is closed by them; this is for sockets that
-Python still has in its hands: half-made links, strangers at the door, state transfers.
+the other side would hear nothing of it. The engine and the heartbeat thread close what they hold; this is for sockets
+that Python still has in its hands: half-made links, unauthenticated connections, state transfers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _sockets: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_in_child(sock: Any) -> None:
-    """`sock` is one of socket's or of trio.socket's; it may be closed, detached or forgotten at any time."""
+    """Have forked children close their copies of a socket, of the socket module or of trio. It may be closed, detached
+    or forgotten at any time."""
     _sockets.add(sock)
 
 

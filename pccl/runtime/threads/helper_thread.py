@@ -35,10 +35,10 @@ class _Task(Generic[T]):
 
 
 class HelperThread:
-    """One thread; tasks wait for each other."""
+    """A thread that runs functions one after the other."""
 
     def __init__(self, name: str) -> None:
-        """OSError if the system denies it."""
+        """Start the thread. OSError if the system denies it."""
         self._tasks: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -50,7 +50,8 @@ class HelperThread:
             task.run()
 
     async def run(self, function: Callable[[], T], *, is_left: bool) -> T:
-        """What it returns, or raises. Cancelled, it leaves the function to itself, or, if that is not wanted, waits."""
+        """Run a function in the thread and return or raise what it does. When cancelled, go on without waiting if the
+        function may be left running (`is_left`), else wait for its end."""
         task = _Task(function)
         self._tasks.put(task)  # type: ignore[arg-type]
         with trio.CancelScope(shield=not is_left):
@@ -60,5 +61,5 @@ class HelperThread:
         return task.value[0]
 
     def close(self) -> None:
-        """After what it was given."""
+        """End the thread, after what it was given."""
         self._tasks.put(None)

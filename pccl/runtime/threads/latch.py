@@ -1,10 +1,10 @@
-"""An event that happens once, and waits for it that a signal may interrupt anywhere.
+"""An event that happens once, and that may be waited for where a signal handler raises.
 
 threading.Event will not do. Its `wait` holds a lock while it runs Python code, and where a signal handler raises there
 (Ctrl-C does), the lock stays held for ever: `set` then blocks whoever calls it, here the trio thread and with it every
 communicator of the process. This one shares no lock: each waiter has its own, which is released when it happens.
 
-One who waits for any of several latches leaves the same lock with all of them.
+A thread that waits for any of several latches leaves the same lock with all of them.
 
 A signal that arrives right before the wait for a lock begins does not end that wait: Python has noted it, and calls the
 handler when the main thread runs Python code again. So nobody waits for longer than LOOK_UP_S at a time.
@@ -22,7 +22,7 @@ LOOK_UP_S = 0.5
 
 
 class Latch:
-    """Thread-safe; usable after a fork, too."""
+    """An event that happens once. Thread-safe; usable after a fork, too."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -32,19 +32,19 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Never waits. May be called again."""
+        """Wake all who wait, now and later. Never waits itself. May be called again."""
         self._is_set = True
         while self._waiters:
             with suppress(IndexError, RuntimeError):  # it has left meanwhile; another latch has released it
                 self._waiters.pop().release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """False if the time passed first."""
+        """Wait until it is set. Return False if the time passed first."""
         return self._is_set or wait_any((self,), timeout_s)
 
 
 def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
-    """Waits until one of them is set; False if the time passed first."""
+    """Wait until one of the latches is set. Return False if the time passed first."""
     lock = threading.Lock()
     lock.acquire()
     for latch in latches:

@@ -2,7 +2,7 @@
 
 All blocking communicators and master nodes of a process share one daemon thread, started by the first of them. A call
 runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt: on Ctrl-C the task is
-cancelled, given a moment to withdraw what it began, and KeyboardInterrupt goes on to the caller.
+cancelled, given a moment to undo what it began, and KeyboardInterrupt goes on to the caller.
 
 A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
 to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time. Where servers
@@ -46,7 +46,7 @@ class PortalClosedError(Exception):
 
 
 class PortalBrokenError(Exception):
-    """Its thread has ended, or cannot be woken; the text says why."""
+    """The portal's thread has ended, or cannot be woken; the text says why."""
 
 
 def _broken(error: BaseException) -> PortalBrokenError:
@@ -94,7 +94,7 @@ def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:
 
 
 class Portal:
-    """Use `current()`."""
+    """The trio thread of a process. `current` returns the one there is."""
 
     def __init__(self) -> None:
         self._ready = Latch()
@@ -121,8 +121,8 @@ class Portal:
             self._stopped.set()
 
     def _break(self, error: BaseException) -> None:
-        """The run has ended as none does while it has its descriptors, and all its tasks with it: nobody else would
-        tell those who wait."""
+        """End all that belongs to a trio run that has ended by itself, as it does when its descriptors are closed. Its
+        tasks are gone, and nobody else would wake those who wait for them."""
         global _portal
         with suppress(Exception):
             logger.error("%s", _broken(error), exc_info=error)
@@ -143,7 +143,7 @@ class Portal:
         return threading.current_thread() is self._thread
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Calls a plain function in the trio thread, soon. Does nothing at exit."""
+        """Call a plain function in the trio thread, soon. Does nothing at exit."""
         assert self._token is not None
         try:
             self._token.run_sync_soon(_contained, function, args)
@@ -151,7 +151,7 @@ class Portal:
             return
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
-        """Starts a coroutine without waiting for it."""
+        """Start a coroutine in the trio thread, without waiting for it."""
         job = _Job()
         self._jobs.add(job)
         self._start(job, function, args)
@@ -168,7 +168,8 @@ class Portal:
             job.done.set()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = None) -> T:
-        """Runs `await function(*args)` in the portal and returns what it does. TimeoutError bounds only this wait."""
+        """Run `await function(*args)` in the trio thread and return or raise what it does. TimeoutError ends only this
+        wait."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
         job = _Job()
         self._jobs.add(job)
@@ -200,7 +201,7 @@ _servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current() -> Portal:
-    """The portal of this process, started if need be."""
+    """Return the portal of this process, started if need be."""
     global _portal
     if _portal is not None:
         # Without the lock: a finalizer may run, and get here, in the thread that holds it.
@@ -212,22 +213,22 @@ def current() -> Portal:
 
 
 def is_in() -> bool:
-    """Whether this is the portal's thread, where nobody else's code runs."""
+    """Return whether this is the portal's thread, where nobody else's code runs."""
     return _portal is not None and _portal.is_this_thread
 
 
 def on_fork(thing: Forkable) -> None:
-    """`thing.forget_after_fork()` will be called in every forked child."""
+    """Have `thing.forget_after_fork()` called in every forked child."""
     _forkables.add(thing)
 
 
 def on_exit(thing: Any) -> None:
-    """`await thing.close()` will run in the portal at interpreter exit."""
+    """Have `await thing.close()` run in the portal at interpreter exit."""
     _closers.add(thing)
 
 
 def outlasts(server: serving.Server) -> None:
-    """The program's end waits for it, until it is interrupted; then it is closed as by `on_exit`."""
+    """Have the program's end wait for a server, until it is interrupted; then it is closed as by `on_exit`."""
     _servers.add(server)
     _closers.add(server)
     serving.at_the_end_of_a_child(_outlast)
@@ -256,7 +257,7 @@ def _close(portal: Portal, things: Collection[Any]) -> None:
 
 
 def _outlast() -> None:
-    """At the end of the program: waits for the servers that nobody has interrupted."""
+    """Wait, at the end of the program, for the servers that nobody has interrupted."""
     portal = _portal
     servers = [server for server in list(_servers) if not (server.is_interrupted or server.stopped.is_set())]
     if portal is None or not servers or serving.has_failed():

@@ -1,9 +1,9 @@
-"""That a trio run goes on, for heartbeats to vouch for.
+"""Notes that a trio run goes on, which is what heartbeats vouch for.
 
-A thread that needs no Python gives a process's heartbeats (`network.heartbeat`), so that one that is busy is not taken
-for one that is gone. By itself that would also hide a trio run that does not go on, from which nobody is served any
-more: one whose logging handler waits for ever, say. So a task in the run notes that it *turns*, and there are no
-heartbeats while it has stood still for too long:
+A process's heartbeats come from a thread that needs no Python (`network.heartbeat`), so that a process that is busy is
+not taken for one that is gone. By itself that would also hide a trio run that does not go on, from which nobody is
+served any more: one whose logging handler waits for ever, say. So a task in the run notes that it *turns*, and there
+are no heartbeats while it has stood still for too long:
 
     HOLD_S          whatever the reason. Nobody may have got into Python meanwhile, as while some library holds the
                     interpreter's lock, which passes.
@@ -11,7 +11,7 @@ heartbeats while it has stood still for too long:
                     times in that span. So the run itself is stuck, and that need not pass. Only for pccl's own trio
                     thread: in a user's program the run stands still whenever a task of the user's computes.
 
-Who stands still is so missed by the other side a peer timeout after that.
+The other side misses a process that stands still a peer timeout after that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TURN_S_MAX = 1.0
 
 
 class Progress:
-    """Of one trio run, for one beacon."""
+    """The progress of one trio run, for the heartbeats of one thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self.progress = ffi.new("pccl_progress *")
@@ -46,7 +46,7 @@ class Progress:
         self._interval_s = min(timeout_s / TURNS_PER_TIMEOUT, TURN_S_MAX)
 
     async def keep(self) -> None:
-        """Until it is cancelled."""
+        """Note that the run turns, again and again, until cancelled."""
         with _watched(self.progress, self.still_s / LOOKS_PER_SPAN):
             while True:
                 lib.pccl_progress_turn(self.progress)
@@ -54,7 +54,7 @@ class Progress:
 
 
 class _Watch:
-    """The thread that looks, while there is anything to look after."""
+    """The thread that looks after the runs that are watched, while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What a program has started to serve others outlasts the program: its end waits until the servers are interrupted.
+"""Lets servers outlast the program that started them: its end waits until they are interrupted.
 
 The end of the interpreter is a callback in the main thread, where Python calls handlers of signals. SIGINT and SIGTERM,
 unless the program handles or ignores them, have the servers stop in order; then the process ends as if by the signal,
@@ -25,9 +25,9 @@ from pccl.runtime.threads.latch import Latch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_TIMEOUT_S = 5.0
-"""What an orderly stop may take."""
+"""Time that an orderly stop may take."""
 SAY_S = 0.5
-"""How long stderr may be full."""
+"""Time for which a full stderr is waited for."""
 
 
 class Server(Protocol):
@@ -35,20 +35,21 @@ class Server(Protocol):
     is_interrupted: bool
     description: str
     fault: str
-    """Why it has stopped by itself, if it has."""
+    """The reason why it has stopped by itself, if it has."""
 
     def interrupt(self) -> None:
-        """Never waits; also for handlers of signals."""
+        """Begin to stop. Never waits; also for signal handlers."""
 
 
 def has_failed() -> bool:
-    """Whether the program is ending by an exception. An exit is none, nor is it one in the interactive interpreter."""
+    """Return whether the program is ending by an exception. An exit is none, nor does one count in the interactive
+    interpreter."""
     ending_by = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
     return any(error is not None and not isinstance(error, SystemExit) for error in (ending_by, sys.exc_info()[1]))
 
 
 def outlast(servers: Sequence[Server]) -> None:
-    """Waits until all have stopped. To be called in the main thread, where the program has ended."""
+    """Wait until all servers have stopped. For the main thread, where the program has ended."""
     ending_by: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -92,7 +93,8 @@ def _say(line: str) -> None:
 
 
 def at_the_end_of_a_child(callback: Callable[[], object]) -> None:
-    """Has it called where this process is one of multiprocessing's, which may end without the interpreter's end."""
+    """Have `callback` called at the end of a process of multiprocessing, which may end without the interpreter's
+    end."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         sys.modules["multiprocessing.util"].Finalize(None, callback, exitpriority=0)

@@ -3,7 +3,7 @@
 Where trio runs in the main thread, Ctrl-C is raised in whatever is running then, unless that is protected. In a task of
 pccl it would end the session, and trio with it, for neither expects it there. So all of them are protected, and so are
 the calls that users make, where these are not waiting: trio then has the main task raise KeyboardInterrupt where it
-next waits, or waits already. That is the program's own code, or a call of pccl that withdraws what it began.
+next waits, or waits already. That is the program's own code, or a call of pccl that undoes what it began.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ async def _protected(function: Callable[[*Args], Awaitable[object]], *args: *Arg
 
 
 def start_task(nursery: trio.Nursery, function: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
-    """As `nursery.start_soon`."""
+    """Start a task in the nursery, protected from KeyboardInterrupt."""
     nursery.start_soon(_protected, function, *args, name=function)
