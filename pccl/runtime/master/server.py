@@ -176,15 +176,18 @@ class MasterServer:
         """Log what this master remembers of a run."""
         if self._state is None:
             logger.info(
-                "keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, and nothing "
-                "keeps a second master behind the same name from leading, too. Give it a state directory against both"
+                "this master keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, "
+                "and nothing keeps a second master behind the same name from leading, too. Give it a state directory "
+                "against both"
             )
         elif self._beginning is Beginning.FOUND and self._state.fence is not None and not self._state.fence.is_over:
             logger.warning(
-                "told to found a run, it forgets the one recorded in %s: %s", self._state.directory, self._state.fence
+                "told to found a run, this master forgets the one recorded in %s: %s",
+                self._state.directory,
+                self._state.fence,
             )
         else:
-            logger.info("keeps its record of the run in %s", self._state.directory)
+            logger.info("this master keeps its record of the run in %s", self._state.directory)
 
     async def _serve_connection(self, sock: socket.socket, sockaddr: tuple[str, int]) -> None:
         number = self._next_connection

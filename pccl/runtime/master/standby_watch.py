@@ -44,9 +44,9 @@ async def _look(address: Address, token: str, ssl_context: ssl.SSLContext | None
         with trio.fail_after(limit_s):
             status = await ask(*address, token, ssl_context)
     except NoStatus as error:
-        return f"no word from the master at {where} ({error})"
+        return f"no answer from the master at {where} ({error})"
     except trio.TooSlowError:
-        return f"no word from the master at {where} within {limit_s:g} s"
+        return f"no answer from the master at {where} within {limit_s:g} s"
     if any(member.state == "accepted" for member in status.members):
         return f"the master at {where} leads run {status.run} in term {status.term}"
     return f"the master at {where} answers and leads no run"

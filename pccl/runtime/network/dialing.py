@@ -85,7 +85,7 @@ async def _connected(target: Any) -> socket.socket:
         await sock.connect(address)
         if raw.getsockname() == raw.getpeername():
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there but who dials it")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there: the dialer was connected to itself")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()

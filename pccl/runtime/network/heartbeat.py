@@ -76,7 +76,7 @@ class HeartbeatThread:
         """Take ownership of a connected socket. OSError if the system refuses, and then it is closed."""
         status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
-            raise OSError(f"a connection for heartbeats was not taken (status {status})")
+            raise OSError(f"the system refuses a connection for heartbeats (status {status})")
 
     def remove(self, connection: int) -> None:
         """Close a connection. No event follows."""

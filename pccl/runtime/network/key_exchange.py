@@ -46,7 +46,7 @@ class Exchange:
         assert not self.is_closed
         secret = bytearray(PUBLIC_KEY_BYTES)
         if lib.pccl_key_exchange_secret(self._exchange, theirs, ffi.from_buffer("uint8_t[]", secret)) != lib.PCCL_OK:
-            raise ValueError("it makes no secret")
+            raise ValueError("the public key makes no secret")
         return secret
 
     def close(self) -> None:

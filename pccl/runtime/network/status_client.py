@@ -85,7 +85,7 @@ async def _converse(
             connection.trust()
             answer = (await connection.receive())[0]
     except ConnectionLost as error:
-        return f"lost it: {error}"
+        return f"the connection was lost: {error}"
     except TlsError as error:
         return f"no TLS with it: {error}"
     except AuthError as error:

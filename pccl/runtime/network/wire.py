@@ -262,7 +262,7 @@ class ControlConnection(Generic[M]):
         """Give the descriptor away. ConnectionLost if something is left to be sent, or has come that was not asked for.
         No task may be in `receive`."""
         if self._backlog or self._decoder.buffered_bytes:
-            raise ConnectionLost("more was said than asked for")
+            raise ConnectionLost("more was sent than asked for")
         self._closing = True
         self._wake.set()
         return self._sock.detach()

@@ -251,7 +251,7 @@ class Control:
                     try:
                         self._line.connection = await self._dial_again(session)
                         self._start_sender()
-                        self._logger.info("the control connection stands again")
+                        self._logger.info("the control connection has been made anew")
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"

@@ -85,7 +85,7 @@ class Inbound:
         except (ConnectionLost, ProtocolError, OSError) as error:
             self._limited_log.log(logging.INFO, f"connection from {where}: {error}")
         except trio.TooSlowError:
-            text = f"connection from {where}: nothing to be understood in time, or too many like it"
+            text = f"connection from {where}: nothing understandable came in time, or there were too many like it"
             self._limited_log.log(logging.INFO, text)
         finally:
             sock.close()

@@ -354,7 +354,7 @@ class _Fetch:
         try:
             connection = _Connection(donor, await self._connect(donor.member, False))
         except LinkError as error:
-            logger.info("a connection less to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
+            logger.info("no further connection to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
             return
         await self._use_stream(donor, connection)
 

@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 
 SUM = ReduceOp.SUM
 SEGMENT_BYTES = 256
-"""So that an op of some thousand elements is worth slicing."""
+"""Size of segments, so small that an op of some thousand elements is worth slicing."""
 COUNT = 10_007
 WORLD = 3
 
@@ -58,7 +58,7 @@ def engines_of(peer: Communicator) -> list[Engine]:
 
 
 def sent_bytes(peer: Communicator) -> list[int]:
-    """By thread."""
+    """Return the payload bytes that each engine thread has sent."""
     return [engine.stats()["tx_payload_bytes"] for engine in engines_of(peer)]
 
 
@@ -98,7 +98,7 @@ def values_of(case: Case, rank: int) -> Array:
 
 
 def all_results(threads: int) -> list[bytes]:
-    """What all peers have of each case, in place and out of place."""
+    """Return what all peers have of each case, in place and out of place."""
     found: list[bytes] = []
     with run_of(WORLD, threads) as cluster:
         for case in CASES:
@@ -131,7 +131,7 @@ def test_results_are_the_same_bits_whatever_the_number_of_threads() -> None:
 
 
 def test_small_ops_are_spread_over_the_threads() -> None:
-    """Also those with tags at regular distances, or with one tag only."""
+    """Tags at regular distances are spread, and so are the ops of one tag."""
     with run_of(2, 4) as cluster:
         for tags in (range(0, 4 * 64, 4), [7] * 64):
             before = sent_bytes(cluster[0])
@@ -162,7 +162,7 @@ def unequal(cluster: Cluster, counts: list[int]) -> list[Any]:
 
 @pytest.mark.parametrize("counts", [[COUNT, COUNT + 1], [COUNT, 5], [0, COUNT], [COUNT, COUNT * 9]])
 def test_mismatch_is_told_to_all_once(counts: list[int]) -> None:
-    """Also where one peer slices the op and the other does not."""
+    """The same holds where one peer slices the op and the other does not."""
     with run_of(2, 3) as cluster:
         found = unequal(cluster, counts)
         assert results(found) == [Result.INVALID_ARGUMENT] * 2

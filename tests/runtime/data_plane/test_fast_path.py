@@ -49,7 +49,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine even a small op may take long."""
+    """Let callers wait long on the fast path: on a busy machine even a small op may take long."""
     monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
 
 
@@ -214,7 +214,7 @@ def test_ops_of_all_kinds_mix(cluster: Cluster) -> None:
 
 
 def reduce_unless_given_up(peer: Communicator, x: np.ndarray[Any, Any]) -> None:
-    """By the other peer, which may have been interrupted in it."""
+    """Reduce with another peer, which may have been interrupted in it."""
     (found,) = outcomes([partial(peer.all_reduce, x, op=SUM)])
     assert results([found])[0] in (Result.SUCCESS, Result.TIMEOUT)
 

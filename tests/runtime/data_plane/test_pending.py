@@ -1,4 +1,4 @@
-"""What a caller may conclude from having its arrays back."""
+"""A caller that has its arrays back may conclude that the op is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a master keeps on disk: all of a record or the one before, and one master at a time."""
+"""The record that a master keeps on disk: all of a record or the one before, and one master at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_second_is_told_who_is_there(tmp_path: Path) -> None:
 
 
 def test_a_child_keeps_nobody_out(tmp_path: Path) -> None:
-    """Its copy of the lock's descriptor is closed, and the parent's lock stays."""
+    """A child's copy of the lock's descriptor is closed, and the parent's lock stays."""
     state = FenceFile(str(tmp_path), "here")
     child = os.fork()
     if child == 0:

@@ -86,7 +86,7 @@ def test_a_ring_that_no_other_beats_is_kept(count: int) -> None:
 
 @pytest.mark.parametrize("count", [16, 40, 200])
 def test_a_hidden_ring_is_found(count: int) -> None:
-    """Only the links of one ring are fast, the others are slow and many of them faster than others."""
+    """The links of one ring are fast; all others are slow, and many of them faster than others."""
     rng = np.random.default_rng(count)
     found, latencies = of_seed(count, seed=count)
     hidden = rng.permutation(count)

@@ -58,14 +58,14 @@ def ports(cluster: Cluster) -> list[str]:
 
 
 def arrivals(master: MasterNode, cluster: Cluster) -> int:
-    """How many strangers have come to any port so far and are there still, or were dropped."""
+    """Return how many unauthenticated connections have come to any port so far and are there still, or were dropped."""
     assert master._service is not None
     sessions = [peer._inner._session for peer in cluster.peers]
-    doors = [
+    ports = [
         master._service._server._authentication.unauthenticated,
         *(session._inbound.unauthenticated for session in sessions if session),
     ]
-    return sum(len(door) + door.dropped for door in doors)
+    return sum(len(port) + port.dropped for port in ports)
 
 
 def steps(cluster: Cluster, count: int, elements: int) -> list[float]:

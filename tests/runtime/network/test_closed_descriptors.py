@@ -89,7 +89,7 @@ def test_the_engine_ends_and_says_why(master: MasterNode) -> None:
 
 
 def test_all_of_them_may_be_closed(master: MasterNode) -> None:
-    """Also those of the event loop, on which everything waits."""
+    """The descriptors of the event loop, on which everything waits, are among them."""
     one = Communicator(master.address)
     one.connect()
     command = [sys.executable, "-c", SCRIPT, master.address]

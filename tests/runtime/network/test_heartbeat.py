@@ -1,4 +1,4 @@
-"""Signs of life over real connections: dialed, broken and made anew, refused, and missed."""
+"""Heartbeats over real connections: dialed, broken and made anew, refused, and missed."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_events_name_the_connection_and_the_reason() -> None:
 
 def test_what_is_no_socket_is_refused() -> None:
     thread = HeartbeatThread(LONG_S)
-    with pytest.raises(OSError, match="not taken"):
+    with pytest.raises(OSError, match="refuses a connection for heartbeats"):
         thread.add(1, -1)
     thread.close()
 
 
 def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With failures in between, which are tried again."""
+    """Failures in between are tried again."""
     monkeypatch.setattr(heartbeats_module, "PAUSES_PER_TIMEOUT", 60 * LONG_S)
 
     async def main() -> None:

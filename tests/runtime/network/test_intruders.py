@@ -1,4 +1,4 @@
-"""Strangers at the master's port and at a peer's: who has no token, another one, or somebody else's words."""
+"""Intruders at the master's port and at a peer's: with no token, with another one, or with somebody else's words."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def peer_port(peer: Communicator) -> str:
 
 
 def read_frame(sock: socket.socket) -> bytes:
-    """One frame, or what there was of it before the connection ended."""
+    """Return one frame, or what there was of it before the connection ended."""
     data = b""
     while len(data) < LENGTH_BYTES or len(data) < LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big"):
         wanted = LENGTH_BYTES if len(data) < LENGTH_BYTES else LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
@@ -73,7 +73,7 @@ def read_message(sock: socket.socket) -> m.Message:
 
 class Recorder:
     """Passes the two connections of one peer on to `address`. Keeps the frames that went each way on the first, and of
-    the second, which carries signs of life, what went forth."""
+    the second, which carries heartbeats, what went forth."""
 
     def __init__(self, address: str) -> None:
         self._target = address
@@ -81,21 +81,21 @@ class Recorder:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.forth: list[bytes] = []
         self.back: list[bytes] = []
-        self.beats = b""
+        self.heartbeats = b""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         with self._listener, self._listener.accept()[0] as near, dialled(self._target) as far:
-            beating = threading.Thread(target=self._pass_beats, daemon=True)
+            passing = threading.Thread(target=self._pass_heartbeats, daemon=True)
             back = threading.Thread(target=self._pump, args=(far, near, self.back), daemon=True)
             back.start()
-            beating.start()
+            passing.start()
             self._pump(near, far, self.forth)
             back.join(WAIT_S)
-            beating.join(WAIT_S)
+            passing.join(WAIT_S)
 
-    def _pass_beats(self) -> None:
+    def _pass_heartbeats(self) -> None:
         with self._listener.accept()[0] as near, dialled(self._target) as far:
             near.setblocking(False)
             far.setblocking(False)
@@ -106,7 +106,7 @@ class Recorder:
                         if not some:
                             return
                         (far if source is near else near).sendall(some)
-                        self.beats += some if source is near else b""
+                        self.heartbeats += some if source is near else b""
             except OSError:
                 pass
 
@@ -162,7 +162,7 @@ def test_a_master_without_a_token_is_refused(master: MasterNode) -> None:
 
 
 def test_a_false_master_is_not_believed() -> None:
-    """It lets everybody in."""
+    """A false master lets everybody in, but cannot prove that it knows the token."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def welcome() -> None:
@@ -214,7 +214,7 @@ def read(frame: bytes) -> m.Message:
 
 @pytest.mark.parametrize("kind", ["link", "state", "probe"])
 def test_a_stranger_at_a_peers_port_is_refused(guarded: MasterNode, kind: str) -> None:
-    """It knows all that can be seen on the network, and still is nobody."""
+    """The dialer knows all that can be seen on the network, but not the token."""
     with members(guarded, 2) as cluster:
         session = cluster[0]._inner._session
         assert session is not None
@@ -261,7 +261,7 @@ def test_a_replayed_handshake_at_a_peers_port_is_refused(guarded: MasterNode) ->
 
 
 def test_nobody_is_sent_a_flood_unasked() -> None:
-    """Only while all peers measure; without a token anybody may claim to be one."""
+    """A peer sends a flood only while all peers measure; without a token anybody may claim to be one."""
     with MasterNode("127.0.0.1:0") as node:
         cluster = Cluster(node.address)
         cluster.join(1)
@@ -296,7 +296,7 @@ def test_a_token_is_text() -> None:
             make()
 
 
-def test_signs_of_life_in_the_name_of_another_are_refused(guarded: MasterNode) -> None:
+def test_heartbeats_in_the_name_of_another_are_refused(guarded: MasterNode) -> None:
     with members(guarded, 1) as cluster, dialled(guarded.address) as sock:
         session = cluster[0]._inner._session
         assert session is not None
@@ -306,10 +306,10 @@ def test_signs_of_life_in_the_name_of_another_are_refused(guarded: MasterNode) -
         assert "the dialing peer has none" in answer.reason
 
 
-def test_replayed_signs_of_life_are_refused(guarded: MasterNode) -> None:
+def test_replayed_heartbeats_are_refused(guarded: MasterNode) -> None:
     recorder = Recorder(guarded.address)
     with Communicator(recorder.address, token=TOKEN, timeout=WAIT_S), dialled(guarded.address) as sock:
-        sock.sendall(recorder.beats)
+        sock.sendall(recorder.heartbeats)
         assert isinstance(read_message(sock), m.Challenge)
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
@@ -321,7 +321,7 @@ def test_replayed_signs_of_life_are_refused(guarded: MasterNode) -> None:
 
 
 def test_a_thousand_idle_connections_disturb_nobody(cluster: Cluster) -> None:
-    """To the master's port and to every peer's: the run goes on, and newcomers get in."""
+    """They come to the master's port and to every peer's: the run goes on, and newcomers get in."""
     cluster.join(2)
     with idle_connections(1000, ports(cluster)):
         steps(cluster, 20, 1000)

@@ -18,7 +18,7 @@ from tests.support.cluster import WAIT_S
 HELLO = m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, pulls=False)
 REACH_S = 0.3
 SEGMENT_BYTES = 1400
-"""Of all connections here: those within one host have larger ones, and no padding."""
+"""Packet size of all connections here: those within one host have larger ones, and no padding."""
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
 
@@ -51,8 +51,8 @@ async def is_busy(sock: trio.socket.SocketType) -> None:
 
 
 def dial(serve: Serve, timeout_s: float, room_bytes: int = 0) -> str:
-    """What becomes of a link of two connections with somebody who `serve`s them, whose system takes no more than
-    about `room_bytes` that nobody reads: the error, or "" if it stands."""
+    """Return what becomes of a link of two connections with somebody who `serve`s them, whose system takes no more than
+    about `room_bytes` that nobody reads: the error, or "" if it is made."""
 
     async def one(sock: trio.socket.SocketType) -> None:
         with sock:
@@ -114,7 +114,7 @@ def test_padding_fills_packets_and_there_is_none_where_it_could_not() -> None:
 
 
 def test_a_busy_process_is_waited_for() -> None:
-    """Its system has taken what was sent."""
+    """The system of a busy process has taken what was sent."""
     assert dial(is_busy, WAIT_S) == ""
 
 

@@ -1,4 +1,4 @@
-"""Which master is asked next."""
+"""The order in which masters are asked, and how long each is waited for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pccl.runtime.network.master_addresses import PAUSE_S_MAX, MasterAddresses
 
 
 def test_all_in_turn_from_the_first_on() -> None:
-    candidates = MasterAddresses(parse_masters("a:1, b:2,a:1"))
-    assert [candidates.next(0.5).address for _ in range(5)] == [("a", 1), ("b", 2), ("a", 1), ("b", 2), ("a", 1)]
+    masters = MasterAddresses(parse_masters("a:1, b:2,a:1"))
+    assert [masters.next(0.5).address for _ in range(5)] == [("a", 1), ("b", 2), ("a", 1), ("b", 2), ("a", 1)]
 
 
 def test_pauses_come_between_rounds_and_stay_short() -> None:
-    candidates = MasterAddresses([("a", 1), ("b", 2)])
-    pauses = [candidates.next(0.999).pause_s for _ in range(40)]
+    masters = MasterAddresses([("a", 1), ("b", 2)])
+    pauses = [masters.next(0.999).pause_s for _ in range(40)]
     assert pauses[0] == 0
     assert set(pauses[1::2]) == {0}
     assert pauses[2::2] == sorted(pauses[2::2])
@@ -25,9 +25,9 @@ def test_pauses_come_between_rounds_and_stay_short() -> None:
 
 def test_chance_spreads_peers() -> None:
     def second(chance: float) -> float:
-        candidates = MasterAddresses([("a", 1)])
-        candidates.next(chance)
-        return candidates.next(chance).pause_s
+        masters = MasterAddresses([("a", 1)])
+        masters.next(chance)
+        return masters.next(chance).pause_s
 
     assert second(0.0) < second(0.5) < second(0.99)
 
@@ -43,40 +43,40 @@ def test_a_search_has_the_same_order_whatever_the_order_given() -> None:
 
 
 def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:
-    candidates = MasterAddresses([("a", 1), ("b", 2), ("c", 3)])
+    masters = MasterAddresses([("a", 1), ("b", 2), ("c", 3)])
     for _ in range(2):
-        candidates.next(0.5)  # is dead
-        candidates.next(0.5)
-        first = candidates.patience_s(5.0, is_majority_there=False)
-        candidates.next(0.5)
-        other = candidates.patience_s(5.0, is_majority_there=False)
+        masters.next(0.5)  # is dead
+        masters.next(0.5)
+        first = masters.patience_s(5.0, is_majority_there=False)
+        masters.next(0.5)
+        other = masters.patience_s(5.0, is_majority_there=False)
         assert 0 < 5 * other < first < first + other < 5.0
-    assert candidates.patience_s(5.0, is_majority_there=True) > 1.5 * 5.0
+    assert masters.patience_s(5.0, is_majority_there=True) > 1.5 * 5.0
     assert MasterAddresses([("a", 1)]).patience_s(5.0, is_majority_there=False) == float("inf")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_refusal_counts_once_all_others_were_asked_or_are_none(count: int) -> None:
-    candidates = MasterAddresses([("a", port) for port in range(count)])
+    masters = MasterAddresses([("a", port) for port in range(count)])
     for _ in range(count):
-        candidates.next(0.5)
-        assert candidates.are_all_asked_again == (count == 1)
-    candidates.next(0.5)
-    assert candidates.are_all_asked_again
+        masters.next(0.5)
+        assert masters.are_all_asked_again == (count == 1)
+    masters.next(0.5)
+    assert masters.are_all_asked_again
 
 
 def test_the_account_has_the_last_failure_of_each() -> None:
-    candidates = MasterAddresses([("a", 1), ("b", 2), ("c", 3)])
-    candidates.failed(("b", 2), "refused")
-    candidates.failed(("a", 1), "no answer")
-    candidates.failed(("b", 2), "a standby")
-    assert candidates.account() == "a:1: no answer; b:2: a standby"
+    masters = MasterAddresses([("a", 1), ("b", 2), ("c", 3)])
+    masters.failed(("b", 2), "refused")
+    masters.failed(("a", 1), "no answer")
+    masters.failed(("b", 2), "a standby")
+    assert masters.account() == "a:1: no answer; b:2: a standby"
 
 
 def test_asked_once_each() -> None:
-    candidates = MasterAddresses([("a", 1), ("b", 2)])
-    assert not candidates.are_all_asked
-    candidates.next(0)
-    assert not candidates.are_all_asked
-    candidates.next(0)
-    assert candidates.are_all_asked
+    masters = MasterAddresses([("a", 1), ("b", 2)])
+    assert not masters.are_all_asked
+    masters.next(0)
+    assert not masters.are_all_asked
+    masters.next(0)
+    assert masters.are_all_asked

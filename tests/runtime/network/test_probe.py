@@ -15,7 +15,7 @@ from pccl.runtime.network.probe import ProbeError, measure, steady_rate
 
 
 def arrivals(rates: list[float], step_s: float = 0.05) -> list[tuple[float, int]]:
-    """Of bytes per second in each step."""
+    """Return arrivals of so many bytes per second in each step."""
     found, total = [], 0.0
     for at, rate in enumerate(rates):
         for part in range(1, 11):
@@ -121,7 +121,7 @@ def test_one_who_says_nothing_is_not_waited_for(pulls: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("pulls", [False, True])
 def test_one_who_stops_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers pings and then neither takes nor sends anything."""
+    """The other side answers pings and then neither takes nor sends anything."""
     monkeypatch.setattr(probe, "FLOOD_S_MIN", 0.05)
 
     async def only_pings(sock: trio.socket.SocketType) -> None:

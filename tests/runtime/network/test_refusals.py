@@ -1,4 +1,4 @@
-"""Who answers at a dead master's address and knows nothing of the run sends nobody away, with or without a token."""
+"""A process at a dead master's address that knows nothing of the run sends nobody away, with or without a token."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.support.cluster import WAIT_S, Background, together
 PEERS = 4
 PEER_TIMEOUT_S = 20.0
 SOON_S = 10.0
-"""Before anybody gives up the master that it waits at."""
+"""Time within which nobody gives up the master that it waits at."""
 
 
 def test_addresses_given_in_different_orders_lead_to_the_same_master() -> None:

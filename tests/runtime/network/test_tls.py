@@ -163,7 +163,7 @@ def test_a_peer_with_tls_at_something_else() -> None:
 
 @pytest.mark.parametrize("how", ["cut", "changed", "reset"])
 def test_tls_that_is_cut_or_changed_ends_the_session_of_that_peer_only(how: str) -> None:
-    """By somebody on the way: the peer hears of it, the master goes on."""
+    """Somebody on the way cuts or changes it: the peer hears of it, the master goes on."""
     stop = threading.Event()
 
     def change(data: bytes) -> bytes:
@@ -177,7 +177,7 @@ def test_tls_that_is_cut_or_changed_ends_the_session_of_that_peer_only(how: str)
         ends: list[socket.socket] = []
 
         def forward() -> None:
-            for alter in (change, bytes):  # the control connection, then the one for signs of life
+            for alter in (change, bytes):  # the control connection, then the one for heartbeats
                 near, _ = listener.accept()
                 far = socket.create_connection(("127.0.0.1", port))
                 ends.extend((near, far))

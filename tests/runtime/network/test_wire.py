@@ -1,4 +1,4 @@
-"""Messages over real sockets: backlog, cut-off, strangers, and bytes left for the next reader."""
+"""Messages over real sockets: backlog, cut-off, unauthenticated senders, and bytes left for the next reader."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_one_message_leaves_the_bytes_after_it_alone() -> None:
     run(body)
 
 
-def test_a_strangers_large_message_is_refused_before_it_is_read() -> None:
+def test_a_large_message_of_an_unauthenticated_sender_is_refused_before_it_is_read() -> None:
     async def body() -> None:
         a, b = trio.socket.socketpair()
         with a, b:
@@ -211,7 +211,7 @@ def test_a_connection_on_which_more_was_said_is_not_given_away() -> None:
         received: list[m.FromPeer] = []
         while not received:
             received += await receiver.receive()
-        with pytest.raises(ConnectionLost, match="more was said"):
+        with pytest.raises(ConnectionLost, match="more was sent"):
             receiver.detach()
         receiver.close()
         a.close()
@@ -230,7 +230,7 @@ def test_what_is_never_acknowledged_breaks_a_connection_in_the_end() -> None:
 
 
 def test_a_connection_that_is_reset_as_soon_as_it_stands_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it is where the listener dies with the connection in its queue."""
+    """This happens where the listener dies with the connection in its queue."""
 
     async def reset(host: str, port: int) -> socket.socket:
         sock = await dial_tcp(host, port)

@@ -1,4 +1,4 @@
-"""Control connections and signs of life are reset, alone and together, at any byte: nobody is evicted for it."""
+"""Control connections and those for heartbeats are reset, alone and together, at any byte: nobody is evicted for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, reduce
 from tests.support.proxy import Proxy
 
 OPENING_BYTES = 2000
-"""More than it takes to be told one's number."""
+"""More bytes than it takes to be told one's number."""
 
 
 @contextmanager
@@ -100,7 +100,8 @@ def test_a_connection_that_is_reset_while_calls_wait_loses_no_call() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_goes_on_while_every_connection_is_reset_after_a_few_bytes(seed: int) -> None:
-    """In the middle of frames and between them, of either direction: joins, ops, calls, syncs, leaves."""
+    """Connections break in the middle of frames and between them, in either direction: joins, ops, calls, syncs,
+    leaves."""
     rng = random.Random(seed)
     openings: set[int] = set()
 
@@ -129,7 +130,7 @@ def test_a_run_goes_on_while_every_connection_is_reset_after_a_few_bytes(seed: i
 
 
 def test_a_peer_of_a_master_that_does_not_know_the_session_looks_for_one() -> None:
-    """As one that has been started anew at the same address does not."""
+    """A master that has been started anew at the same address does not know it."""
     with MasterNode("127.0.0.1:0") as first, Proxy(first.address) as proxy:
         cluster = Cluster(proxy.address, master_timeout=WAIT_S)
         cluster.join(2)
@@ -144,7 +145,7 @@ def test_a_peer_of_a_master_that_does_not_know_the_session_looks_for_one() -> No
 
 
 def test_who_does_not_come_back_is_lost_after_the_peer_timeout() -> None:
-    """It gives signs of life, but says nothing."""
+    """The peer gives heartbeats, but says nothing."""
     with MasterNode("127.0.0.1:0", peer_timeout=1) as node, Proxy(node.address) as proxy:
         cluster = Cluster(node.address, master_timeout=WAIT_S)
         cluster.join(2)

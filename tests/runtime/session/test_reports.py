@@ -1,4 +1,4 @@
-"""What a session tells the master of its own work: what is counted, and when there is something to tell."""
+"""A session's reports to the master: what is counted, and when there is something to tell."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_an_idle_peer_falls_silent_after_saying_so_once() -> None:
 
 def test_another_master_is_told_anew() -> None:
     counters = WorkCounters()
-    told = counters.report(STATS, 1)
+    before = counters.report(STATS, 1)
     counters.report(STATS, 1)
     assert counters.report(STATS, 1) is None
-    assert counters.report(STATS, 2) == told
+    assert counters.report(STATS, 2) == before
 
 
 def test_only_the_last_epochs_are_last_report() -> None:
@@ -79,10 +79,10 @@ def test_ops_and_bytes_of_a_run_are_told_exactly() -> None:
         status = run_status(node.address)
         assert status.totals.ops_committed == 2
         assert [member.traffic.tx_bytes for member in status.members] == [8000, 8000]
-        # Links are asked after each report, and told with the next.
+        # Links are asked after each report, and reported with the next.
         sent = [[(2, 8000)], [(1, 8000)]]
         until(lambda: links_of(run_status(node.address)) == sent, "what went over the links is reported")
-        # Who leaves says first what it has not told yet.
+        # Who leaves says first what it has not reported yet.
         cluster.each(lambda peer, i: peer.all_reduce(np.ones(1000, np.float32), op=ReduceOp.SUM))
         cluster.close(cluster[1])
         until(lambda: run_status(node.address).totals.leaves, "it has left")

@@ -72,14 +72,14 @@ class Process:
         return self._process.stdout.readline().strip()
 
     def get_stuck(self, address: str) -> None:
-        """With the next record of what it listens to there."""
+        """Have the handler get stuck with the next record that it hears."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         heard = Background(self._line)
         while not heard.is_over:  # it may not have read that yet
-            with socket.create_connection(addresses.parse(address)) as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with socket.create_connection(addresses.parse(address)) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
             heard._thread.join(0.05)
         assert heard.result() == "stuck"
 
@@ -200,13 +200,13 @@ def test_a_users_trio_program_may_compute_for_as_long_as_is_tolerated(
 
 
 def test_a_run_does_not_wait_for_the_thread_that_watches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine it may be long before a new thread has its turn."""
+    """A new thread may have its first turn late, on a busy machine."""
     watch = progress._Watch()
-    gate, done = threading.Event(), threading.Event()
+    go_on, done = threading.Event(), threading.Event()
     begun: list[object] = []
 
     def begin() -> None:
-        gate.wait()
+        go_on.wait()
         watch.begin(ffi.new("pccl_progress *"), 1.0)
         done.set()
 
@@ -218,6 +218,6 @@ def test_a_run_does_not_wait_for_the_thread_that_watches_it(monkeypatch: pytest.
     monkeypatch.setattr(_thread, "start_new_thread", never)
     monkeypatch.setattr(threading, "_start_new_thread", never, raising=False)
     monkeypatch.setattr(threading, "_start_joinable_thread", never, raising=False)
-    gate.set()
+    go_on.set()
     assert done.wait(WAIT_S)
     assert len(begun) == 1

@@ -43,7 +43,7 @@ def deliver(schedule: Schedule, stream: DonorStream, now: float) -> Block:
 
 
 def run(schedule: Schedule, speeds: dict[DonorStream, float], now: float = 0.0) -> tuple[float, dict[DonorStream, int]]:
-    """Lanes that deliver so many bytes a second, until everything has landed: when that is, and how many blocks each
+    """Let streams deliver so many bytes a second, until everything has landed: when that is, and how many blocks each
     has landed."""
     landed = dict.fromkeys(speeds, 0)
     credit = dict.fromkeys(speeds, 0.0)
@@ -140,7 +140,7 @@ ACTIONS = st.sampled_from(["draw", "deliver", "wait", "end", "enter"])
 
 @given(st.integers(0, 30), st.lists(st.tuples(ACTIONS, st.integers(0, 5))))
 def test_no_block_is_forgotten(count: int, actions: list[tuple[str, int]]) -> None:
-    """Lanes draw, deliver, fall silent, end and come, in any order; whoever stays can land all the rest."""
+    """Streams draw, deliver, fall silent, end and come, in any order; whoever stays can land all the rest."""
     schedule, streams = schedule_of(count, 2)
     now = 0.0
     for action, which in actions:

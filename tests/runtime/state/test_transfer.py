@@ -26,7 +26,7 @@ from pccl.runtime.state.transfer import Transfer, TransferError
 BLOCK = 64
 BOUND_S = 60
 VIRTUAL_BOUND_S = 20
-"""By a clock that a busy machine cannot make late."""
+"""Time that a transfer may take, by a clock that a busy machine cannot make late."""
 CONNECTIONS = 3
 
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
@@ -281,8 +281,8 @@ def test_a_donor_tells_the_digests_before_it_is_asked() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(donor.serve, theirs, True)
                 for index in (0, 2):
-                    told: m.Digests = await receive_message(ours, m.Digests)
-                    assert (told.tensor, told.digests) == (index, donor.own.blocks[index])
+                    sent: m.Digests = await receive_message(ours, m.Digests)
+                    assert (sent.tensor, sent.digests) == (index, donor.own.blocks[index])
                 nursery.cancel_scope.cancel()
 
     trio.run(body)
@@ -412,7 +412,7 @@ class _Slow:
 
 
 def slow(send_s: float, party: Transfer, free: int = 1) -> Serve:
-    """With the first sends (the digests come first) at once."""
+    """Make sends slow, but the first ones (the digests come first)."""
 
     async def serve(sock: trio.socket.SocketType) -> None:
         await party.serve(cast(trio.socket.SocketType, _Slow(sock, send_s, free)))
@@ -455,12 +455,12 @@ def test_a_donor_that_has_left_the_run_is_not_waited_for() -> None:
 
     async def frozen(sock: trio.socket.SocketType) -> None:
         await trio.sleep(1)
-        receiver.lost(1, "no sign of life")
+        receiver.lost(1, "no heartbeat")
         await trio.sleep_forever()
 
     with pytest.raises(TransferError) as caught:
         fetch(receiver, plan_for(donor), [frozen], virtual(), bound_s=PATIENCE_S / 2)
-    assert caught.value.suspects == [(1, "was lost: no sign of life")]
+    assert caught.value.suspects == [(1, "was lost: no heartbeat")]
 
 
 def test_a_block_that_has_landed_is_never_written_again() -> None:

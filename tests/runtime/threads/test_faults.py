@@ -32,7 +32,7 @@ MACHINE = (
     "plain_start",
     "uses_of",
 )
-"""What the session calls of its machine while ops go on."""
+"""The methods of its machine that the session calls while ops go on."""
 
 
 @pytest.fixture
@@ -180,10 +180,10 @@ def test_a_fault_in_a_task_of_the_session(clusters: tuple[Cluster, Cluster], mon
 def test_arrays_that_are_given_up_as_a_session_ends_come_back_after_its_engine(
     clusters: tuple[Cluster, Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an op that came through the gate, and of which the session has not heard yet."""
+    """The op is on the fast path, and the session has not heard of it yet."""
     cluster, _ = clusters
     session = session_of(cluster[0])
-    until(lambda: session._fast_path._opening, "the gate is open")
+    until(lambda: session._fast_path._opening, "the fast path is open")
     monkeypatch.setattr("pccl.communicator.CANCEL_GRACE_S", 0.01)
     is_closed = list[bool]()
     release = PendingOp.release

@@ -69,7 +69,7 @@ def test_several_latches_are_set_while_somebody_waits_for_any() -> None:
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt."""
+    """Stands for KeyboardInterrupt."""
 
 
 def interrupted_at(step: int, call: Any) -> bool:
