@@ -1,22 +1,22 @@
-/* completion.h: which ranks have said DONE of an op, for ops that end without a word of anybody else: commit by mutual
- * completion, as against a coordinator's verdict in two-phase commit.
+/* completion.h: which ranks are done with an op, for ops that are committed by mutual completion.
  *
- * A rank that is done with such an op sends a DONE frame to every other one; whoever is done and has heard it of all
- * others knows that all are, so the op is complete and may be committed. That is safe because
+ * The problem: every rank has to commit an op or every rank has to abort it, and to ask a coordinator, as two-phase
+ * commit does, costs a small op more than the op itself. So ranks tell each other: one that is done with such an op
+ * sends a DONE frame to every other one. A rank that is done and has received DONE from all others knows that all are
+ * done; for it the op is complete, and may be committed. This is safe for four reasons.
  *
- *   1. DONE is final: a rank that has said it does not abort the op by itself, and its result does not change.
- *   2. A rank that is complete has heard every other rank's DONE, so no rank lacks anything that it would have to send:
- *      nobody needs its buffers any more.
- *   3. DONE never comes before its op is submitted here, since a done rank knows that every other one has submitted the
- *      op (op.h); what comes of an op that has ended here is dropped. So nothing has to be buffered.
- *   4. A rank that is done and does not hear all others cannot know whether one of them is complete: it must not abort
- *      by itself. That is for the owner, who asks the others first.
+ *   1. DONE is final. A rank that has sent it does not abort the op by itself, and its result does not change.
+ *   2. A complete rank's buffers are its own again: it has every other rank's DONE, so no rank lacks anything that it
+ *      would have to send.
+ *   3. DONE need not be buffered. It never comes before its op is submitted here, since a done rank knows that every
+ *      other one has submitted the op (op.h); and what comes for an op that has ended here is dropped.
+ *   4. A rank that is done and lacks somebody's DONE cannot know whether another one is complete. So it must not abort
+ *      by itself. That is for its owner, who asks the owners of the other ranks first.
  *
- * What a rank is done with by the time that a link's connection takes frames goes out in one, up to PCCL_DONE_KEYS_MAX
- * ops: nobody waits for others to come along, and a rank that hears of several hears of each by itself, in any order.
- *
- * An op may end as soon as all have been heard, so its completion outlives it until what it has to say has left. What
- * was sent of it and is lost with its connection is among that one's unacknowledged frames (conn.h). */
+ * Two things are made cheap. All ops that a rank is done with by the time that a link's connection takes frames go into
+ * one frame, up to PCCL_DONE_KEYS_MAX: none waits for others to come along, and the receiver deals with each by itself,
+ * in any order. And an op may end as soon as it is complete: its completion outlives it until its DONEs have left.
+ * Those that are lost with a connection are among its unacknowledged frames (conn.h). */
 #ifndef PCCL_COMPLETION_H
 #define PCCL_COMPLETION_H
 
@@ -32,8 +32,8 @@ typedef struct {
     uint64_t link_id;
     struct pccl_link *link; /* NULL: unknown or lost */
     pccl_list in_dones; /* of the link: DONE is to be sent */
-    uint8_t is_queued; /* DONE has been there, or is */
-    uint8_t is_heard;
+    uint8_t is_queued; /* DONE is in that queue, or was */
+    uint8_t is_heard; /* its DONE has come */
 } pccl_participant;
 
 typedef struct pccl_completion {
@@ -49,24 +49,26 @@ typedef struct pccl_completion {
 /* NULL without memory. The request is one that pccl_op_request_check has passed. */
 pccl_completion *pccl_completion_create(const pccl_op_request *request);
 
-/* The op is no more. */
+/* The op has ended: frees the completion, at once or when its last DONE has left. */
 void pccl_completion_end(pccl_completion *completion);
 
-/* This link is one of those that the op may use. */
+/* The op may use this link from now on, or not any more. */
 void pccl_completion_attach(pccl_completion *completion, struct pccl_link *link);
 void pccl_completion_detach(pccl_completion *completion, const struct pccl_link *link);
 
-/* This rank is done. */
+/* This rank is done: queues a DONE for every other one. */
 void pccl_completion_send_done(pccl_completion *completion);
 
-/* NULL if no rank is behind the link. */
+/* Returns the rank behind the link, or NULL. */
 pccl_participant *pccl_completion_find(pccl_completion *completion, const struct pccl_link *link);
+
+/* The participant's DONE has come. */
 void pccl_completion_note_done(pccl_participant *participant);
 
-/* All ranks are done. */
+/* Nonzero if all ranks are done. */
 int pccl_completion_is_reached(const pccl_completion *completion);
 
-/* Takes the first DONE that waits for the link, of which there is one, and may free its completion. */
+/* Takes the first DONE out of the link's queue, which is not empty; may free its completion. */
 pccl_op_key pccl_completion_take_done(struct pccl_link *link);
 
 #endif

@@ -57,7 +57,7 @@ static int socket_is_local(int fd)
     return ends[0].ss_family == AF_UNIX;
 }
 
-/* Only ever makes it smaller. */
+/* Makes the send buffer at most so large; never larger than it is. */
 static void socket_bound_send_buffer(int fd, int bytes)
 {
     int present_bytes = 0;
@@ -160,7 +160,7 @@ void pccl_conn_watch(pccl_conn *conn)
 
 /* Without memory */
 
-/* The system may have memory again. */
+/* The system may have memory again: puts the connection among those that are tried again. */
 static void conn_retry_later(pccl_conn *conn, unsigned direction)
 {
     int64_t now_ms = pccl_now_ms();
@@ -225,10 +225,10 @@ void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, un
     pccl_conn_lose(conn, system_error, "%s: %s", what, strerror(system_error));
 }
 
-/* What is seen of it from outside */
+/* What the system knows of it */
 
-/* What the system has taken and the other side's system has not acknowledged. Where it does not tell: what the other
- * engine has not. */
+/* Returns what this system has taken and the other end's system has not acknowledged. Where systems do not tell: what
+ * the other engine has not acknowledged. */
 static uint64_t conn_in_flight_bytes(const pccl_conn *conn)
 {
 #if defined(__linux__)
@@ -256,7 +256,7 @@ static uint64_t conn_unsent_bytes(const pccl_conn *conn)
     return 0;
 }
 
-/* Added, and taken neither by the system nor by records. */
+/* Returns the bytes that were added, and taken neither by the system nor by records. */
 static size_t tx_left_bytes(const pccl_conn *conn)
 {
     size_t bytes = 0;

@@ -1,65 +1,67 @@
-/* conn.h: one stream socket: frames in, frames out.
+/* conn.h: one connection of a link, a stream socket: frames in, frames out, and no frame lost when it breaks.
  *
- * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer
- * that all connections share into the reduction, or nowhere. One readv takes the rest of a payload and,
- * beyond it, up to READ_AHEAD bytes: the next headers and small frames, which are then handled without a
- * system call of their own. Elements that a read has cut in two wait in `carry`.
+ * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer that all
+ * connections share into the reduction, or nowhere. One readv takes the rest of a payload and, beyond it, up to
+ * READ_AHEAD_BYTES: the next headers and small frames, which are then handled without a system call of their own.
+ * Elements that a read has cut in two wait in `carry`.
  *
- * Every payload is checksummed piece by piece as it is read, while it is in cache, and compared with what
- * its header says before anyone is told that it is there; what comes out of records is authenticated instead.
- * Results may already hold it by then, and need not be cleaned: a frame that does not arrive leaves its
- * segment unfinished. Nothing made of it is sent on (only what has arrived is), so no other rank gets to see
- * it; and its op does not become done here, so that it cannot be committed. Since nothing tells what else is
- * wrong with the stream, the connection is lost, and the frame comes again on another one (see below), or
- * the link fails and the caller aborts the op, which puts back what was overwritten in place.
+ * Damage. Every payload is checksummed as it is read, while it is in cache, and compared with what its header says
+ * before anybody is told that it is there; what comes out of records is authenticated instead. Results may already hold
+ * damaged bytes by then, and need not be cleaned:
  *
- * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they
- * are. The checksum is taken right before, and so brings the payload into the cache for the system's copy. A
- * connection whose batch is not wholly taken by the socket waits for the poller. With
- * TCP_NOTSENT_LOWAT, "taken" means nearly on the wire, not merely copied to a deep socket buffer: that is
- * what makes faster connections carry more. Inside a machine the wire is memory, and a buffer of a few megabytes,
- * which is what systems give, is one that has left the caches when it is read; there the buffer is bounded.
+ *   1. A frame that does not arrive leaves its segment unfinished, and only what has arrived is sent on. So no other
+ *      rank gets to see the damage.
+ *   2. Its op does not become done here. So it cannot be committed.
+ *   3. The connection is lost, since nothing tells what else is wrong with the stream. Either the frame comes again on
+ *      another connection, or the link fails and the caller aborts the op, which puts back what was overwritten.
  *
- * Loss. A connection that breaks, or damages a frame, or stands still while others of its link move, is given
- * up; the link lives as long as it has another. What was on its way is sent again:
+ * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they are. The
+ * checksum is taken right before, and so brings the payload into the cache for the system's copy. A connection whose
+ * batch is not wholly taken by the socket waits for the poller. With TCP_NOTSENT_LOWAT, "taken" means nearly on the
+ * wire, not merely copied to a deep socket buffer: that is what makes faster connections carry more. Inside a machine
+ * the wire is memory, and a buffer of a few megabytes, which is what systems give, has left the caches by the time that
+ * it is read; there the buffer is bounded.
  *
- *   - Both ends count the frames that they have sent and received on a connection, HELLO and ACK excepted. The
- *     sender keeps a note of each frame until it is known to be received, in a window of PCCL_CONN_WINDOW. It
- *     gets to know by the count in every header of the other direction, or from ACK frames where there are none.
- *     A DONE frame counts as many as it has keys, and has a note of each: it is received as a whole or not at all,
- *     and what is sent again of it in whatever frames.
- *   - Each end begins with a HELLO that says how it calls the connection, and sends nothing that counts before
- *     it has the other's. So whoever has something to send again can name the connection to the other end.
- *   - Whoever gives up a connection stops reading from it, forgets the half-received frame (pccl_op_retract),
- *     and sends a LOST frame on another connection: so many frames were received. The other end gives it up
- *     too and answers with its own LOST. Each sends again what the other's count does not cover, in whatever
- *     order. LOST frames count too, but are sent again at once when their own connection is lost: two ends
- *     could otherwise wait for each other's. So one may come twice, and the second is ignored.
+ * Loss. A connection that breaks, damages a frame, or stands still while others of its link move, is given up; the link
+ * lives as long as it has another. As in Multipath TCP, what was on its way is sent again on the others:
  *
- * A connection without another beside it has nothing to be compared with, nor have all of them when the path goes
- * black. Then the system is asked what lies there without the other system's acknowledgement: a link on which bytes
- * lie and none gets across or comes in for the link's timeout is lost. It is the systems that are asked because they
- * acknowledge at once; engines may have a lot to say before they come to that, on a slow path. If nothing lies there,
- * nothing is missed, or only by the other end, where it lies.
+ *   1. Both ends count the frames that they have sent and received on a connection, except HELLO and ACK. The sender
+ *      keeps a note of each frame until it is known to be received, in a window of PCCL_CONN_WINDOW; the count comes in
+ *      every header of the other direction, or in ACK frames where there are none. So the sender always knows which
+ *      frames may be missing. A DONE frame counts as many as it has keys, and each key has its note: it is received as
+ *      a whole or not at all, but its keys may be sent again in other frames.
+ *   2. Each end begins with a HELLO that says how it calls the connection, and sends nothing that counts before it has
+ *      the other's. So whoever has something to send again can name the lost connection to the other end.
+ *   3. Whoever gives up a connection stops reading from it and forgets the half-received frame (pccl_op_retract); then
+ *      it sends a LOST frame on another connection: so many frames were received. The other end gives it up too and
+ *      answers with its own LOST. Each sends again what the other's count does not cover, in any order. So no frame is
+ *      lost, and none arrives twice: its receiver has stopped reading before it says what it has.
+ *   4. LOST frames count too, but are sent again at once when their own connection is lost, because two ends could
+ *      otherwise wait for each other's. So one may come twice, and the second is ignored.
+ *   5. A frame is sent again from where it was sent from; no copy is kept. What is there is still the same: a range is
+ *      overwritten after it was sent only by what has come of it, a segment's final form, which cannot be on its way
+ *      before the frame was received, and is then counted.
+ *   6. Frames of ended ops are not sent again, except DONE: either every rank is done and has received all, or the op
+ *      is aborted and nobody wants them.
  *
- * A frame is sent again from where it was sent from: no copy is kept. What is there is still the same. A range
- * is overwritten after it was sent only by what has come of it: a segment's final form, which cannot be on its
- * way before the frame was received, and then counted as such. Frames of ended ops are skipped, but for DONE: either
- * every rank is done and has received all, or the op is aborted and nobody wants them. A frame never arrives twice,
- * since its receiver has stopped reading before it says what it has.
+ * Silence. A connection without another beside it has nothing to be compared with, nor have all of them when the path
+ * swallows everything. Then the system is asked what it has in flight, that is sent and not acknowledged by the other
+ * end's system: a link on which bytes are in flight, and none gets across or comes in for the link's timeout, is lost.
+ * Systems are asked because they acknowledge at once; engines may have a lot to say before they come to that, on a slow
+ * path. With nothing in flight nothing is missed here; if the other end misses something, it has bytes in flight.
  *
- * Encrypted. A connection with keys sends its frames in records (records.h), several to a record or several records to
- * a frame, as it happens; everything above is inside. A batch is encrypted piece by piece into the records' buffer, and
- * what was encrypted counts as sent, since its payload is of no more use; the connection takes no further frames
- * before the socket has taken all of it. What comes is copied from decrypted records to where it belongs. Whatever does
- * not decrypt loses the connection, so nothing but what the other end has sent gets any further than the records.
+ * Encryption. A connection with keys sends its frames in records (records.h), several to a record or several records to
+ * a frame, as it happens; everything above is inside. A batch is encrypted into the records' buffer, and what was
+ * encrypted counts as sent, since its payload is of no more use; the connection takes no further frames before the
+ * socket has taken all of it. What comes is copied from decrypted records to where it belongs. Whatever does not
+ * decrypt loses the connection, so nothing but what the other end has sent gets any further than the records.
  *
  * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again
  * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; meanwhile the poller is not asked for that
  * direction. Where the engine itself has none to keep what a peer has sent, that is no peer's fault: the host fails.
  *
- * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied
- * to a spill buffer, and a half-received frame is discarded from there on. */
+ * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied to a spill
+ * buffer, and a half-received frame is discarded from there on. */
 #ifndef PCCL_CONN_H
 #define PCCL_CONN_H
 
@@ -78,7 +80,7 @@ enum {
     TX_FRAMES_MAX = 8,
     READ_AHEAD_BYTES = 8 << 10,
     PCCL_CONN_WINDOW = 512,
-    PCCL_ACK_FRAMES = PCCL_CONN_WINDOW / 8, /* received without having told: then tell at once */
+    PCCL_ACK_FRAMES = PCCL_CONN_WINDOW / 8, /* received and not acknowledged: then an ACK goes out at once */
     PCCL_ACK_BYTES = 4 << 20
 };
 
@@ -118,9 +120,9 @@ typedef struct pccl_conn {
     pccl_list in_conns;
     pccl_list in_free; /* of the link: can take frames */
     pccl_list in_talk; /* of the link: has a HELLO or an ACK to send */
-    pccl_list in_notices; /* of the link: lost, to be told to the other end */
-    pccl_list in_resend; /* of the link: lost, with records to send again */
-    pccl_list in_lost; /* of the host: lost, to be buried */
+    pccl_list in_notices; /* of the link: lost, a LOST frame is due */
+    pccl_list in_resend; /* of the link: lost, with frames to send again */
+    pccl_list in_lost; /* of the host: lost, to be closed */
     pccl_list in_starved; /* of the host: the system had no memory for it */
     pccl_records *records; /* NULL: frames travel as they are */
     uint8_t is_local; /* the other end is on this machine */
@@ -136,9 +138,9 @@ typedef struct pccl_conn {
 
     uint8_t is_lost;
     uint8_t is_closed; /* the descriptor is closed; of use only for what has to be sent again */
-    uint8_t has_peer_notice; /* the other end has said what it has received */
-    uint8_t is_notice_queued; /* once, or more often */
-    uint8_t is_notice_acked; /* the other end knows what we have */
+    uint8_t has_peer_notice; /* the other end's LOST has come: what it has received */
+    uint8_t is_notice_queued; /* our LOST was queued, once or more often */
+    uint8_t is_notice_acked; /* the other end has our LOST */
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 
@@ -153,7 +155,7 @@ typedef struct pccl_conn {
     uint64_t sent_bytes; /* taken by the system; these four since the last look of pccl_conn_has_carried */
     uint8_t has_received;
     uint64_t looked_at_bytes; /* of sent_bytes, at that look */
-    uint64_t in_flight_bytes; /* taken by the system and not acknowledged by the other one, at that look */
+    uint64_t in_flight_bytes; /* at that look */
 
     enum pccl_conn_rx_state rx_state;
     pccl_op *rx_op;
@@ -196,53 +198,60 @@ int pccl_conn_prepare_socket(int fd);
 pccl_conn *pccl_conn_create(int fd, pccl_records *records); /* takes the records, if any, unless NULL: no memory */
 void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
 
-/* The connection is one of the link's from now on, and says HELLO. */
+/* Makes the connection one of the link's; it begins with HELLO. */
 void pccl_conn_join(pccl_conn *conn, pccl_link *link);
 
 /* The connection may have become able to take frames, or has something of its own to say. */
 void pccl_conn_offer(pccl_conn *conn);
+
+/* An ACK has to go out. */
 void pccl_conn_note_ack_due(pccl_conn *conn);
 
+/* The payload of the frame whose header has come goes into an op, to a buffered one, or nowhere. */
 void pccl_conn_expect_segment(pccl_conn *conn, pccl_op *op, const pccl_op_inbound *inbound);
 void pccl_conn_expect_buffered(
     pccl_conn *conn, struct pccl_unexpected_op *buffered, uint8_t *store, uint32_t payload_bytes);
 void pccl_conn_expect_nothing_of_use(pccl_conn *conn, uint32_t payload_bytes);
 
-/* Has the poller tell what the connection waits for. */
+/* Asks the poller for what the connection waits for. */
 void pccl_conn_watch(pccl_conn *conn);
 
-/* When the first connection that the system had no memory for is to be tried again; INT64_MAX: none. */
+/* Returns when the first connection for which the system had no memory is to be tried again; INT64_MAX: none is. */
 int64_t pccl_host_retry_ms(const pccl_conn_host *host);
+
+/* Tries those again whose time has come. */
 void pccl_host_retry(pccl_conn_host *host, int64_t now_ms);
 
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
 
-/* The lost connection is closed; it may be gone after this. */
+/* The lost connection's descriptor is closed. May free the connection. */
 void pccl_conn_note_closed(pccl_conn *conn);
 
-/* A LOST frame on this connection: NULL, or the rule that the peer breaks. */
+/* A LOST frame has come on this connection: NULL, or the rule that it breaks. */
 const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame);
 
-/* The next record of a lost connection that has some to send again; it may be gone after the last. */
+/* Takes the next frame that a lost connection has to send again, of which there is one. May free the connection after
+ * the last. */
 pccl_conn_unacked pccl_conn_take_unacked(pccl_conn *lost);
 
 /* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
 
-/* Nothing waits for the socket to take it. */
+/* Nonzero if nothing waits for the socket to take it. */
 int pccl_conn_is_drained(const pccl_conn *conn);
 
-/* Whether frames that count may be added now. */
+/* Nonzero if frames that count may be added now. */
 int pccl_conn_is_open(const pccl_conn *conn);
 
-/* The other end has received so many: 0, or -1 if it cannot have. */
+/* The other end says that it has received so many: 0, or -1 if it cannot have. */
 int pccl_conn_acked(pccl_conn *conn, uint32_t frames);
 
-/* Whether another frame may be added to the batch, which had better not exceed this size. */
+/* Nonzero if another frame may be added to the batch, which had better not exceed this size. */
 int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max);
 
-/* Sets the payload's checksum in the frame unless it has it. The payload must not change until it is sent. */
+/* Adds a frame to the batch, and sets its payload's checksum unless it has it. The payload must not change until it is
+ * sent. */
 void pccl_conn_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
 void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
 
@@ -251,27 +260,28 @@ void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
 uint32_t pccl_conn_done_room(const pccl_conn *conn);
 void pccl_conn_add_done(pccl_conn *conn, const pccl_op_key *keys, uint32_t count);
 
-/* Sends what was added. Nonzero when all of it is gone; otherwise wait until writable, or the link has
- * failed. */
+/* Sends what was added. Nonzero when all of it is sent; otherwise wait until writable, or the connection is lost. */
 int pccl_conn_flush(pccl_conn *conn);
 
-/* The op's buffers are about to be taken away: forgets it. Without memory for that, fails the link. */
+/* The op's buffers are about to be taken away: forgets them. Without memory for what is half sent, fails the host. */
 void pccl_conn_release_rx(pccl_conn *conn, const pccl_op *op);
-void pccl_conn_release_buffered(pccl_conn *conn); /* what it receives into is about to be taken away */
 void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 
-/* The op's buffers are elsewhere now. */
+/* The buffered payload that it receives into is about to be taken away. */
+void pccl_conn_release_buffered(pccl_conn *conn);
+
+/* The op's buffers have moved: follows them. */
 void pccl_conn_follow_rx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
 void pccl_conn_follow_tx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
 
-/* Whether anything has got across or come in since the last call. Sets in_flight_bytes. */
+/* Nonzero if anything has got across or come in since the last call. Sets in_flight_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);
 
-/* Sets under_way_bytes, what the other side's system has not acknowledged or this one not even taken, and
+/* Sets under_way_bytes, what the other end's system has not acknowledged or this one not even taken, and
  * unsent_bytes. */
 void pccl_conn_look_under_way(pccl_conn *conn);
 
-/* Every now and then. Whether there is anything to come back for. */
+/* Called every now and then: notes progress, and acknowledges. Nonzero if there is anything to come back for. */
 int pccl_conn_tick(pccl_conn *conn, int64_t now_ms);
 
 #endif

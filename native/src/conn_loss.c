@@ -1,4 +1,4 @@
-/* conn_loss.c: what becomes of a lost connection and of the frames that were on its way: see conn.h. */
+/* conn_loss.c: lost connections, and the frames that were on their way; conn.h has the rules. */
 #include "conn.h"
 
 #include "conn_inside.h"
@@ -74,7 +74,7 @@ const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame)
     if (lost == NULL)
         lost = find_conn(&link->lost_conns, frame->peer_connection);
     if (lost == NULL && frame->peer_connection <= link->conns_added)
-        return NULL; /* settled, and told once more */
+        return NULL; /* settled, and said once more */
     if (lost == NULL || lost == conn || (lost->peer_number != 0 && lost->peer_number != frame->connection))
         return "the loss of an unknown connection";
     if (lost->has_peer_notice)

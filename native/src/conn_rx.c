@@ -1,4 +1,4 @@
-/* conn_rx.c: the receiving half of a connection: see conn.h. */
+/* conn_rx.c: the receiving half of a connection; conn.h has the theory of operation. */
 #include "conn.h"
 
 #include "conn_inside.h"
@@ -70,7 +70,7 @@ static void rx_expect_keys(pccl_conn *conn, const pccl_frame *frame)
     conn->rx_inbound.payload_bytes = conn->rx_left_bytes = frame->payload_bytes;
 }
 
-/* Where the next payload bytes go, and how many at most. */
+/* Returns where the next payload bytes go, and how many at most. */
 static struct iovec rx_target(pccl_conn *conn)
 {
     struct iovec target;
@@ -242,7 +242,7 @@ static void rx_consume_ahead(pccl_conn *conn)
     }
 }
 
-/* How many bytes were read; 0 if there is nothing more to do. */
+/* Returns how many bytes were read; 0 if there is nothing more to do. */
 static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
 {
     ssize_t n;
@@ -262,7 +262,7 @@ static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
     return (size_t)n;
 }
 
-/* What was in a record. */
+/* Handles what was in a record. */
 static void rx_unpack(pccl_conn *conn, const uint8_t *plain, size_t bytes)
 {
     while (bytes > 0 && !pccl_conn_is_over(conn)) {

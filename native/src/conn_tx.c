@@ -1,4 +1,4 @@
-/* conn_tx.c: the sending half of a connection: see conn.h. */
+/* conn_tx.c: the sending half of a connection; conn.h has the theory of operation. */
 #include "conn.h"
 
 #include "conn_inside.h"

@@ -4,8 +4,8 @@
  * an op asks the owner, who submits it, learns that all ranks are done, and wakes the thread: for a small op these
  * switches between threads cost more than the op. But most of the time the owner has nothing to decide: an op may start
  * at once, and when all ranks are done it is committed. The owner says so beforehand by opening the fast path. Any
- * thread may then run an op on it, which submits the op and waits for its completion; the owner learns of it at leisure,
- * from one event (OP_FAST_COMPLETED).
+ * thread may then run an op on it, which submits the op and waits for its completion; the owner learns of it at
+ * leisure, from one event (OP_FAST_COMPLETED).
  *
  * The problem is the moment at which the owner does have something to decide. Closing the fast path is therefore a cut
  * through the ops:

@@ -1,4 +1,5 @@
-/* host.h: what the links and connections of an engine share, and whom they tell. */
+/* host.h: what the links and connections of an engine share, and the callbacks by which they report upwards, since they
+ * know nothing of the modules that deal with ops (receiver.h). */
 #ifndef PCCL_HOST_H
 #define PCCL_HOST_H
 
@@ -20,14 +21,13 @@ typedef struct {
     uint64_t rx_wire_bytes;
 } pccl_conn_counters; /* written by one thread, atomically; read by any */
 
-/* What this machine lacks and no peer can be blamed for. From then on nothing is read or sent. */
+/* A failure of this machine, for which no peer can be blamed. From then on nothing is read or sent. */
 typedef struct {
     uint8_t is_set;
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 } pccl_host_fault;
 
-/* What the connections of an engine share, and whom they tell. */
 typedef struct pccl_conn_host {
     pccl_poller *poller;
     uint8_t *staging; /* PCCL_STAGING_BYTES */
@@ -40,31 +40,31 @@ typedef struct pccl_conn_host {
     pccl_list pending_links; /* pccl_link.in_pending */
     pccl_egress egress;
 
-    /* A header has come, of what the connection does not deal with. Either the frame has no payload and is dealt with,
-     * or its payload is put on its way with one of the pccl_conn_expect_ functions. Otherwise returns the rule that the
+    /* The header has come of a frame that is not about connections. Deals with the frame if it has no payload;
+     * otherwise says where the payload goes with one of the pccl_conn_expect_ functions. NULL, or the rule that the
      * frame breaks. */
     const char *(*on_header)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_frame *frame);
 
-    /* A key of a DONE frame, all of which is there. NULL, or the rule that it breaks. */
+    /* A DONE frame with this key has come, all of it. NULL, or the rule that it breaks. */
     const char *(*on_done)(struct pccl_conn_host *host, struct pccl_conn *conn, const pccl_op_key *key);
 
-    /* The frame that is half in will not be completed. */
+    /* The connection's half-received frame will not be completed. */
     void (*on_retract)(struct pccl_conn_host *host, struct pccl_conn *conn);
 
-    /* A segment is complete. */
+    /* All of a segment's payload has come. */
     void (*on_arrived)(struct pccl_conn_host *host, pccl_op *op, const pccl_op_inbound *inbound);
 
-    /* A segment is out, and all of the op seems to be there. */
+    /* A segment has been sent with which the op may have become done. */
     void (*on_sent)(struct pccl_conn_host *host, pccl_op *op);
 
-    /* All of the payload is there that came before its op. */
+    /* All of an EAGER frame's payload has come that is buffered. */
     void (*on_buffered)(struct pccl_conn_host *host, struct pccl_unexpected_op *buffered);
 } pccl_conn_host;
 
-/* Only the first fault counts. */
+/* Notes a failure of this machine. Only the first one counts. */
 void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail);
 
-/* As a broken rule: none is broken, but what a frame says cannot be buffered. */
+/* Returned in the place of a broken rule: none is broken, but there is no memory to buffer what the frame says. */
 extern const char pccl_out_of_memory[];
 
 #endif

@@ -1,9 +1,10 @@
-/* link.h: one peer: what is to be sent to it, and how much it may be sent before it asks.
+/* link.h: what is to be sent to one peer, and how much it may be sent before it asks.
  *
- * A link has three queues: ops that are done (DONE), ops to be announced (READY, EAGER), and active ops, which have
- * segments to send. link_send.h hands them to its connections (conn.h). It fails with its last connection, or when its
- * peer breaks the protocol, which is noted at once (pccl_link_fail) and carried out by links.h when nothing points to
- * the connections any more. */
+ * A link leads to one peer over one or more connections (conn.h). It has three queues: ops that are done (DONE), ops to
+ * be announced (READY, EAGER), and active ops, which have segments to send; link_send.h hands them to the connections.
+ *
+ * A link fails with its last connection, or when its peer breaks the protocol. Since whoever finds that may still point
+ * to a connection, pccl_link_fail only notes it, and links.h carries it out later. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
@@ -12,13 +13,15 @@
 #include "pccl_native.h"
 #include "table.h"
 
-/* Eager payload may come before its op is submitted, and is then buffered (unexpected.h). What one peer
- * can make another buffer is bounded by a window as in flow control: counted from the link's beginning, a sender
- * has sent at most PCCL_EAGER_WINDOW_BYTES more than its receiver has let go of and said so in a CREDIT
- * frame. Whatever becomes of a frame there counts as let go in the end: used at once or later, dropped with
- * its epoch, or of no use from the start. So neither side has to know why the other's op ended, nothing is
- * ever dropped for want of room, and a sender without window announces its op as usual and waits. A frame
- * counts with PCCL_EAGER_OVERHEAD_BYTES more than its payload, which bounds how many there are. */
+/* The eager window. Eager payload may come before its op is submitted, and is then buffered (unexpected.h). How much
+ * one peer can make another buffer is bounded by a window, as in flow control by credits.
+ *
+ *   1. Counted from the link's beginning, a sender has sent at most PCCL_EAGER_WINDOW_BYTES more than its receiver has
+ *      released and reported in a CREDIT frame. So nothing is ever dropped for want of room: a sender without window
+ *      announces its op without payload, as usual, and waits.
+ *   2. Every eager frame counts as released in the end, whatever becomes of it: used at once or later, dropped with its
+ *      epoch, or of no use from the start. So neither side has to know why the other's op ended, and no window is lost.
+ *   3. A frame counts PCCL_EAGER_OVERHEAD_BYTES more than its payload. So the window bounds their number, too. */
 enum { PCCL_EAGER_WINDOW_BYTES = 2 << 20, PCCL_EAGER_OVERHEAD_BYTES = 256 };
 
 typedef struct {
@@ -40,7 +43,7 @@ typedef struct pccl_link {
     pccl_list in_pending; /* of the host: may have something to send */
     pccl_list in_waiting; /* of the egress scheduler */
     pccl_list conns;
-    pccl_list lost_conns; /* buried, the same way in pccl_conn.in_conns */
+    pccl_list lost_conns; /* closed ones, also by pccl_conn.in_conns */
     pccl_list free_conns;
     pccl_list talk_conns;
     pccl_list notices;
@@ -51,7 +54,7 @@ typedef struct pccl_link {
     pccl_link_eager eager;
     pccl_list unexpected; /* unexpected.h */
     size_t unexpected_count;
-    unsigned conns_count; /* in `conns`: not buried */
+    unsigned conns_count; /* in `conns`: not closed */
     unsigned live_count; /* of them, not lost */
     unsigned conns_added;
     unsigned events_promised; /* to the host: a loss and a LINK_LIMITED for each connection added */
@@ -81,26 +84,31 @@ typedef struct pccl_link {
 pccl_link *pccl_link_create(uint64_t id); /* NULL without memory */
 void pccl_link_destroy(pccl_link *link); /* which has no connections left */
 
-/* system_error: an errno, or 0 where the other side is to blame. Only the first failure counts. */
+/* Notes that the link has failed. system_error: an errno, or 0 where the other side is to blame. Only the first failure
+ * counts. */
 void pccl_link_fail(pccl_link *link, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
 
+/* The link may have something to send. */
 void pccl_link_note_pending(pccl_link *link);
 
-/* Nonzero if a frame with this payload may go out as eager; it then must, or be cancelled. */
+/* Reserves window for an eager frame with this payload. Nonzero if there is enough; the frame then must be sent, or be
+ * cancelled. */
 int pccl_link_reserve_eager(pccl_link *link, uint32_t payload_bytes);
 void pccl_link_cancel_eager(pccl_link *link, uint32_t payload_bytes);
 void pccl_link_note_eager_sent(pccl_link *link, uint32_t payload_bytes);
 void pccl_link_note_eager_lost(pccl_link *link, uint32_t payload_bytes); /* and not sent again: its op has ended */
 
-/* NULL, or the rule that the peer breaks. */
+/* A CREDIT frame, or the header of an eager one, has come: NULL, or the rule that the peer breaks. */
 const char *pccl_link_on_credit(pccl_link *link, uint64_t eager_bytes);
 const char *pccl_link_on_eager(pccl_link *link, uint32_t payload_bytes);
-void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes); /* which comes again, or never */
 
-/* A received eager frame's payload takes no memory any more. */
+/* Takes back an eager frame that was half received: it comes again, or never. */
+void pccl_link_retract_eager(pccl_link *link, uint32_t payload_bytes);
+
+/* A received eager frame's payload takes no memory any more: the peer may send as much again. */
 void pccl_link_release_eager(pccl_link *link, uint32_t payload_bytes);
 
-/* What a CREDIT frame says that is about to be sent. */
+/* Returns what a CREDIT frame has to say that is about to be sent. */
 uint64_t pccl_link_take_credit(pccl_link *link);
 
 #endif

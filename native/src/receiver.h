@@ -1,13 +1,16 @@
 /* receiver.h: what frames from peers do to ops. The connections (conn.h) take frames apart and call back here.
  *
- * A frame names its op by its key, and comes from the peer behind its link.
+ * A frame names its op by its key, and comes from the peer behind its link. Peers may be early, late, wrong or hostile:
  *
- *   1. A frame for a key that is not open here is dropped, but for an announcement of an epoch that is not over, which
- *      is buffered. Nobody here wants the rest: the op with that key has ended.
- *   2. An announcement whose description differs from ours makes the op a mismatch on both sides, payload or not.
- *   3. A segment that contradicts its op or comes from the wrong peer, and anything said twice, is the peer's fault:
- *      the link fails.
- *   4. A frame whose connection is lost before all of it was there is taken back; it comes again on another one. */
+ *   1. An announcement (READY, EAGER) of an op that is not open here is buffered (unexpected.h) if its epoch is not
+ *      over, because the op may still come. Any other frame for a key that is not open here is dropped, because its op
+ *      has ended and nobody here wants it.
+ *   2. An announcement whose description differs from ours makes the op a mismatch on both sides, payload or not. The
+ *      link goes on: that the two callers differ is no fault of the peer's engine.
+ *   3. A segment that contradicts its op or comes from the wrong peer, and anything said twice, breaks the protocol:
+ *      the link fails, because nothing else from this peer can be trusted.
+ *   4. A frame whose connection is lost before all of it was there is taken back, because it comes again on another
+ *      connection. */
 #ifndef PCCL_RECEIVER_H
 #define PCCL_RECEIVER_H
 

@@ -1,17 +1,21 @@
-/* unexpected.h: the unexpected queue, as MPI calls it: what peers have announced of ops that were not submitted here
- * yet, READY frames and EAGER frames with their payload; and such payload of several segments until all of it is here,
- * since a connection can put but one where it belongs.
+/* unexpected.h: the unexpected queue, as MPI calls it: what peers have sent of ops that are not submitted here yet.
  *
- *   1. What is here is found by link and key, so no peer can speak for another.
- *   2. It stays until the op is submitted or known never to be (pccl_unexpected_forget_op), the link goes, or its epoch
- *      is over. Each of these happens in the end, so nothing stays for ever.
- *   3. How many ops one link may announce ahead is bounded (PCCL_UNEXPECTED_PER_LINK_MAX), and so is payload, by the
- *      eager window (link.h), whose bytes are let go when payload is given up here. A peer that exceeds either fails
- *      the link: it can never use up our memory.
- *   4. Descriptions are compared when the op is submitted, not here: only then is it known what they should be.
+ * Ranks submit an op at different times, and the first ones announce it (READY), or send a small op's payload along
+ * with the announcement (EAGER, MPI's eager protocol), before the last has it. Such frames wait here until their op
+ * comes. So does an EAGER payload of several segments until all of it is here, since a connection can only put one
+ * segment where it belongs. The danger is a peer that makes us buffer for ever, or without bound.
  *
- * In a ring, READY comes from the op's target and EAGER from its source, which with two ranks are one peer; a
- * direct EAGER says what READY does too. */
+ *   1. Entries are found by link and key, so no peer can speak for another.
+ *   2. An entry stays until its op is submitted or known never to be (pccl_unexpected_forget_op), its link goes, or its
+ *      epoch is over. One of these happens in the end, so nothing stays for ever.
+ *   3. The number of ops that a link may announce ahead is bounded (PCCL_UNEXPECTED_PER_LINK_MAX), and their payload by
+ *      the eager window (link.h), whose bytes are released when payload is given up here. A peer that exceeds either
+ *      fails its link, so it can never use up our memory.
+ *   4. Descriptions of an op are compared when it is submitted, not here, because only then is it known what they
+ *      should be. Until then a peer must only not contradict itself.
+ *
+ * In a ring, READY comes from the op's target and EAGER from its source, which with two ranks are one peer; a direct
+ * EAGER says what READY does too. */
 #ifndef PCCL_UNEXPECTED_H
 #define PCCL_UNEXPECTED_H
 
@@ -41,29 +45,32 @@ typedef struct pccl_unexpected_op {
 void pccl_unexpected_init(pccl_unexpected_queue *queue);
 void pccl_unexpected_free(pccl_unexpected_queue *queue); /* all links must have been forgotten */
 
-/* A READY or EAGER frame, the latter's payload accounted for by the link and expected by the connection: NULL,
- * the rule that the frame breaks, or pccl_out_of_memory. */
+/* Adds a READY or EAGER frame. The link has accounted for the latter's payload, which the connection then receives into
+ * the entry. Returns NULL, the rule that the frame breaks, or pccl_out_of_memory. */
 const char *pccl_unexpected_add(pccl_unexpected_queue *queue, pccl_conn *conn, const pccl_frame *frame);
 
 pccl_unexpected_op *pccl_unexpected_find(
     const pccl_unexpected_queue *queue, const pccl_link *link, const pccl_op_key *key);
 
-/* Gives up the payload alone, and what has become empty altogether. */
+/* Gives up an entry's payload, and the entry if there is no READY left in it. */
 void pccl_unexpected_drop_payload(pccl_unexpected_queue *queue, pccl_unexpected_op *buffered);
-/* What the EAGER frame said, which is still being received: it comes again, or never. */
+
+/* Takes back an EAGER frame that is half received: it comes again, or never. */
 void pccl_unexpected_retract(pccl_unexpected_queue *queue, pccl_unexpected_op *buffered);
 
+/* Gives up an entry's READY, and the entry if there is no payload left in it. */
 void pccl_unexpected_drop_ready(pccl_unexpected_queue *queue, pccl_unexpected_op *buffered);
 
+/* Forgets all that is buffered from the link. */
 void pccl_unexpected_forget_link(pccl_unexpected_queue *queue, pccl_link *link);
 
-/* What is buffered of one op, which will not be submitted. */
+/* Forgets what is buffered of one op, which will not be submitted. */
 void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key);
 
-/* Those of the group with epochs up to this one. */
+/* Forgets what is buffered of the group's epochs up to this one. */
 void pccl_unexpected_forget_epochs(pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch);
 
-/* For tables of what others name. */
+/* Hashes a key that others choose, for tables (keyed_hash.h). */
 uint64_t pccl_op_key_hash(const pccl_op_key *key);
 
 #endif
