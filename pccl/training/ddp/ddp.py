@@ -45,11 +45,9 @@ who are left. Newcomers are let in every `admit_every` steps, because asking cos
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -61,6 +59,7 @@ from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result,
 from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, ParamGroups
+from pccl.training.ddp import connected
 from pccl.training.ddp.comm_hooks import CommHook, GradBucket, HookedAverage, name_of
 from pccl.training.ddp.fresh_state import materialize
 from pccl.training.ddp.grad_scalers import GradScalers, found_inf
@@ -87,12 +86,6 @@ from pccl.training.tensors.held_tensors import HeldTensors, LateState, optimized
 from pccl.training.tensors.torch_arithmetic import default_torch_arithmetic
 
 BUCKET_BYTES = 4 << 20
-
-_connected = threading.local()
-"""The last `ddp` that `DDP.connect` has made in this thread, as a weak reference, and its `address`."""
-
-_of_connect: weakref.WeakSet[DDP] = weakref.WeakSet()
-"""All that `DDP.connect` has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +238,7 @@ class DDP(ModuleFace, Checkpointed):
                 "there is no address of a master: give one, or start the program with pccl launch, or set PCCL_MASTER"
             )
             raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
-        former = getattr(_connected, "ddp", lambda: None)()
-        if former is not None and _connected.address == address and _is_connected(former._communicator):
+        if connected.is_thread_in(address):
             text = (
                 f"this thread is in the run at {address} already, by a DDP that could never let this one in: close() "
                 "that one, or put all that is trained into one module, such as a ModuleDict, with one optimizer"
@@ -258,9 +250,13 @@ class DDP(ModuleFace, Checkpointed):
         ddp._owns_communicator = True
         ddp._communicator.connect()
         ddp.join(peers_min)
-        _connected.ddp, _connected.address = weakref.ref(ddp), address
-        _of_connect.add(ddp)
+        connected.add(ddp, address)
         return ddp
+
+    @property
+    def own_communicator(self) -> Communicator:
+        """The communicator, for `pccl.training.ddp.connected`."""
+        return self._communicator
 
     @property
     def revision(self) -> int:
@@ -602,19 +598,3 @@ class DDP(ModuleFace, Checkpointed):
             sent, out, op = bucket.weighed(factor_of(self._weight or 0.0, exponent)), None, ReduceOp.SUM
         tag = self._tag + 1 + number
         bucket.average = Average(self._communicator, sent, tag, self.revision, self._quantization, op=op, out=out)
-
-
-def _is_connected(communicator: Communicator) -> bool:
-    try:
-        return communicator.world_size > 0
-    except PCCLError:
-        return False
-
-
-@atexit.register
-def _close_all() -> None:
-    """The program ends, and has not closed what `connect` has made. Where it ends by an exception, the run did not end
-    in order."""
-    if getattr(sys, "last_value", None) is None:
-        for ddp in [ddp for ddp in _of_connect if _is_connected(ddp._communicator)]:
-            ddp.close()

@@ -46,6 +46,7 @@ from pccl.training.diloco.async_diloco import AsyncDiLoCo
 from pccl.training.diloco.diloco import DiLoCo
 from pccl.training.diloco.outer_loop import OuterStep
 from pccl.training.group.membership import Admission
+from pccl.training.group.weights import as_float
 
 Loop = TypeVar("Loop", bound=DiLoCo | AsyncDiLoCo)
 
@@ -168,11 +169,11 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner_steps_made, self._counted = 0, 0.0
 
     def count(self, amount: float) -> None:
-        """Adds to what this peer counts by in the next average: the tokens or samples of a batch. ValueError: the
-        optimizer is not `weighted`."""
+        """Add to the weight of this peer in the next average: the tokens or samples of a batch. ValueError: the
+        optimizer is not `weighted`, or `amount` is no number that a float can hold."""
         if not self._is_weighted:
             raise ValueError("count: only an optimizer made with weighted=True, on all peers, counts")
-        self._counted += amount
+        self._counted += as_float("amount", amount)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)

@@ -179,9 +179,15 @@ def test_one_of_connect_compares_as_it_is_closed(master: MasterNode) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_ends_without_closing_compares_too(master: MasterNode) -> None:
-    code = "import sys, torch; from tests.training.consistency.test_ending_torch import stepped; "
+    """And has a status that says so, with what it has printed and registered for its end all the same."""
+    code = "import atexit, sys, torch; from tests.training.consistency.test_ending_torch import stepped; "
+    code += "atexit.register(print, 'the last words'); print('made a step', end=''); "
     code += "ddp = stepped(sys.argv[1], sys.argv[2] == '1')"
     command = [sys.executable, "-c", code, master.address]
-    peers = [subprocess.Popen([*command, parts], stderr=subprocess.PIPE, text=True) for parts in ("0", "1")]
+    pipe = subprocess.PIPE
+    peers = [subprocess.Popen([*command, parts], stdout=pipe, stderr=pipe, text=True) for parts in ("0", "1")]
     for peer in peers:
-        assert "DivergenceError: after 1 steps" in peer.communicate(timeout=TIMEOUT_S)[1]
+        printed, errors = peer.communicate(timeout=TIMEOUT_S)
+        assert "DivergenceError: after 1 steps" in errors
+        assert printed == "made a stepthe last words\n"
+        assert peer.returncode == 120, errors

@@ -12,6 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import DDP, CheckpointError, DiLoCo, DivergenceError
+from pccl.training.consistency.contract import Contract
 from tests.support.cluster import Background, outcomes, refusal, results, together
 from tests.training.test_ddp_torch import loss, new_module, parameters
 
@@ -94,6 +95,35 @@ def test_newcomers_get_state_that_came_later(
         assert state["param_groups"] == states[0]["param_groups"]
         assert all(torch.equal(state["state"][n][key], states[0]["state"][n][key]) for n, key in keys)
     together([peer.communicator.close for peer in peers])
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["as it was", "written after joining"])
+def test_state_that_came_later_is_sent_once_unless_somebody_has_written_it(
+    master: MasterNode, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    sent: list[int] = []
+    reduced = Contract._reduced
+
+    def noted(contract: Contract, vector: Any, step: int) -> None:
+        sent.append(vector.nbytes)
+        reduced(contract, vector, step)
+
+    first = Peer(master.address, 0, dampened).enter().run(2)
+    monkeypatch.setattr(Contract, "_reduced", noted)
+
+    def are_two(peer: Peer) -> bool:
+        return peer.worlds[-2:] == [2, 2]
+
+    thread = Background(partial(first.run, are_two))
+    late = Peer(master.address, 1, dampened).enter()
+    if is_written:
+        late.optimizer.state[next(late.module.parameters())]["momentum_buffer"].zero_()
+    late.run(are_two)
+    thread.result()
+    size = sum(p.numel() * 4 for p in late.module.parameters())
+    assert len([nbytes for nbytes in sent if nbytes > size]) == (4 if is_written else 2)  # of two peers
+    assert late.digests.items() <= first.digests.items()
+    together([peer.communicator.close for peer in (first, late)])
 
 
 def test_who_cannot_be_given_all_that_came_later_leaves_and_the_others_go_on(

@@ -139,7 +139,7 @@ def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
     close(peers)
 
 
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
 def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
     (peer,) = crew_of(master, 1)
     mean_loss(peer.module, batch(0, 0, 8)).backward()

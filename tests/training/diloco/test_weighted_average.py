@@ -130,7 +130,7 @@ def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
     peer.close()
 
 
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
 def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
     peer = Peer(master.address, 1).enter()
     with pytest.raises(ValueError, match="must be finite and at least 0"):
