@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import blake3
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,6 +48,8 @@ CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
+HEADER_BYTES = 16
+"""Where the objects end in what is handed over, and where late optimizer state does: two little-endian integers."""
 PARTING_S = 1.0
 """How long a peer at the end of its run waits for the others, to compare what they end with. If they train on instead,
 they wait for it as long in their next average."""
@@ -146,6 +149,8 @@ class Contract:
         self.share(shared or {})
         self._is_new = False
         self._must_align = False
+        self._late_digest = b""
+        """The digest of the late optimizer state that was handed over last."""
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
         """Further objects, which change what `infos` gives: before anybody is joined. ValueError or TypeError as the
@@ -219,7 +224,7 @@ class Contract:
     def begin(self, revision: int) -> None:
         """First of all in a step, before anything is averaged. DivergenceError."""
         if self._must_align:
-            self._hand_over(revision, is_source=not self._is_new, has_them=True)
+            self._hand_over(revision, is_source=not self._is_new, has_them=True, is_again=True)
             self._must_align = self._is_new = False
         self._check.launch()
 
@@ -328,27 +333,38 @@ class Contract:
                 raise ValueError(f"the state_dict of {name} cannot be shared: {error}") from error
         return found
 
-    def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
-        """Everybody's objects become those of the source that was accepted first; of the others, sources keep their
-        own, which are to be the same. PCCLError, where this peer does not have them: NO_SHARED_STATE_AVAILABLE where
-        all sources are lost, INVALID_ARGUMENT where they are too large."""
+    def _hand_over(self, revision: int, is_source: bool, has_them: bool, is_again: bool = False) -> None:
+        """Make everybody's objects those of the source that was accepted first; other sources keep their own, which are
+        to be the same.
+
+        `is_again`: they have been handed over in this admission already. Late optimizer state, which may be large and
+        which only steps change, then goes along only if some peer has written it since.
+
+        PCCLError, where this peer does not have the objects: NO_SHARED_STATE_AVAILABLE where all sources are lost,
+        INVALID_ARGUMENT where they are too large."""
         if not self._objects:
             return
-        own = codec.encode(self._encoded())
+        encoded = self._encoded()
+        late = encoded.pop(LATE, b"")
+        needs_late, self._late_digest = self._is_late_written(late, is_again), blake3.blake3(late).digest()
+        own = codec.encode(encoded)
         membership = self._communicator.membership
         number = membership.peers[membership.rank]
         while True:
-            facts = np.array([-number if is_source else NOBODY, len(own) if is_source else 0])
+            facts = np.array(
+                [-number, len(own), len(late), needs_late] if is_source else [NOBODY, 0, 0, needs_late], np.int64
+            )
             self._reduced(facts, revision)
-            source, size = facts.tolist()
+            source, size, late_size, with_late = facts.tolist()
             if source == NOBODY and has_them:
                 return
             if source == NOBODY:
                 raise PCCLError(
                     Result.NO_SHARED_STATE_AVAILABLE,
                     "join",
-                    "everybody who had the run's schedulers and the like was lost before handing them over",
+                    "everybody who had the run's schedulers and the like was lost before handing them over: join again",
                 )
+            size += late_size * with_late
             if size > OBJECTS_BYTES_MAX:
                 text = f"objects and late optimizer state of {size} bytes are too large to be handed over"
                 if has_them:
@@ -357,17 +373,27 @@ class Contract:
                 text += f" (at most {OBJECTS_BYTES_MAX}): begin with the optimizer's state as it is to be later"
                 raise PCCLError(Result.INVALID_ARGUMENT, "join", text)
             # The maximum of the source's bytes and of everybody's zeros is these bytes.
-            data = np.zeros(8 + size, np.uint8)
+            data = np.zeros(HEADER_BYTES + size, np.uint8)
             if source == -number:
-                data[:8] = np.array([len(own)], "<u8").view(np.uint8)
-                data[8 : 8 + len(own)] = np.frombuffer(own, np.uint8)
+                sent = own + late if with_late else own
+                data[:HEADER_BYTES] = np.array([len(own), len(sent)], "<u8").view(np.uint8)
+                data[HEADER_BYTES : HEADER_BYTES + len(sent)] = np.frombuffer(sent, np.uint8)
             self._reduced(data, revision)
-            content = data.tobytes()
-            if count := int.from_bytes(content[:8], "little"):
+            end, end_late = data[:HEADER_BYTES].view("<u8").tolist()
+            if end:
                 break
             # The source has been lost in between: the next one.
         if not is_source:
-            self._load(codec.decode(content[8 : 8 + count]))
+            content = data[HEADER_BYTES:].tobytes()
+            found = codec.decode(content[:end])
+            if with_late and LATE in self._objects:
+                found[LATE] = content[end:end_late]
+                self._late_digest = blake3.blake3(found[LATE]).digest()
+            self._load(found)
+
+    def _is_late_written(self, late: bytes, is_again: bool) -> bool:
+        """Whether the late optimizer state is not what was handed over last: then it must be, once more."""
+        return not is_again or blake3.blake3(late).digest() != self._late_digest
 
     def _reduced(self, vector: NDArray[Any], step: int) -> None:
         tag = _tag(self._tag, HAND_OVER)
@@ -378,7 +404,7 @@ class Contract:
 
     def _load(self, encoded: Mapping[str, bytes]) -> None:
         for name, own in self._encoded().items():
-            if encoded[name] != own:
+            if encoded.get(name, own) != own:
                 self._objects[name].load_state_dict(codec.decode(encoded[name]))
 
 
