@@ -221,7 +221,7 @@ def test_who_is_lost_between_two_buckets_is_left_out(master: MasterNode) -> None
     with leaver.ddp.no_sync():
         loss(leaver.module, 2, 2).backward()
     for number in range(2):
-        leaver.ddp._launch(number)
+        leaver.ddp._gradients._launch(number, None, leaver.ddp.revision)
     leaver.communicator.close()
     for thread in threads:
         thread.result()

@@ -55,19 +55,19 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result, SharedState, TensorInfo
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, ParamGroups
 from pccl.training.ddp import connected
-from pccl.training.ddp.comm_hooks import CommHook, GradBucket, HookedAverage, name_of
+from pccl.training.ddp.comm_hooks import CommHook, name_of
 from pccl.training.ddp.fresh_state import materialize
 from pccl.training.ddp.grad_scalers import GradScalers, found_inf
+from pccl.training.ddp.gradient_averages import GradientAverages
 from pccl.training.ddp.gradient_buckets import Bucket, dealt
-from pccl.training.ddp.gradient_weights import factor_of, settle
 from pccl.training.ddp.module_face import ModuleFace
 from pccl.training.ddp.objections import ABANDONED, UNWEIGHTED, Objections
-from pccl.training.group.membership import Admission, Average, Averaged, Membership, alike, fingerprint, own_number
+from pccl.training.group.membership import Admission, Averaged, Membership, alike, fingerprint, own_number
 from pccl.training.group.report import StepReport, report_of
 from pccl.training.group.veto import Objection, Veto
 from pccl.training.group.weights import checked_weight
@@ -156,17 +156,13 @@ class DDP(ModuleFace, Checkpointed):
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
-        self._comm_hook: tuple[Any, CommHook] | None = None
         self._must_synchronize = True
         """Outside of `no_sync`."""
         self._averages: list[Averaged] | None = None
         """What `synchronize` has done in this step."""
         self._weight: float | None = None
-        """Of this step, on this peer."""
-        self._exponent: int | None = None
-        """How buckets are launched, the same on all peers: see `pccl.training.ddp.gradient_weights`."""
+        """The weight of this peer in this step."""
         self._waited_s = 0.0
-        self._is_note_queued = False
         self._is_stepping = False
         self._has_stepped = False
         self._has_failed = False
@@ -183,6 +179,7 @@ class DDP(ModuleFace, Checkpointed):
                     "gradients would not be averaged; put all that is trained into one module, such as a ModuleList"
                 )
         self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
+        self._gradients = GradientAverages(communicator, self._buckets, tag + 1, quantization)
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
         self._objections = Objections(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
@@ -288,13 +285,13 @@ class DDP(ModuleFace, Checkpointed):
         what = ""
         if self._membership.is_under_way:
             what = "this peer has joined: register the hook before"
-        elif self._comm_hook is not None:
+        elif self._gradients.comm_hook is not None:
             what = "there is a hook already"
         elif self._quantization is not None:
             what = "with quantization= there is no hook: give the options to bucket.average in it"
         if what:
             raise PCCLError(Result.INVALID_USAGE, "DDP.register_comm_hook", what)
-        self._comm_hook = state, hook
+        self._gradients.comm_hook = state, hook
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -383,7 +380,7 @@ class DDP(ModuleFace, Checkpointed):
             self._state.revision += 1
             admission = None
             if self.revision % self._admit_every == 0 and self._membership.are_peers_pending():
-                self._exponent = None
+                self._gradients.forget_weights()
                 admission = self._membership.admit()
             self._contract.end(self.revision)
         world_size = min(each.world_size for each in done[: len(self._buckets)])
@@ -439,7 +436,7 @@ class DDP(ModuleFace, Checkpointed):
 
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
-        if weight is not None and self._comm_hook is not None:
+        if weight is not None and self._gradients.comm_hook is not None:
             text = "with a communication hook there is no weight=: have the hook send gradients times weights, and them"
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
         if weight is not None and self._averages is not None and weight != self._weight:
@@ -464,14 +461,12 @@ class DDP(ModuleFace, Checkpointed):
         started_s = time.monotonic()
         self._contract.begin(self.revision)
         what = self._objections.own() if what is None else what
-        for number, bucket in enumerate(self._buckets):
-            if bucket.average is None:
-                bucket.fill()
-                self._launch(number)
-        told = math.nan if weight is None else weight
-        veto = Veto(self._communicator, self._tag, self.revision, what, alike=name_of(self._comm_hook), number=told)
+        self._gradients.launch_rest(weight, self.revision)
+        number = math.nan if weight is None else weight
+        hook = name_of(self._gradients.comm_hook)
+        veto = Veto(self._communicator, self._tag, self.revision, what, alike=hook, number=number)
         self._contract.launch_buffers(self.revision)
-        averages = [bucket.land() for bucket in self._buckets]
+        averages = self._gradients.land()
         objections, cost = veto.wait()
         of_buffers = self._contract.land()
         without = [peer for peer, number in veto.numbers.items() if math.isnan(number)]
@@ -483,10 +478,8 @@ class DDP(ModuleFace, Checkpointed):
             self._scalers.forget()
             self._contract.followers.discard()
             return objections
-        if self._comm_hook is None:
-            averages, self._exponent = settle(self._buckets, averages, veto.numbers, self._exponent, self._relaunch)
-        for bucket in self._buckets:
-            bucket.give()
+        averages = self._gradients.settle(averages, veto.numbers, weight, self.revision)
+        self._gradients.give()
         self._averages = [*averages, cost, of_buffers]
         self._waited_s = time.monotonic() - started_s
         return []
@@ -518,9 +511,7 @@ class DDP(ModuleFace, Checkpointed):
 
     def _clear(self) -> None:
         self._averages = None
-        self._is_note_queued = False
-        for bucket in self._buckets:
-            bucket.clear()
+        self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:
         ddp = weakref.ref(self)  # torch keeps hooks where Python's garbage collector does not see them
@@ -551,7 +542,6 @@ class DDP(ModuleFace, Checkpointed):
         return optimizer_steps
 
     def _take(self, number: int, i: int) -> None:
-        bucket = self._buckets[number]
         if self._contract.failure is not None:
             raise self._contract.failure
         if self._averages is not None:
@@ -559,42 +549,11 @@ class DDP(ModuleFace, Checkpointed):
                 "a backward pass after ddp.synchronize() adds this peer's own gradients to the averages: call "
                 "ddp.step() before it, or ddp.zero_grad() on all peers to give up the step"
             )
-        if bucket.has(i):
+        if self._gradients.buckets[number].has(i):
             raise RuntimeError(
                 "a second backward pass since the last step: use no_sync() for all but the last; or ddp.abandon(), to "
                 "give up the step after one that has failed"
             )
         if not self._must_synchronize:
             return
-        bucket.take(i)
-        if bucket.is_full and self._exponent is None:
-            self._launch(number)
-        elif not self._is_note_queued:
-            self._is_note_queued = True
-            torch = sys.modules["torch"]
-            torch.autograd.Variable._execution_engine.queue_callback(self._note)
-
-    def _note(self) -> None:
-        """The backward pass is over."""
-        self._is_note_queued = False
-        for bucket in self._buckets:
-            bucket.note()
-
-    def _launch(self, number: int) -> None:
-        bucket = self._buckets[number]
-        bucket.note()
-        if self._comm_hook is None:
-            self._relaunch(number, self._exponent)
-        else:
-            tag = self._tag + 1 + number
-            given = GradBucket(self._communicator, bucket, tag, self.revision, number, len(self._buckets))
-            bucket.average = HookedAverage(given, *self._comm_hook)
-
-    def _relaunch(self, number: int, exponent: int | None) -> None:
-        """Also after it has landed; see `pccl.training.ddp.gradient_weights` for `exponent`."""
-        bucket = self._buckets[number]
-        sent, out, op = bucket.flat, bucket.result(), ReduceOp.AVG
-        if exponent is not None:
-            sent, out, op = bucket.weighed(factor_of(self._weight or 0.0, exponent)), None, ReduceOp.SUM
-        tag = self._tag + 1 + number
-        bucket.average = Average(self._communicator, sent, tag, self.revision, self._quantization, op=op, out=out)
+        self._gradients.take(number, i, self.revision)

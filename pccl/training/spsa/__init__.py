@@ -1,12 +1,14 @@
 """SPSA: forward passes alone, one byte from each peer and step.
 
-spsa           `SPSA`
-grid           parameters that can be moved along random signs, and back, exactly
-elements       the elements of one parameter, flat float32 where they are
-torch_signs    random signs added to torch tensors
-in_place       a model as flat arrays that are its own memory
-gradient_byte  a projected gradient in a byte
-step_log       the log that leads from the first weights to the last; `LogError`
+Modules:
+
+    spsa           `SPSA`
+    grid           parameters that can be moved along random signs, and back, exactly
+    elements       the elements of one parameter, flat float32 where they are
+    torch_signs    random signs added to torch tensors
+    in_place       a model as flat arrays that are its own memory
+    gradient_byte  a projected gradient in a byte
+    step_log       the log that leads from the first weights to the last; `LogError`
 """
 
 from pccl.training.spsa.spsa import SPSA, SPSAOptions, SPSAStep
