@@ -1,14 +1,16 @@
-"""The collectives besides all_reduce: what their callers give, as what the engine needs.
+"""The collectives besides all_reduce: checks a caller's arguments and turns them into an op for the engine.
 
-Those that only move elements take any dtype whose elements are plain memory; what cannot be reduced travels as bytes.
-How large a result is depends on the world, which is known when the op starts: a `Placement` then finds out whether the
-caller's array fits, or makes one. One that does not fit fails the op on all peers, which would wait for this one in
-vain otherwise.
+Collectives that only move elements take any dtype whose elements are plain memory; elements that cannot be reduced
+travel as bytes.
+
+The size of a result depends on the world, which is known only when the op starts. A `Placement` then checks whether the
+caller's array fits, or makes one. An array that does not fit fails the op on all peers, which would otherwise wait for
+this one in vain.
 
 Arrays on a device go through this machine's memory, whole (`pccl.devices.staging`).
 
-A rank names a peer in the view that its caller has seen. Until the op starts that view may be gone, so a root is bound
-to its peer when the call is made (`Root`).
+A rank names a peer in the view that its caller has seen. By the time the op starts that view may be gone, so a root is
+bound to its peer when the call is made (`Root`).
 """
 
 from __future__ import annotations
@@ -31,26 +33,29 @@ from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceA
 
 
 class CollectiveCall(NamedTuple):
-    """An op to launch, and where its result is then."""
+    """An op to launch, and a function that returns the array with its result."""
 
     spec: OpSpec
     array: Callable[[], Any]
 
     def info(self, op: PendingOp, func_name: str) -> CollectiveInfo:
-        """What the op did once it is over; PCCLError as `delivered`."""
+        """Return what the op did. To be called when it is over; errors as `delivered`."""
         result = delivered(op, func_name)
         return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, self.array())
 
 
 class AsyncCollectiveHandle(AsyncHandle[CollectiveInfo]):
-    """A collective in flight. Its arrays belong to pccl until it has ended. Thread-safe."""
+    """A collective in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up.
+
+    Thread-safe.
+    """
 
     def __init__(self, op: PendingOp, call: CollectiveCall) -> None:
         super().__init__(op, call.info)
 
 
 CallOf = Callable[[View, str], CollectiveCall]
-"""Makes the call for the view that its caller sees; `func_name` is for errors. PCCLError INVALID_ARGUMENT."""
+"""A function that makes a call from the view that its caller sees, for the method of that name (INVALID_ARGUMENT)."""
 
 
 def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
@@ -64,7 +69,7 @@ def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None
 
 
 class _Result:
-    """A placement of what this peer gives and of what it gets, for which there may be no array yet."""
+    """A placement with separate arrays to send from and to receive into. The latter may be made when the op starts."""
 
     def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
         self.array = array
@@ -74,8 +79,10 @@ class _Result:
         self._count = 0
 
     def _destination(self, shape: tuple[int, ...]) -> Operand | None:
-        """Where the result goes. None for an array on a device that is made when there is a result: then it is known
-        whose stream it belongs to."""
+        """Return the memory for a result of this shape, a new array if the caller has given none.
+
+        None for a new array on a device: it is made when there is a result, in the stream of whoever asks for it.
+        """
         if self._recv is not None:
             return self._recv
         self._shape = shape
@@ -242,7 +249,7 @@ def _spec(
 
 
 def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
-    """A writable operand of the same kind as `source`, if there is an array."""
+    """Return the memory of `recv`, which must be writable and of the kind of `source`; None if there is no `recv`."""
     if recv is None:
         return None
     operand = resolve_bytes(recv, "recv", func_name)
@@ -253,12 +260,12 @@ def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
 
 
 def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
-    """The op, through this machine's memory where its arrays are not there."""
+    """Return the op, staged through this machine's memory if its arrays are on a device."""
     return spec if device is None else replace(spec, new_source=partial(Staging, device, 1, cargo))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:
-    """As `_staged`, of an op of which a peer has either what is given or what is got."""
+    """Return the op, staged as by `_staged`, for a collective in which a peer either gives elements or gets them."""
     whole = Span(0, operand.size_bytes)
     piece = Piece(operand.count, whole if is_giver else None, None if is_giver else whole)
     return _staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))

@@ -407,6 +407,6 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         name = "all_reduce_multiple_with_retry"
         return self._run_retry(Retry(descriptors, max_in_flight, name), timeout, name)
 
-    def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
-        """Launch any collective but all_reduce: what the methods that end in `_async` are made of."""
+    def _launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
+        """Launch a call for the method `func_name`."""
         return self._inner.launch_collective(call, func_name)

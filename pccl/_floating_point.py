@@ -16,7 +16,7 @@ from pccl.runtime.extension import lib
 
 @contextmanager
 def default_environment() -> Iterator[None]:
-    """Has the calling thread compute in the default environment, and puts back its own. Also a decorator."""
+    """A `with` block in which the calling thread computes in the default environment. It can also be a decorator."""
     before = lib.pccl_fpenv_get()
     try:
         lib.pccl_fpenv_set(lib.pccl_fpenv_default())

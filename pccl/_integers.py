@@ -1,4 +1,4 @@
-"""Integers that callers give: Python's own, and whatever takes their place, such as NumPy's and torch's."""
+"""Checks of integer arguments, which may be Python's own or those of another library, such as NumPy's and torch's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 
 def as_int(name: str, given: Any, least: int | None = None, most: int | None = None) -> int:
-    """An int of whatever `operator.index` takes but for bools. ValueError names the argument, what was given for it
-    and, where that is no integer, its type; also where it is below `least` or above `most`."""
+    """Return `given` as an int. It may be anything that `operator.index` takes, but for bools.
+
+    ValueError if it is no integer, or is below `least` or above `most`. The text names the argument `name` and what was
+    given for it.
+    """
     value = given if type(given) is int else _index(given)
     if value is not None and (least is None or least <= value) and (most is None or value <= most):
         return value
@@ -17,7 +20,7 @@ def as_int(name: str, given: Any, least: int | None = None, most: int | None = N
 
 
 def _index(given: Any) -> int | None:
-    """None for what is none. torch's bools have an index."""
+    """Return the value of an integer, None for anything else. torch's bools are refused though they have an index."""
     if isinstance(given, bool) or str(getattr(given, "dtype", "")) == "torch.bool":
         return None
     try:

@@ -1,7 +1,7 @@
-"""Arrays of NumPy and torch as the memory that the engine and the state transfer work on.
+"""Turns arrays of NumPy and torch into the memory that the engine and the state transfer work on.
 
-The one place that knows both libraries. torch is never imported here: a torch tensor can only come from a program that
-has imported it. Nothing is copied; whoever gets an address also gets the object that owns the memory.
+This is the one place that knows both libraries. torch is never imported here: a torch tensor can only come from a
+program that has imported it. Nothing is copied; whoever gets an address also gets the object that owns the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Operand:
     is_writable: bool
     owner: Any
     device: Device | None = None
-    """Where it is not this machine's memory. `address` then only tells arrays of one device apart."""
+    """The device that has the memory; None if it is this machine's. `address` is then only good to tell arrays of one
+    device apart."""
     bytes_of: str = ""
     """The array's own dtype, where its elements are counted in bytes."""
 
@@ -44,7 +45,7 @@ class Operand:
         return "the CPU" if self.device is None else self.device.name
 
     def memory(self) -> memoryview:
-        """Its bytes, writable. Not of a device's."""
+        """Return its bytes, writable. Not to be called if it is on a device."""
         assert self.device is None
         if self.count == 0:
             return memoryview(bytearray())
@@ -53,7 +54,7 @@ class Operand:
 
 
 def resolve(array: Any, role: str, func_name: str) -> Operand:
-    """The memory of a NumPy array or torch tensor; `role` names the argument in errors (INVALID_ARGUMENT)."""
+    """Return the memory of a NumPy array or torch tensor. `role` names the argument in errors (INVALID_ARGUMENT)."""
     if isinstance(array, np.ndarray):
         return _from_numpy(array, role, func_name)
     torch = sys.modules.get("torch")
@@ -71,8 +72,11 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
 
 
 def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
-    """As `resolve`, for what is only moved: of any dtype whose elements are plain memory, those that cannot be reduced
-    counted in bytes. Also bytes, a bytearray or a memoryview of bytes, as arrays of uint8."""
+    """Return the memory of an array that is only moved, and not reduced.
+
+    It may be of any dtype whose elements are plain memory; elements that cannot be reduced are counted in bytes. It may
+    also be bytes, a bytearray or a memoryview of bytes, which count as arrays of uint8. Errors as `resolve`.
+    """
     if isinstance(array, bytes | bytearray | memoryview):
         try:
             array = np.frombuffer(array, np.uint8)
@@ -94,7 +98,7 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
-    """A new array of the same library, dtype and device as an operand's owner."""
+    """Return a new array of the same library, dtype and device as the operand's owner."""
     array = operand.owner
     if operand.device is not None:
         return operand.device.empty(array, shape)
@@ -104,7 +108,7 @@ def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
 
 
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
-    """PCCLError INVALID_ARGUMENT unless they are in one place and of one dtype."""
+    """Raise INVALID_ARGUMENT unless both are on one device, or none, and of one dtype."""
     what = ""
     if send.device is not recv.device:
         what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be in one place"
@@ -126,7 +130,7 @@ def _is_reducible(array: Any) -> bool:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """`dtype`: what to call its own."""
+    """Return the array's memory. `dtype` is taken for its own if it is given."""
     try:
         dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
     except ValueError as error:
@@ -139,7 +143,7 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """`dtype`: what to call its own."""
+    """Return the array's memory. `dtype` is taken for its own if it is given."""
 
     def fail(what: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
@@ -174,4 +178,4 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
 
 
 _others: list[Callable[[Any], Operand | None]] = []
-"""Further kinds of arrays, each as what takes an array of its kind for an operand. For tests."""
+"""Functions that return the memory of further kinds of arrays, or None for what they do not know. For tests."""

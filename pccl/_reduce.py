@@ -1,4 +1,4 @@
-"""Describing reduces and waiting for them."""
+"""Checks the arguments of an all_reduce, and waits for ops: `AsyncHandle` and what it returns."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Info = TypeVar("Info")
 
 
 def checked_tag(tag: int, func_name: str, most: int = TAG_MAX) -> int:
-    """PCCLError INVALID_ARGUMENT."""
+    """Return the tag as an int. INVALID_ARGUMENT unless it is in [0, most]."""
     return integer_argument("tag", tag, func_name, 0, most)
 
 
 def checked_step(step: int | None, func_name: str) -> int | None:
-    """PCCLError INVALID_ARGUMENT."""
+    """Return the step as an int, if there is one. INVALID_ARGUMENT unless it is in [0, STEP_MAX]."""
     return None if step is None else integer_argument("step", step, func_name, 0, STEP_MAX)
 
 
 def check_algorithm(algorithm: Any, func_name: str) -> None:
-    """PCCLError INVALID_ARGUMENT."""
+    """Raise INVALID_ARGUMENT unless it is a ReduceAlgorithm or None."""
     if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
         what = f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
@@ -65,7 +65,10 @@ def op_spec(
     algorithm: ReduceAlgorithm | None = None,
     step: int | None = None,
 ) -> OpSpec:
-    """Checks the arguments of a reduce and turns them into what the engine needs. PCCLError INVALID_ARGUMENT."""
+    """Return the op that an all_reduce with these arguments is, for the engine. INVALID_ARGUMENT if one is wrong.
+
+    `count` reduces the first elements of the arrays, None all of them.
+    """
 
     def fail(message: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
@@ -121,7 +124,11 @@ def op_spec(
 
 
 class ReduceOpDescriptor:
-    """One op of `all_reduce_multiple_with_retry`."""
+    """One op of `all_reduce_multiple_with_retry`: its arrays and a `ReduceDescriptor`.
+
+    `from_torch` and `from_numpy` make one, and take arrays of either library. `recv` may be `send`; None reduces in
+    place.
+    """
 
     def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
         given: Any = descriptor
@@ -146,18 +153,22 @@ class ReduceOpDescriptor:
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """`recv` may be `send`. PCCLError INVALID_ARGUMENT for arguments that cannot be reduced."""
+        """Describe an op on torch tensors. PCCLError INVALID_ARGUMENT if they cannot be reduced so."""
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_torch")
 
     @classmethod
     def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """`recv` may be `send`. PCCLError INVALID_ARGUMENT for arguments that cannot be reduced."""
+        """Describe an op on NumPy arrays. PCCLError INVALID_ARGUMENT if they cannot be reduced so."""
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_numpy")
 
 
 def delivered(op: PendingOp, func_name: str) -> OpResult:
-    """How an op that is over succeeded, with its result where the caller wants it. PCCLError: why it failed, or
-    INTERNAL_ERROR: a device does not take the result, which the other peers have, and this peer has left the run."""
+    """Put the result of an op that is over into the caller's array, if it is not there yet. Return how it succeeded.
+
+    Raises:
+        PCCLError: the reason, if the op has failed; INTERNAL_ERROR if the other peers have the result but it cannot be
+            put into the array here. This peer has left the run then.
+    """
     result = op.result
     assert result is not None
     if result.code is not Result.SUCCESS:
@@ -182,16 +193,16 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 
 
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
-    """What an op that is over did; PCCLError as `delivered`."""
+    """Return what an all_reduce did. To be called when it is over; errors as `delivered`."""
     result = delivered(op, func_name)
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring))
 
 
 class AsyncHandle(Generic[Info]):
-    """An op in flight. Its buffers belong to pccl until it has ended, or a wait for it has been given up. Thread-safe.
+    """An op in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up. Thread-safe.
 
-    The result for arrays on a device comes there in `wait`, `async_wait` or `result`; a handle that is dropped without
-    leaves them as they were, with a ResourceWarning.
+    Arrays on a device get the result in `wait`, `async_wait` or `result`. If the handle is dropped before one of them
+    is called, they stay as they were, with a ResourceWarning.
     """
 
     def __init__(self, op: PendingOp, info_of: Callable[[PendingOp, str], Info]) -> None:
@@ -209,22 +220,32 @@ class AsyncHandle(Generic[Info]):
 
     @property
     def tag(self) -> int:
+        """The tag that the op was launched with."""
         return self._op.tag
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether the op is over, so that `wait` would return at once. It does not disturb the op."""
         return self._op.is_over
 
     def wait(self, timeout: float | None = None) -> tuple[bool, Result, Info | None]:
-        """Blocks until the op has ended: `(is_success, status, info)`, `info` None on failure. May be called again.
+        """Block until the op has ended. It may be called again.
+
         Arrays on a device have the result in the order of this thread's current stream.
 
-        `timeout` in seconds bounds only this wait (PCCLError TIMEOUT); the op goes on. From then on, as after Ctrl-C,
-        the arrays are yours again, as they were before the op, which goes on with a copy of them: until you call this
-        again, and have the result put there. Where a Ctrl-C finds that the op has just succeeded, the arrays hold the
-        result, and `done` says that it is over. An op that has not begun and cannot be copied, since its arrays are on
-        a device or its size depends on who takes part, is taken back instead: its status is TIMEOUT. `done` does not
-        disturb an op.
+        When `timeout` passes, or Ctrl-C ends the wait, the arrays are yours again and as they were before the op, which
+        goes on with a copy of them. The result is put into them when you call this again. If a Ctrl-C finds that the op
+        has just succeeded, the arrays hold the result, and `done` says that it is over. An op that has not begun and
+        cannot be copied, since its arrays are on a device or its size depends on who takes part, is taken back instead:
+        its status is TIMEOUT.
+
+        Args:
+            timeout: Seconds that bound this wait, and not the op; None waits as long as it takes.
+
+        Returns:
+            `(is_success, status, info)`: `status` is a `Result`, and `info` is None on failure.
+
+        Raises:
+            PCCLError: TIMEOUT.
         """
         name = f"{type(self).__name__}.wait"
         limit_s = _timeouts.checked_s(timeout, name)
@@ -246,14 +267,17 @@ class AsyncHandle(Generic[Info]):
         return True, Result.SUCCESS, info
 
     def result(self, timeout: float | None = None) -> Info:
-        """As `wait`, but raises PCCLError with the reason where the op failed."""
+        """Wait as `wait` does, and return the info. PCCLError with the reason if the op has failed."""
         self.wait(timeout)
         return self._info_of(self._op, f"{type(self).__name__}.result")
 
     @trio.lowlevel.enable_ki_protection
     async def async_wait(self) -> tuple[bool, Result, Info | None]:
-        """As `wait`, in the trio program that owns the AsyncCommunicator. One that is cancelled leaves the arrays as
-        they were before the op, unless that has ended by then: it is returned as if in time."""
+        """Wait as `wait` does, in the trio program that owns the AsyncCommunicator.
+
+        If it is cancelled, the arrays are as they were before the op, unless the op has ended by then: that is returned
+        as if in time.
+        """
         try:
             await self._op.async_wait()
         except trio.Cancelled:
@@ -267,7 +291,9 @@ class AsyncHandle(Generic[Info]):
 
 class AsyncReduceHandle(AsyncHandle[ReduceInfo]):
     """An all_reduce in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up.
-    Thread-safe."""
+
+    Thread-safe.
+    """
 
     def __init__(self, op: PendingOp) -> None:
         super().__init__(op, info_of)

@@ -1,4 +1,4 @@
-"""What callers may give as `timeout=`."""
+"""Checks of what callers give as `timeout=` and `master_timeout=`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.types import Result
 
 TIMEOUT_S_MAX = 1e9
-"""About thirty years; more is cut to it, so that no clock overflows."""
+"""About thirty years. A longer timeout is cut to it, so that no clock overflows."""
 
 
 def checked_s(timeout: Any, func_name: str) -> float | None:
-    """Seconds; None: as long as it takes. A negative time has passed already. PCCLError INVALID_ARGUMENT."""
+    """Return a timeout in seconds, None for as long as it takes. INVALID_ARGUMENT if it is no number.
+
+    A negative timeout becomes 0: it has passed already.
+    """
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout:
@@ -26,7 +29,10 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
 
 
 def master_timeout_s(given: Any, func_name: str) -> float:
-    """How long a peer looks for a master; None: PCCL_MASTER_TIMEOUT, else MASTER_TIMEOUT_S. INVALID_ARGUMENT."""
+    """Return the seconds for which a peer looks for a master. INVALID_ARGUMENT if they are no number.
+
+    If `given` is None they are those of PCCL_MASTER_TIMEOUT in the environment, else MASTER_TIMEOUT_S.
+    """
     if given is None:
         text = os.environ.get("PCCL_MASTER_TIMEOUT", "")
         try:
@@ -41,7 +47,7 @@ def master_timeout_s(given: Any, func_name: str) -> float:
 
 
 class Default:
-    """Type of DEFAULT: the communicator's own timeout."""
+    """The type of DEFAULT, which stands for the communicator's own timeout."""
 
 
 DEFAULT = Default()

@@ -44,6 +44,9 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
     KeyboardInterrupt, is raised once its arrays are the caller's again, as they were before; only with
     KeyboardInterrupt the op may have been committed by then.
 
+    The return types `NoneT`, `BoolT`, `SyncInfoT`, `ReduceInfoT` and `CollectiveInfoT` are `None`, `bool`,
+    `SharedStateSyncInfo`, `ReduceInfo` and `CollectiveInfo` here, and coroutines of them in `AsyncCommunicator`.
+
     The master may die, and the run goes on: ops that are under way go on, calls wait, and the peer looks for a master
     at the addresses that it knows, be it one that was started anew or a standby.
 

@@ -1,4 +1,4 @@
-"""The one exception of the public API, and what raises it wherever an argument is to be an integer."""
+"""PCCLError, the one exception of the public API, and a check that raises it for arguments that are no integers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pccl.types import Result
 class PCCLError(Exception):
     """A call that did not succeed.
 
-    `result` says what kind of failure it was, `func_name` which call; the text names what was wrong, with whom, and
-    what to do.
+    `result` is the kind of failure, for programs to act on; `func_name` is the call that failed. `message` tells people
+    what was wrong, with whom, and what to do.
     """
 
     def __init__(self, result: Result, func_name: str = "", message: str = "") -> None:
@@ -27,7 +27,7 @@ class PCCLError(Exception):
 
 
 def integer_argument(name: str, given: Any, func_name: str, least: int | None = None, most: int | None = None) -> int:
-    """As `as_int`, but for PCCLError INVALID_ARGUMENT."""
+    """Return `given` as an int in [least, most]. INVALID_ARGUMENT if it is none."""
     try:
         return as_int(name, given, least, most)
     except ValueError as error:

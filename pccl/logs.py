@@ -1,15 +1,17 @@
 """Logging: the standard `logging` tree under "pccl", silent unless asked for.
 
-`PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends it to stderr, `PCCL_LOG_FORMAT=json` as one JSON object a line;
-`pccl master` shows warnings also without it. A program that configures `logging` itself needs neither.
+`PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends records to stderr, and `PCCL_LOG_FORMAT=json` makes each a JSON object
+on a line of its own. `pccl master` shows warnings also without them. A program that configures `logging` itself needs
+neither.
 
-A record says in words what happened, and carries what it is about as attributes too, the FIELDS that apply to it: with
-a formatter of one's own `%(peer)s` has them, by `defaults=` where there is none. They are ordinary `extra`s.
+A record says in words what happened. What it is about it also carries as attributes, those FIELDS that apply to it, as
+ordinary `extra`s. A formatter of the program's own can use them, such as `%(peer)s`, with `defaults=` for records that
+lack one.
 
 Nobody waits for stderr, which may be a pipe that nobody reads: `BackgroundHandler` queues lines for a thread that
-writes them. What does not fit is dropped, and how many records that were is logged once there is room again. At the end
-of the process the queue gets FLUSH_S. Handlers of the program's own may block whoever logs; heartbeats then reveal it
-(`pccl.runtime.threads.progress`).
+writes them. Records that do not fit into the queue are dropped, and their number is logged once there is room again. At
+the end of the process the queue is given FLUSH_S. Handlers of the program's own may block the thread that logs;
+heartbeats then reveal it (`pccl.runtime.threads.progress`).
 """
 
 from __future__ import annotations
@@ -27,20 +29,20 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 FIELDS = ("run", "view", "group", "peer", "other", "tag", "sequence")
-"""The run; the installed view; the peer group; the peer that the line is of or, in the master's log, about; a further
-one that it has to do with; the op's tag, and which use of the tag it is."""
+"""The run; the installed view; the peer group; the peer that logs or, in the master's log, that the record is about;
+a further peer that it has to do with; the op's tag, and the number of the use of that tag."""
 SHOWN = FIELDS[1:]
-"""In lines for people, who know the run."""
+"""The fields that lines for people have: they know the run."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
 FORMATS = ("text", "json")
 QUEUED_CHARACTERS_MAX = 4 << 20
-"""Of records that wait for stderr."""
+"""The most characters of records that may wait for stderr."""
 FLUSH_S = 1.0
 POLL_S = 0.01
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: what a record is about stands in brackets before its words."""
+    """Formats records for people: the fields of a record stand in brackets before its words."""
 
     def __init__(self) -> None:
         super().__init__(TEXT, defaults={"about": ""})
@@ -52,7 +54,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Lines for machines: an object with time (UTC), level, logger, message, the FIELDS that apply, and exception."""
+    """Formats records for machines: an object with time (UTC), level, logger, message, its FIELDS, and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -68,8 +70,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes records to a stream, stderr by default, from a thread of its own. No call waits for the stream, but
-    `flush`, for FLUSH_S at most."""
+    """Writes records to a stream, stderr by default, from a thread of its own.
+
+    No call waits for the stream but `flush`, which waits for FLUSH_S at most.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
@@ -80,22 +84,22 @@ class BackgroundHandler(logging.Handler):
         # Who logs may be a signal handler in the middle of another record: the queue's `put` allows for that.
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._queued = 0
-        """Characters; counted by whoever logs, as `_written` is by the thread."""
+        """Characters that were queued, counted by the threads that log; `_written` is counted by the handler's own."""
         self._written = 0
         self._refused = 0
-        """Records that did not fit; counted by whoever logs."""
+        """Records that did not fit, counted by the threads that log."""
         self._lost = 0
-        """Records that could not be written, less those, of whatever kind, that the log has told of; by the thread."""
+        """Records that could not be written, less all whose loss has been logged; counted by the handler's thread."""
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
 
     @property
     def dropped(self) -> int:
-        """Records that the log does not tell of, not even by their number."""
+        """The number of records that were dropped and whose loss has not been logged."""
         return self._refused + self._lost
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called with the handler's lock."""
+        """Queue a record. `logging` calls this with the handler's lock held."""
         try:
             if self._pid != os.getpid():
                 self._begin()  # a forked child has no thread, and nothing of its parent's to say
@@ -112,7 +116,7 @@ class BackgroundHandler(logging.Handler):
             self._refused += 1  # logging's way of telling it would wait for stderr
 
     def flush(self) -> None:
-        """Waits until all is written, for FLUSH_S at most."""
+        """Wait until all records are written, for FLUSH_S at most."""
         end_s = time.monotonic() + FLUSH_S
         while self._thread is not None and self._pid == os.getpid() and self._queued > self._written:
             if time.monotonic() > end_s:
@@ -133,8 +137,11 @@ class BackgroundHandler(logging.Handler):
         return self.format(logging.LogRecord("pccl", logging.WARNING, __file__, 0, text, (dropped,), None)) + "\n"
 
     def _write(self, text: str) -> bool:
-        """Past the stream's buffer where there is a file behind it: a thread that waits for the file with that buffer's
-        lock would abort the interpreter when it ends."""
+        """Write text, and return whether that succeeded.
+
+        If there is a file behind the stream, the stream's buffer is passed by: a thread that waits for the file and
+        holds that buffer's lock would abort the interpreter when it ends.
+        """
         stream = self._stream
         try:
             if stream.closed:
@@ -157,7 +164,7 @@ class BackgroundHandler(logging.Handler):
 
 
 class AboutLogger(logging.LoggerAdapter[logging.Logger]):
-    """Adds to each record what `about` says at its time; a call's own `extra` goes before."""
+    """Adds the fields that `about()` returns to each record. A call's own `extra` takes precedence."""
 
     def __init__(self, logger: logging.Logger, about: Callable[[], Mapping[str, object]]) -> None:
         super().__init__(logger, {})
@@ -169,7 +176,7 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def configure(default_level: str | None = None) -> None:
-    """Sets up stderr logging at PCCL_LOG_LEVEL, else at `default_level`, else not at all."""
+    """Set up logging to stderr at PCCL_LOG_LEVEL, else at `default_level`, else not at all."""
     logger = logging.getLogger("pccl")
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
     if not level:

@@ -1,4 +1,4 @@
-"""A master inside this process."""
+"""The master as an object of this process; `pccl master` is the same on the command line."""
 
 from __future__ import annotations
 
@@ -39,48 +39,56 @@ HTTP_BACKLOG = 64
 
 
 class MasterNode:
-    """Keeps membership and arbitrates outcomes for one run; payload never passes through it.
+    """A master: it keeps the membership of one run and decides the outcome of ops that a loss leaves open.
 
-    `run()` listens and returns at once, `interrupt()` stops it, `wait()` waits until it has stopped, and raises if a
-    fault has stopped it. As a context manager it does all three. Thread-safe.
+    No payload passes through it. `run()` listens and returns at once, `interrupt()` stops it, and `wait()` waits until
+    it has stopped. As a context manager it does all three. Thread-safe.
 
-    One that runs goes on until it is interrupted, also if you let go of it, and a program that comes to its end, or
-    exits, goes on with it: Ctrl-C and SIGTERM end both in order, unless the program has handlers of its own for them,
-    of which one that raises does. The communicators of the program leave the run before. A program that ends by an
-    exception is not held up.
+    A master that runs goes on until it is interrupted, even if you let go of the object. A program that comes to its
+    end, or exits, goes on with it: Ctrl-C and SIGTERM then end both in order, unless the program has handlers of its
+    own for these signals (one that raises ends both as well). The communicators of the program leave the run before. A
+    program that ends by an exception is not held up.
 
-    `token` is the run's shared secret: peers that do not know it are refused, and so are those that have one while the
-    master has none (default: PCCL_TOKEN in the environment; "": none). `ssl_context`, an ordinary server-side
-    `ssl.SSLContext` with a certificate, makes peers use TLS on their connection to the master.
+    *A run outlives its master.* A master that begins at the same address takes the run over from its peers; so does a
+    standby, at an address that the peers know too. The run goes on once a majority of its last view has come. If peers
+    know several masters, one that loses more than half of a run's peers at once stops leading it: they may be with
+    another.
 
-    `peer_timeout`: after so many seconds without a heartbeat a peer is lost to the others, and the master to the
-    peers (default: PCCL_PEER_TIMEOUT in the environment, else 5). A process sends heartbeats also while Python is
-    busy, but not while it is stopped, without power or cut off.
+    *A run is founded by its first peer.* At an address where there may have been a run before, that peer waits for a
+    peer timeout and two seconds, so that peers of that run can come first, or, with `state`, for as long as those on
+    record may live.
 
-    `engine_threads` of every peer move its payload, 1 to 16 (default: PCCL_ENGINE_THREADS in the environment, else 1).
-    More help where machines have cores to spare and links that are faster than one core. The results are the same
-    bits. Each link has at least so many connections.
+    Args:
+        listen_address: The "host:port" to listen on: a name, an IPv4 or a bracketed IPv6 address; port 0 is any free
+            one.
+        token: The run's shared secret. Peers that do not know it are refused, and so are those that have one while the
+            master has none. Default: PCCL_TOKEN in the environment; "" is none.
+        ssl_context: A server-side `ssl.SSLContext` with a certificate, which makes peers use TLS on their connection to
+            the master.
+        peer_timeout: Seconds without a heartbeat after which a peer is lost to the others, and the master to the peers.
+            A process sends heartbeats even while Python is busy, but not while it is stopped, without power or cut off.
+            Default: PCCL_PEER_TIMEOUT in the environment, else 5.
+        engine_threads: How many threads of every peer move its payload, 1 to 16. More help on machines with cores to
+            spare and links that are faster than one core. The results are the same bits. Each link has at least as many
+            connections. Default: PCCL_ENGINE_THREADS in the environment, else 1.
+        http: The "host:port" at which the run is shown to browsers at `/`, as JSON at `/status.json` and to Prometheus
+            at `/metrics`; `/healthz` says that the master lives. It asks nobody who they are, so a loopback address is
+            best.
+        http_hosts: Names of this machine by which the page may be asked for, beside its own. Requests for other
+            names are refused, since a page from elsewhere may make them behind a user's back.
+        standby_of: The "host:port" of the other masters, with commas between. A standby founds no run by itself, and
+            waits for peers that have lost their master.
+        state: A directory in which the master records what tells peers of its run from those that it has left out. A
+            master that begins there waits for the run that is recorded, and takes nobody else for it. No two masters
+            use one directory at a time. Without it, a master that begins where peers know no other address waits for
+            all peers of the last view that it hears of, until the first of them would give up; a second master behind
+            the same name is not noticed. Default: PCCL_STATE in the environment; "" is none.
+        found: True if there is no run to go on with: one is founded at once.
+        resume: True if there is one: none is founded before that has been led.
+        resume_any: True to wait, without `state`, for no more than a majority and a peer timeout.
 
-    A run outlives its master. One that begins at the same address takes the run over from its peers; so does a standby
-    (`standby_of`, the "host:port" of the others, with commas between), which founds no run by itself and waits, at an
-    address that the peers know too, for those who have lost theirs. A majority of the run's last view has to come, and
-    it goes on. Where peers know several masters, one that loses more than half of a run's peers at once leads no
-    further: they may be with another.
-
-    `state` is a directory in which a master keeps what tells those of its run from whom it has left out (default:
-    PCCL_STATE in the environment; "": none). One that begins there waits for the run that is recorded, and takes
-    nobody else for it; no two use one directory at a time. Without it, one that begins where peers know no other
-    address waits for all peers of the last view that it hears of, until the first of them would give up; with
-    `resume_any` for no more than a majority and a peer timeout. A second process behind the same name is not noticed.
-
-    A run is founded by its first peer. At an address where there may have been one before, that peer waits for a peer
-    timeout and two seconds, for peers of that run to come first, or as long as such may live where `state` records
-    them. `found` says that there is none, `resume` that there is one: then none is founded before that has been led.
-
-    `http` ("host:port", best of a loopback address: it asks nobody who they are) shows the run to browsers at `/`, as
-    JSON at `/status.json`, to Prometheus at `/metrics`, and says at `/healthz` that the master lives. Who asks for the
-    others by a name that is not this machine's, nor one of `http_hosts`, is refused, since a page from elsewhere may do
-    so behind a user's back.
+    Raises:
+        PCCLError: INVALID_ARGUMENT.
     """
 
     def __init__(
@@ -99,7 +107,6 @@ class MasterNode:
         resume: bool = False,
         resume_any: bool = False,
     ) -> None:
-        """INVALID_ARGUMENT."""
         if found and resume:
             what = "found= says that there is no run to go on with, and resume= that there is; give one of them"
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what)
@@ -123,8 +130,12 @@ class MasterNode:
         self._service: _Service | None = None
 
     def run(self) -> None:
-        """INVALID_ARGUMENT if the address cannot be listened on or the state directory not be used, INVALID_USAGE if it
-        runs already, INTERNAL_ERROR if the system denies it a thread."""
+        """Listen, serve in the background, and return at once.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if the address cannot be listened on or the state directory cannot be used;
+                INVALID_USAGE if it runs already; INTERNAL_ERROR if the system denies it a thread.
+        """
         if self._service is not None and not self._service.stopped.is_set():
             raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", f"already running at {self.address}")
         try:
@@ -174,21 +185,26 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """The "host:port" it listens on, with the actual port where 0 was asked for."""
+        """The "host:port" that it listens on, with the actual port if 0 was asked for."""
         port = self._service.port if self._service is not None else self._port
         return addresses.join(self._host, port)
 
     @property
     def http_address(self) -> str | None:
-        """The "host:port" where the run is shown, with the actual port; None if it is not."""
+        """The "host:port" where the run is shown, with the actual port; None if it is not shown."""
         if self._http is None:
             return None
         port = self._service.http_port if self._service is not None else self._http[1]
         return addresses.join(self._http[0], port)
 
     def interrupt(self) -> None:
-        """Stops it: connections are closed, peers see the master lost, and its ports are free when this returns, as
-        they are at once. May be called again, from any thread and from signal handlers. TIMEOUT after some seconds."""
+        """Stop the master: its connections are closed, and its ports are free when this returns.
+
+        Peers see the master lost. It may be called again, from any thread and from signal handlers.
+
+        Raises:
+            PCCLError: TIMEOUT if it has not stopped after some seconds.
+        """
         service = self._service
         if service is None or service.stopped.is_set():
             return
@@ -198,8 +214,12 @@ class MasterNode:
             raise PCCLError(Result.TIMEOUT, "MasterNode.interrupt", what)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until it has stopped; False if `timeout` seconds passed first. INTERNAL_ERROR if a fault of pccl has
-        ended it; other masters and communicators of the process are none the worse for that."""
+        """Block until the master has stopped. Return False if `timeout` seconds passed first.
+
+        Raises:
+            PCCLError: INTERNAL_ERROR if a fault of pccl has stopped it. Other masters and communicators of the process
+                are not affected by that.
+        """
         limit_s = _timeouts.checked_s(timeout, "MasterNode.wait")
         if self._service is None:
             return True
@@ -255,7 +275,7 @@ def _engine_threads(given: int | None) -> int:
 
 
 class _Service:
-    """What runs in the portal, whatever becomes of its MasterNode."""
+    """The part of a MasterNode that runs in the portal's thread. It goes on if the MasterNode is dropped."""
 
     def __init__(
         self,
@@ -275,7 +295,7 @@ class _Service:
         self.stopped = Latch()
         self.is_interrupted = False
         self.fault = ""
-        """Of pccl's own, which has ended it."""
+        """The fault of pccl that has stopped it, in words; empty if there is none."""
         self._server = MasterServer(
             listener,
             options,

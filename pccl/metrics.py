@@ -1,4 +1,4 @@
-"""A communicator's counters for Prometheus, through the official client library (the extra `metrics`):
+"""A communicator's counters for Prometheus, through the official client library (the extra `metrics`).
 
 import pccl.metrics
 from prometheus_client import start_http_server
@@ -28,15 +28,17 @@ COUNTERS = {
     "tx_wire_bytes": "Sent to other peers, with the frames' headers.",
     "rx_wire_bytes": "Received from other peers, with the frames' headers.",
 }
-"""Those of `Communicator.stats` that only grow; the others are gauges."""
+"""The entries of `Communicator.stats` that only grow, with their help texts. All others are gauges."""
 
 
 class CommunicatorCollector(Collector):
-    """Tells `communicator.stats` and its world size whenever it is scraped; nothing while it is not connected.
-    Thread-safe."""
+    """Reports a communicator's `stats` and world sizes whenever it is scraped, and nothing while it is not connected.
+
+    Thread-safe.
+    """
 
     def __init__(self, communicator: Communicator, **labels: str) -> None:
-        """`labels` tell several communicators of a process apart."""
+        """Report `communicator`. `labels` tell several communicators of a process apart."""
         self._communicator = communicator
         self._names = list(labels)
         self._values = list(labels.values())
@@ -58,14 +60,17 @@ class CommunicatorCollector(Collector):
             yield metric
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before it is connected."""
+        """Return no metrics: which there are is not known before the communicator is connected."""
         return []
 
 
 def register(
     communicator: Communicator, registry: CollectorRegistry = REGISTRY, **labels: str
 ) -> CommunicatorCollector:
-    """Adds it to a registry; `registry.unregister` takes it out again. ValueError if it is in already."""
+    """Add a collector for `communicator` to a registry, and return it. `registry.unregister` takes it out again.
+
+    `labels` tell several communicators of a process apart. ValueError if there is one with the same metrics already.
+    """
     collector = CommunicatorCollector(communicator, **labels)
     registry.register(collector)
     return collector

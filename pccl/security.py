@@ -1,4 +1,7 @@
-"""What the public classes take about strangers: arguments, and the environment where they are left out."""
+"""Checks of the arguments that keep others out of a run: token, encryption, TLS; and warnings where nothing does.
+
+Arguments that are left out come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from pccl.types import Result
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
 ENCRYPT_VARIABLE = "PCCL_ENCRYPT"
-"""1: peers encrypt what they send to each other; 0, empty or absent: they do not."""
+"""1 makes peers encrypt what they send to each other; 0, empty or absent does not."""
 CA_VARIABLE = "PCCL_TLS_CA"
-"""A file of certificates; whoever they have signed may be the master."""
+"""A file of certificates. The master must show one that they have signed."""
 CERT_VARIABLE = "PCCL_TLS_CERT"
 KEY_VARIABLE = "PCCL_TLS_KEY"
 """A peer's own certificate and key, for a master that asks for one."""
 
 
 def token(argument: str | None, func_name: str) -> str:
-    """The run's shared secret, "" if there is none. INVALID_ARGUMENT."""
+    """Return the run's shared secret, "" if there is none. INVALID_ARGUMENT if it is no text."""
     found = os.environ.get(TOKEN_VARIABLE, "") if argument is None else argument
     if not isinstance(found, str):
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"the token must be a str, not {type(found).__name__}")
@@ -35,7 +38,7 @@ def token(argument: str | None, func_name: str) -> str:
 
 
 def encryption(argument: Any, token: str, func_name: str) -> bool:
-    """Whether peers encrypt what they send to each other. INVALID_ARGUMENT if they should and cannot."""
+    """Return whether peers encrypt what they send to each other. INVALID_ARGUMENT if they should and cannot."""
     origin = "encrypt=True"
     if argument is None:
         text = os.environ.get(ENCRYPT_VARIABLE, "").strip()
@@ -56,7 +59,7 @@ def encryption(argument: Any, token: str, func_name: str) -> bool:
 
 
 def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
-    """INVALID_ARGUMENT if it is something else."""
+    """Return the argument. INVALID_ARGUMENT unless it is an SSLContext or None."""
     if argument is not None and not isinstance(argument, ssl.SSLContext):
         text = f"ssl_context must be an ssl.SSLContext, not {type(argument).__name__}"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
@@ -64,7 +67,11 @@ def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
 
 
 def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
-    """What a peer speaks TLS to its master with; None: it does not. INVALID_ARGUMENT names the file."""
+    """Return the context with which a peer speaks TLS to its master; None if it does not.
+
+    If `argument` is None the context is made of the files that the environment names. INVALID_ARGUMENT if one cannot
+    be used; the text names it.
+    """
     ca = os.environ.get(CA_VARIABLE)
     if argument is not None or not ca:
         return checked_context(argument, func_name)
@@ -84,11 +91,11 @@ def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContex
 
 
 class ExposedWarning(UserWarning):
-    """Anybody on the internet may take part in a run."""
+    """A run can be reached, and joined or read, by others than its peers."""
 
 
 def warn_if_shown(host: str, stacklevel: int) -> None:
-    """A run's page, which asks nobody who they are, is on an address that others may reach."""
+    """Warn if the page of a run, which asks nobody who they are, is on an address that others may reach."""
     if not addresses.is_loopback(host):
         text = (
             f"the page of the run is shown on {host or 'every interface'}: whoever reaches it can read the peers' "
@@ -101,7 +108,10 @@ _has_warned = False
 
 
 def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
-    """Once a process: `host`, empty for every interface, is listened on without a token and can be reached by all."""
+    """Warn, once a process, if pccl listens without a token on an address that everybody can reach.
+
+    `host` is the address, empty for every interface.
+    """
     global _has_warned
     if token or _has_warned:
         return

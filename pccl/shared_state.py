@@ -1,6 +1,6 @@
 """The shared state: named tensors and a revision that all peers of a group keep bit-identical.
 
-See `Communicator.sync_shared_state` for when it is compared and what is moved.
+`Communicator.sync_shared_state` compares it among peers and moves what differs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ REVISION_MAX = 2**63 - 1
 
 
 class TensorInfo:
-    """One tensor of a shared state, by reference: a sync writes into it.
+    """One tensor of a shared state. It is held by reference, and a sync writes into it.
 
-    With `allow_content_inequality` peers may hold different contents at the same revision; such a tensor is only sent
-    to peers whose revision is behind.
+    `from_torch` and `from_numpy` make one. With `allow_content_inequality` peers may hold different contents at the
+    same revision; such a tensor is only sent to peers whose revision is behind.
     """
 
     def __init__(self, operand: Operand, name: str, allow_content_inequality: bool) -> None:
@@ -35,16 +35,24 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """A dense, contiguous torch tensor on the CPU or a CUDA device. PCCLError INVALID_ARGUMENT says what else it
-        is."""
+        """Take a dense, contiguous torch tensor on the CPU or a CUDA device.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if it is something else; the text says what, and what to pass instead.
+        """
         return cls(resolve(tensor, f"tensor {name!r}", "TensorInfo.from_torch"), name, allow_content_inequality)
 
     @classmethod
     def from_numpy(cls, array: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """A contiguous, writable NumPy array. PCCLError INVALID_ARGUMENT says what else it is."""
+        """Take a contiguous, writable NumPy array.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if it is something else; the text says what, and what to pass instead.
+        """
         return cls(resolve(array, f"tensor {name!r}", "TensorInfo.from_numpy"), name, allow_content_inequality)
 
     def state_tensor(self) -> StateTensor:
+        """Return what the transfer works on: the tensor's memory, or a store for one on a device."""
         operand = self._operand
         store = None if operand.device is None else DeviceStore(operand.device, operand.owner, operand.size_bytes)
         data = memoryview(b"") if store is not None else operand.memory()
@@ -57,7 +65,10 @@ class TensorInfo:
 class SharedState:
     """Tensors in a fixed order, with distinct names, and the revision of their contents.
 
-    Advance the contents in the same way on every peer, then the revision: `state.revision += 1`.
+    Advance the contents in the same way on every peer, then the revision: `state.revision += 1`. It is not thread-safe.
+
+    Raises:
+        PCCLError: INVALID_ARGUMENT if there are no tensors, or two of one name.
     """
 
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
@@ -80,6 +91,7 @@ class SharedState:
 
     @classmethod
     def from_numpy(cls, arrays: Mapping[str, Any]) -> SharedState:
+        """Make a state of a mapping of names to NumPy arrays. PCCLError INVALID_ARGUMENT as `TensorInfo.from_numpy`."""
         given: Any = arrays
         if not isinstance(given, Mapping):
             what = f"arrays must be a mapping of names to NumPy arrays, not {type(arrays).__name__}"
@@ -88,7 +100,11 @@ class SharedState:
 
     @classmethod
     def from_torch(cls, tensors: Any) -> SharedState:
-        """From a dict of tensors, or from a module: its `state_dict()`."""
+        """Make a state of a mapping of names to torch tensors, or of a module's `state_dict()`.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT as `TensorInfo.from_torch`.
+        """
         if not isinstance(tensors, Mapping):
             if not hasattr(tensors, "state_dict"):
                 what = f"tensors must be a module or a mapping of names to tensors, not {type(tensors).__name__}"
@@ -98,6 +114,7 @@ class SharedState:
 
     @property
     def revision(self) -> int:
+        """The number of the contents, in [0, 2**63). In a sync the newest revision wins."""
         return self._revision
 
     @revision.setter
@@ -105,7 +122,7 @@ class SharedState:
         self._revision = integer_argument("revision", revision, "SharedState.revision", 0, REVISION_MAX)
 
     def push_revision(self) -> int:
-        """Grows the revision by one and returns it."""
+        """Add one to the revision, and return it."""
         self.revision += 1
         return self._revision
 

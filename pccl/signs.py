@@ -1,7 +1,7 @@
-"""Random signs that every machine makes alike: of an element, in a tensor, in a direction, at a step, for a seed.
+"""Random signs that come out the same on every machine, from a seed, a step, a direction, a tensor and an element.
 
-They are what shared-seed zeroth-order training perturbs and updates parameters with (`pccl.training.SPSA`): a direction
-in the space of all parameters, of one sign for each, that is never stored and never sent.
+Shared-seed zeroth-order training (`pccl.training.SPSA`) perturbs and updates parameters with them: a direction in the
+space of all parameters has one sign for each, and is never stored and never sent.
 
 *The generator* is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011),
 which turns a 64-bit key and a 128-bit counter into 128 bits by integer operations alone. `native/src/signs.h` writes it
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pccl.runtime.extension import ffi, lib
 
 SUM_MAX: int = lib.PCCL_SIGNS_SUM_MAX
-"""What the amounts of one call may sum up to, in magnitude: 2**24."""
+"""The most that the magnitudes of the amounts of one call may sum up to: 2**24."""
 
 _U32_MAX = 2**32 - 1
 
@@ -42,10 +42,22 @@ def add_signs(
     directions: Sequence[int],
     amounts: Sequence[int],
 ) -> None:
-    """`values[i] += quantum * sum(amounts[k] * sign(i, directions[k]))`, in place. Lets other threads run meanwhile.
+    """Add signs in place: `values[i] += quantum * sum(amounts[k] * sign(i, directions[k]))`.
 
-    `values` is flat and contiguous. The quantum is a power of two of a normal float32; `seed` has 64 bits, the other
-    numbers 32. Exact if values and results are within 2**24 quanta; see the module. ValueError.
+    The sums are exact if values and results are within 2**24 quanta; see the module. Other threads run meanwhile.
+
+    Args:
+        values: A flat, contiguous, writable array of float32.
+        quantum: A power of two from 2**-126 to 2**127.
+        seed: A number of 64 bits.
+        tensor: The tensor's number, of 32 bits.
+        step: The step's number, of 32 bits.
+        directions: The directions' numbers, of 32 bits each.
+        amounts: For each direction how many quanta are added for a plus, and taken away for a minus. Their magnitudes
+            sum up to SUM_MAX at most.
+
+    Raises:
+        ValueError: an argument is not as above.
     """
     if values.dtype != np.float32 or values.ndim != 1 or not values.flags.c_contiguous or not values.flags.writeable:
         raise ValueError("values must be a flat, contiguous, writable array of float32")
@@ -68,7 +80,11 @@ def add_signs(
 
 
 def sign_words(*, seed: int, tensor: int, step: int, direction: int, block: int) -> tuple[int, int, int, int]:
-    """Four random words of 32 bits: the signs of elements `128 * block` to `128 * block + 127`. ValueError."""
+    """Return four random words of 32 bits: the signs of elements `128 * block` to `128 * block + 127`.
+
+    Raises:
+        ValueError: `seed` does not have 64 bits, or another number does not have 32.
+    """
     words = ffi.new("uint32_t[4]")
     lib.pccl_kernel_sign_words(_signs(seed, tensor, step), _u32("direction", direction), _u32("block", block), words)
     return words[0], words[1], words[2], words[3]

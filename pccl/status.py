@@ -1,4 +1,4 @@
-"""How a run stands, as its master sees it: `run_status` asks from anywhere, without taking part in the run.
+"""The state of a run as its master sees it. `run_status` asks from anywhere, without taking part in the run.
 
 from pccl.status import run_status
 print(run_status("host:48148").totals.ops_committed)
@@ -47,12 +47,21 @@ __all__ = [
 def run_status(
     address: str, *, token: str | None = None, ssl_context: ssl.SSLContext | None = None, timeout: float = 10.0
 ) -> RunStatus:
-    """Asks the master at `address` ("host:port"), within `timeout` seconds; of several, with commas between, whichever
-    leads, or whichever answers if none does. `token` and `ssl_context` are those of a
-    peer, with the same environment variables as defaults. The run is not affected. Thread-safe.
+    """Ask a master for the state of its run. The run is not affected. Thread-safe.
 
-    PCCLError: INVALID_ARGUMENT, MASTER_CONNECTION_FAILED (the text says why), TIMEOUT; NOT_INITIALIZED where the
-    interpreter exits meanwhile.
+    Args:
+        address: The master's "host:port". Of several, with commas between, the one that leads the run answers, or any
+            that answers if none leads.
+        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
+        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
+        timeout: Seconds.
+
+    Returns:
+        A `RunStatus`: members, links, totals and recent events.
+
+    Raises:
+        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses (the text says why);
+            TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
     """
     secret = security.token(token, "run_status")
     context = security.client_tls(ssl_context, "run_status")

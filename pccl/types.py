@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Result(IntEnum):
-    """What became of a call. Every `PCCLError` carries one."""
+    """The outcome of a call. Every `PCCLError` carries one."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
     """The communicator is not connected, was closed, or lives in a forked child."""
     INTERNAL_ERROR = 2
-    """A bug of pccl itself."""
+    """A bug of pccl itself, or a device that has failed."""
     INVALID_ARGUMENT = 3
     """A wrong argument, or one that differs from the other peers' for the same op."""
     INVALID_USAGE = 4
     """A call that cannot succeed where it was made, such as joint calls that can never meet."""
     TOO_FEW_PEERS = 5
-    """Alone in the peer group."""
+    """This peer is alone in its group."""
     MASTER_CONNECTION_FAILED = 6
-    """The master cannot be reached, refused us, evicted us, or went away."""
+    """The master cannot be reached, refused or evicted this peer, or went away."""
     RANK_CONNECTION_FAILED = 7
     """A link to another peer could not be made."""
     RANK_CONNECTION_LOST = 8
@@ -41,7 +41,9 @@ class Result(IntEnum):
     PENDING_ASYNC_OPS = 10
     """The call needs this peer's own ops to have ended."""
     UPDATE_TOPOLOGY_FAILED = 11
+    """Never raised; kept for scripts that were written for the reference library."""
     TOPOLOGY_OPTIMIZATION_FAILED = 12
+    """Never raised; kept for scripts that were written for the reference library."""
     TIMEOUT = 13
     """A `timeout=` given by the caller has passed. An op is aborted on all peers, or was never begun by this one."""
     OUTCOME_UNKNOWN = 14
@@ -49,27 +51,31 @@ class Result(IntEnum):
 
 
 class Attribute(Enum):
-    """What `Communicator.get_attribute` can tell, all of the installed view."""
+    """Facts of the installed view that `Communicator.get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = "global_world_size"
     """Accepted peers of all groups."""
     LOCAL_WORLD_SIZE = "local_world_size"
     """Accepted peers of this communicator's own group."""
     NUM_DISTINCT_PEER_GROUPS = "num_distinct_peer_groups"
+    """Groups that have accepted peers."""
     LARGEST_PEER_GROUP_WORLD_SIZE = "largest_peer_group_world_size"
+    """Accepted peers of the largest group."""
 
 
 class ReduceOp(IntEnum):
+    """The function that an all_reduce or reduce_scatter applies to the elements of all peers."""
+
     SUM = 0
     AVG = 1
-    """The sum divided by the world size; for integers divided with rounding to minus infinity, as NumPy's `//`."""
+    """The sum divided by the world size. Integers are rounded to minus infinity, as by NumPy's `//`."""
     PROD = 2
     MAX = 3
     MIN = 4
 
 
 class Collective(IntEnum):
-    """What an op does, as the engine calls it."""
+    """The kinds of ops, with the engine's numbers for them."""
 
     ALL_REDUCE = 0
     ALL_GATHER = 1
@@ -80,17 +86,20 @@ class Collective(IntEnum):
 
 
 class ReduceAlgorithm(IntEnum):
-    """How an op's elements travel, for a group of W peers."""
+    """The ways in which an op's elements travel in a group of W peers."""
 
     RING = 0
-    """From neighbour to neighbour in 2 (W - 1) steps; quantized, a value is rounded W times."""
+    """Elements go from neighbour to neighbour in a ring, in 2 (W - 1) steps. Quantized, a value is rounded W times."""
     DIRECT = 1
-    """Between all pairs in 2 steps; quantized, a value is rounded twice. Needs a link between every two peers, which
-    groups of up to 16 make where the network allows it."""
+    """Elements go between all pairs, in 2 steps. Quantized, a value is rounded twice. It needs a link between every two
+    peers; groups of up to 16 make them where the network allows it."""
 
 
 class DistributionHint(Enum):
-    """What a caller knows about its values. Accepted for compatibility; quantization adapts by block."""
+    """The distribution that a caller expects of its values.
+
+    Accepted for scripts that were written for the reference library, and not used: quantization adapts to each block.
+    """
 
     NONE = "none"
     NORMAL = "normal"
@@ -98,7 +107,7 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(IntEnum):
-    """How elements travel; `QuantizationOptions` tells which to choose."""
+    """The ways to encode elements for the network. `QuantizationOptions` tells which to choose."""
 
     NONE = 0
     MIN_MAX = 1
@@ -110,15 +119,19 @@ class QuantizationAlgorithm(IntEnum):
 
 
 class SharedStateSyncStrategy(Enum):
+    """A peer's part in a `sync_shared_state`."""
+
     ENFORCE_POPULAR = "enforce_popular"
-    """Votes; sends if elected, is overwritten if not."""
+    """The peer votes for its own state. It sends that if it is elected, and is overwritten if not."""
     RECEIVE_ONLY = "receive_only"
-    """Never votes, never sends."""
+    """The peer neither votes nor sends: it takes whatever is elected."""
     SEND_ONLY = "send_only"
-    """Votes and is never overwritten: were others elected, the call fails on all peers of the group."""
+    """The peer votes and is never overwritten: the call fails in the whole group if another state is elected."""
 
 
 class DataType(IntEnum):
+    """The types of elements that can be reduced. FLOAT has 32 bits, DOUBLE 64."""
+
     UINT8 = 0
     INT8 = 1
     UINT16 = 2
@@ -134,16 +147,17 @@ class DataType(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """The bytes of one element."""
         return _ITEM_BYTES[self]
 
     @property
     def is_float(self) -> bool:
+        """Whether it is one of the four floating-point types."""
         return self >= DataType.FLOAT16
 
     @classmethod
     def from_numpy_dtype(cls, dtype: Any) -> DataType:
-        """The type of a NumPy dtype. `ml_dtypes.bfloat16` is BFLOAT16. ValueError for any other kind."""
+        """Return the type of a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. ValueError if there is none."""
         import numpy as np
 
         dtype = np.dtype(dtype)
@@ -161,7 +175,7 @@ class DataType(IntEnum):
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype; for BFLOAT16 that of `ml_dtypes` where it is installed, else TypeError."""
+        """Return the NumPy dtype. For BFLOAT16 that is the one of `ml_dtypes`; TypeError if it is not installed."""
         import numpy as np
 
         if self is DataType.BFLOAT16:
@@ -175,7 +189,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
-        """The type of a torch dtype. ValueError where there is none."""
+        """Return the type of a torch dtype. ValueError if there is none."""
         name = str(dtype).removeprefix("torch.")
         found = _FROM_NUMPY_NAME.get(name)
         if found is None:
@@ -183,6 +197,7 @@ class DataType(IntEnum):
         return found
 
     def to_torch_dtype(self) -> Any:
+        """Return the torch dtype."""
         import torch
 
         return getattr(torch, _NUMPY_NAMES[self])
@@ -203,14 +218,14 @@ _NUMPY_NAMES = {
     DataType.DOUBLE: "float64",
 }
 _FROM_NUMPY: dict[Any, DataType] = {}
-"""By np.dtype, those that were asked for: a dtype's name takes longer to tell than a small reduce may."""
+"""A cache by NumPy dtype: to ask a dtype for its name takes longer than a small reduce may."""
 _FROM_NUMPY_NAME = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
 _ITEM_BYTES = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceOperandDescriptor:
-    """Type and expected distribution of an op's elements. The dtype must be that of the arrays."""
+    """The type and the expected distribution of an op's elements. The type must be that of the arrays."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -225,7 +240,7 @@ _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
-    """How float tensors travel in fewer bits. All peers of an op must give the same, but for `stochastic` and `seed`.
+    """Makes float tensors travel in fewer bits. All peers of an op give the same, but for `stochastic` and `seed`.
 
     =================  ====================  ======  ================================================
     algorithm          quantized_datatype    `bits`  bits an element on the wire, with default blocks
@@ -308,7 +323,7 @@ class QuantizationOptions:
         object.__setattr__(self, "block_size", block_size)
 
     def check_tensor(self, dtype: DataType) -> None:
-        """ValueError where tensors of this type cannot be quantized so."""
+        """Raise ValueError if tensors of this type cannot be quantized so."""
         if self.algorithm is QuantizationAlgorithm.NONE:
             return
         if not dtype.is_float:
@@ -322,30 +337,34 @@ class QuantizationOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReduceDescriptor:
-    """An op without its buffers. `count` is the number of elements."""
+    """An all_reduce without its arrays, for `ReduceOpDescriptor`. See `Communicator.all_reduce`."""
 
     count: int
+    """Elements to reduce: the first of the arrays."""
     op: ReduceOp
     tag: int = 0
+    """The number by which ops of several peers meet, in [0, 2**63)."""
     operand_descriptor: ReduceOperandDescriptor | None = None
     quantization_options: QuantizationOptions = field(
         default_factory=lambda: QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
     )
     algorithm: ReduceAlgorithm | None = None
-    """None: chosen by size, world, quantization and measured links."""
+    """None chooses by size, world size, quantization and measured links."""
     step: int | None = None
-    """A count of the caller's own, the same on all peers; see `Communicator.all_reduce`."""
+    """The caller's count of its steps, the same on all peers, or None on all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A peer group as it was installed. Ranks change whenever peers come or go; a peer's number never does, and is
-    never given to another."""
+    """The peers of a group in one view.
+
+    Ranks change whenever peers come or go. A peer's number never changes, and is never given to another peer.
+    """
 
     rank: int
-    """One's own, from 0."""
+    """This peer's rank, from 0."""
     peers: tuple[int, ...]
-    """The number of each rank's peer."""
+    """The numbers of the peers, by rank."""
 
     @property
     def world_size(self) -> int:
@@ -354,30 +373,33 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
-    """What a committed op did here. Bytes are payload, without frame headers."""
+    """The result of a committed all_reduce on this peer. Bytes are payload, without frame headers."""
 
     local_world_size: int
-    """Peers whose contribution is in the result."""
+    """The number of peers whose contribution is in the result."""
     tx_bytes: int
     rx_bytes: int
     membership: Membership | None = field(default=None, compare=False)
-    """Who they are, and this peer's rank; None: of several ops, whose peers were not the same."""
+    """These peers, and this peer's rank among them. None for several ops whose peers were not the same."""
 
     @property
     def world_size(self) -> int:
+        """The same as `local_world_size`."""
         return self.local_world_size
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveInfo:
-    """What a committed collective did here, and among whom. Bytes are payload, without frame headers."""
+    """The result of another committed collective on this peer. Bytes are payload, without frame headers."""
 
     membership: Membership
-    """Who took part, and as which rank."""
+    """The peers that took part, and this peer's rank among them."""
     tx_bytes: int
     rx_bytes: int
     array: Any = None
-    """Where the result is: what was given for it, or what was made, of the same kind as the input. None: a barrier."""
+    """The array with the result: the one that was given for it, or a new one of the same kind as the input.
+
+    None after a barrier."""
 
     @property
     def rank(self) -> int:
@@ -390,7 +412,7 @@ class CollectiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """What a sync moved here: payload bytes of tensor contents, without digests and headers."""
+    """The result of a `sync_shared_state` on this peer. Bytes are tensor contents, without digests and headers."""
 
     tx_bytes: int
     rx_bytes: int
