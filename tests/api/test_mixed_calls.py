@@ -51,7 +51,7 @@ class Pause:
 def test_what_comes_between_hearing_and_taking_is_not_taken_yet(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An op goes through the gate after the session has heard the engine, and the next of its tag is launched before
+    """An op takes the fast path after the session has heard the engine, and the next of its tag is launched before
     the session looks at the queue: it has to hear again first."""
     monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
     cluster.join(2)
@@ -67,10 +67,10 @@ def test_what_comes_between_hearing_and_taking_is_not_taken_yet(
 
     portal.current().post(begin)
     assert pause.is_there.wait(WAIT_S)
-    with_lanes = session._fast_path.has_lanes  # then the gate was closed to hear
+    with_threads = session._fast_path.has_threads  # then the fast path was closed to hear
     calls = [Background(partial(reduce_once, peer)) for peer in cluster.peers]
     handles = []
-    if not with_lanes:
+    if not with_threads:
         for call in calls:
             call.result()
         x = ones()
