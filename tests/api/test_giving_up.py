@@ -178,7 +178,7 @@ def stopped_master(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], None]
         for peer in cluster.peers:
             session = peer._inner._session
             assert session is not None
-            monkeypatch.setattr(session._line.connection, "send", lambda _: None)
+            monkeypatch.setattr(session._master.connection, "send", lambda _: None)
 
     monkeypatch.setattr("pccl.communicator.CANCEL_GRACE_S", 0.2)
     return stop

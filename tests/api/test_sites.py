@@ -159,7 +159,7 @@ def test_sites_join_reduce_in_their_groups_and_are_lost(master: MasterNode) -> N
 
     session = second[1]._inner._session
     assert session is not None
-    session._line.connection.send_frames([b"\0\0\0\1\xc1"])  # no message, which ends its session
+    session._master.connection.send_frames([b"\0\0\0\1\xc1"])  # no message, which ends its session
     until(lambda: first[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2, "the second site is lost")
     assert refusal(second[0].update_topology).result is Result.MASTER_CONNECTION_FAILED
     together([peer.close for peer in everybody])

@@ -33,7 +33,7 @@ from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_co
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.heartbeats import Heartbeats
 from pccl.runtime.session.lifetime import Lifetime
-from pccl.runtime.session.master_line import MasterLine
+from pccl.runtime.session.master_connection import MasterConnection
 from pccl.runtime.session.options import SessionOptions
 from pccl.runtime.threads.tasks import start_task
 
@@ -53,7 +53,7 @@ class Control:
 
     def __init__(
         self,
-        line: MasterLine,
+        master: MasterConnection,
         options: SessionOptions,
         masters: MasterAddresses,
         listen_port: Callable[[], int],
@@ -62,13 +62,13 @@ class Control:
         heartbeats: Heartbeats,
         logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
-        """`line` leads to one of the `masters`."""
+        """`master` leads to one of the `masters`."""
         self.attached = trio.Event()
         """Set while there is a control connection, as far as is known."""
         self.attached.set()
         self.senders: trio.Nursery | None = None
         """Tasks that outlive all others, for last words."""
-        self._line = line
+        self._master = master
         self._options = options
         self._masters = masters
         self._listen_port = listen_port
@@ -97,12 +97,12 @@ class Control:
                 await self._attend()
             if self._driver.facts.is_over:
                 return
-            await self._line.end()
+            await self._master.end()
             await self._find_master()
 
     def _start_sender(self) -> None:
         assert self.senders is not None
-        start_task(self.senders, self._lifetime.contained, self._line.connection.run_sender)
+        start_task(self.senders, self._lifetime.contained, self._master.connection.run_sender)
 
     # One master.
 
@@ -121,7 +121,7 @@ class Control:
                     if messages is None:
                         messages = [await self._open(opening, session)]
                     else:
-                        messages = await self._line.connection.receive()
+                        messages = await self._master.connection.receive()
                 if scope.cancelled_caught:
                     reason = f"it leads no run yet, after {patience_s:g} s"
                     if messages is None:
@@ -160,7 +160,7 @@ class Control:
             machine.received(message)
             if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
                 refused = "refused: " if isinstance(message, m.Goodbye) else ""
-                self._masters.failed(self._line.address, f"{refused}{message.reason}")
+                self._masters.failed(self._master.address, f"{refused}{message.reason}")
                 break
         return ""
 
@@ -170,7 +170,7 @@ class Control:
             reason = f"the master does not speak as a pccl master does: {reason}"
             if machine.is_led and machine.run:
                 machine.give_up(reason)
-        self._masters.failed(self._line.address, reason)
+        self._masters.failed(self._master.address, reason)
         if not machine.run and self._masters.are_all_asked and self._patience is None:
             machine.give_up(reason)
         else:
@@ -213,9 +213,9 @@ class Control:
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
         """Open the conversation and return the answer. A peer of a run lets itself be sent away by nobody who has not
         proved that it knows the token."""
-        options, connection = self._options, self._line.connection
+        options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
-            await connection.start_tls(TlsEnd(options.ssl_context, self._line.name))
+            await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
         connection.session = session
         dialled = await handshake.dial_keyed(connection, options.token, None, opening, m.FromMaster)
         answer: m.FromMaster = dialled.answer
@@ -230,8 +230,8 @@ class Control:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
-        self._line.connection.bound_silence(timeout_s)
-        self._heartbeats.begin((self._line.host, self._line.port), timeout_s)
+        self._master.connection.bound_silence(timeout_s)
+        self._heartbeats.begin((self._master.host, self._master.port), timeout_s)
 
     # The same master again.
 
@@ -239,8 +239,8 @@ class Control:
         """Have the session go on over another connection to the same master. Return "" once it does, else why not."""
         self._logger.info("the control connection was lost: %s; making it anew", reason)
         self.attached = trio.Event()
-        self._line.connection.shutdown()
-        self._line.connection.close()
+        self._master.connection.shutdown()
+        self._master.connection.close()
         facts = self._driver.facts
         limit_s = min(facts.peer_timeout_s or DIAL_S, REATTACH_SHARE * self._options.master_timeout_s)
         pause_s = REATTACH_PAUSE_S_MIN
@@ -249,7 +249,7 @@ class Control:
             with trio.move_on_after(limit_s):
                 while True:
                     try:
-                        self._line.connection = await self._dial_again(session)
+                        self._master.connection = await self._dial_again(session)
                         self._start_sender()
                         self._logger.info("the control connection has been made anew")
                         return ""
@@ -273,12 +273,12 @@ class Control:
         know the session."""
         options, facts = self._options, self._driver.facts
         with trio.fail_after(DIAL_S):
-            connection = await dial_control(self._line.host, self._line.port, m.FromMaster)
+            connection = await dial_control(self._master.host, self._master.port, m.FromMaster)
         try:
             if facts.run:
                 connection.bound_silence(facts.peer_timeout_s)
             if options.ssl_context is not None:
-                await connection.start_tls(TlsEnd(options.ssl_context, self._line.name))
+                await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
             opening = m.Reattach(m.PROTOCOL_VERSION, session.key, session.received)
             answer = await handshake.dial(connection, options.token, facts.run or None, opening, m.ReattachAnswer)
             if not isinstance(answer, m.Reattached):
@@ -336,4 +336,4 @@ class Control:
                 reason = str(error) or f"no answer within {DIAL_S:g} s"
                 self._masters.failed(attempt.address, reason)
                 self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
-        self._line.met_at(connection, attempt.address)
+        self._master.met_at(connection, attempt.address)

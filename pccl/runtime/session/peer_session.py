@@ -48,7 +48,7 @@ from pccl.runtime.session.inbound import Inbound
 from pccl.runtime.session.joint_calls import JointCalls
 from pccl.runtime.session.launches import Launches
 from pccl.runtime.session.lifetime import Lifetime, loop_has_ended
-from pccl.runtime.session.master_line import MasterLine
+from pccl.runtime.session.master_connection import MasterConnection
 from pccl.runtime.session.measuring import Measuring
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError, SessionOptions
@@ -89,20 +89,20 @@ class PeerSession:
         """Set when the first view is there, or there will be none."""
         machine = ps.Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
-        line = MasterLine(connection, address)
+        master = MasterConnection(connection, address)
         about = AboutLogger(logger, self._about)
-        lifetime = Lifetime(about, lambda text: line.send([m.Leave(text)]))
+        lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))
         counters = WorkCounters()
         table = OpTable()
         fast_path = FastPath(machine, engine)
         bridge = EngineBridge(staged_ops, fast_path, table, counters)
-        driver = Driver(machine, fast_path, lifetime, bridge.hear, line.send)
+        driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
         reclaims = Reclaims(driver, lifetime, staged_ops, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
-        outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: line.host)
+        outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
-        control = Control(line, options, masters, self._listen_port, driver, lifetime, heartbeats, about)
+        control = Control(master, options, masters, self._listen_port, driver, lifetime, heartbeats, about)
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)
         for part in (bridge, calls, outbound, state_sync, control, measuring):
@@ -120,7 +120,7 @@ class PeerSession:
         self.over = lifetime.over
         self._options = options
         self._machine = machine
-        self._line = line
+        self._master = master
         self._listener = listener
         self._engine = engine
         self._staged_ops = staged_ops
@@ -177,7 +177,7 @@ class PeerSession:
         )
         self._staged_ops.forget_after_fork()
         self._heartbeats.forget_after_fork()
-        self._line.connection.forget_after_fork()
+        self._master.connection.forget_after_fork()
         self._listener.close()
         for op in [*self.ops.queued, *self._fast_path.running, *self._table.ops.values()]:
             op.forget_after_fork(ps.OpResult(op.op, failure.result, failure.message, 0))
@@ -234,7 +234,7 @@ class PeerSession:
                     with trio.move_on_after(FAREWELL_S):
                         await control.attached.wait()
                 nursery.cancel_scope.cancel()
-            await self._line.flush(FAREWELL_S)
+            await self._master.flush(FAREWELL_S)
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:
@@ -261,7 +261,7 @@ class PeerSession:
             last.callback(self._fast_path.close)
             last.callback(self._heartbeats.close)
             last.callback(self._listener.close)
-            last.callback(self._line.connection.close)
+            last.callback(self._master.connection.close)
 
     def _end_all(self) -> None:
         """End what is in flight. Only after an internal error there is anything."""

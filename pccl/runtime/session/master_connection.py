@@ -10,7 +10,7 @@ from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.wire import ControlConnection
 
 
-class MasterLine:
+class MasterConnection:
     """The control connection, which is replaced when it breaks or another master is met."""
 
     def __init__(self, connection: ControlConnection[m.FromMaster], address: Address) -> None:
@@ -19,6 +19,7 @@ class MasterLine:
         self.met_at(connection, address)
 
     def met_at(self, connection: ControlConnection[m.FromMaster], address: Address) -> None:
+        """Note that the session's master is at this address from now on, and that this connection leads to it."""
         self.connection = connection
         self.address = address
         self.name = address[0]
@@ -30,11 +31,12 @@ class MasterLine:
         self.connection.send(messages)
 
     async def end(self) -> None:
-        """Close the connection, after what there is to send."""
+        """Break the connection, wait until nothing uses it, and close it."""
         self.connection.shutdown()
         await self.connection.flush()
         self.connection.close()
 
     async def flush(self, limit_s: float) -> None:
+        """Send what there is to send, for `limit_s` at most."""
         with trio.move_on_after(limit_s):
             await self.connection.flush()
