@@ -199,7 +199,9 @@ class Dialer:
             raise AuthError(f"it asks for a token and this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
         if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
-            raise AuthError(f"its share of {len(challenge.auth)} bytes is neither a nonce nor one with a key")
+            raise AuthError(
+                f"its share of {len(challenge.auth)} bytes is neither a nonce nor a nonce with a public key"
+            )
         if self._run is not None and challenge.run != self._run:
             raise AuthError(f"it belongs to run {challenge.run!r}, not {self._run!r}")
         self._run = challenge.run
@@ -258,7 +260,7 @@ class Acceptor:
             )
         theirs = opening.auth[NONCE_BYTES:]
         if len(opening.auth) < NONCE_BYTES or len(theirs) not in (0, PUBLIC_KEY_BYTES):
-            raise AuthError(f"its share of {len(opening.auth)} bytes is neither a nonce nor one with a key")
+            raise AuthError(f"its share of {len(opening.auth)} bytes is neither a nonce nor a nonce with a public key")
         if _wants_encryption(opening) and not theirs:
             raise AuthError("encryption is asked for without a public key to make keys with")
         ours = b""
@@ -271,7 +273,7 @@ class Acceptor:
     def check(self, theirs: m.Proof) -> bytes:
         """Return the frame that answers the dialer's proof. Raises AuthError unless the dialer knows the token."""
         if self._said is None:
-            raise AuthError("a proof before there was a challenge")
+            raise AuthError("the dialing peer sent a proof before it was challenged")
         public_key, opening, challenge = self._said
         self._said = None
         schedule = _schedule(run_key(self._token, self._run), self._exchange, public_key, opening, challenge)

@@ -57,7 +57,9 @@ class ControlSession:
         count = received - self._acknowledged
         if not 0 <= count <= len(self._kept):
             sent = self._acknowledged + len(self._kept)
-            raise ProtocolError(f"{received} messages are acknowledged, after {self._acknowledged} and of {sent}")
+            raise ProtocolError(
+                f"{received} messages are acknowledged after {self._acknowledged}, and {sent} were sent"
+            )
         for _ in range(count):
             self.kept_bytes -= len(self._kept.popleft())
         self._acknowledged = received

@@ -146,7 +146,10 @@ class Failover:
             self._claimant_said(self._claims[connection], message)
         elif connection in self._founding:
             self._release(connection)
-            self._dismiss(connection, m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__}"))
+            self._dismiss(
+                connection,
+                m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__} from a newcomer that waits"),
+            )
         elif host is not None and isinstance(message, m.Resume):
             # The master has known this connection as one that had said nothing.
             self._effects += self.master.disconnected(connection, "it has a run", now)
@@ -240,7 +243,7 @@ class Failover:
         """Hear a peer that has lost its master: let it wait here, or say why not."""
         who = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+            text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}; upgrade one"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
         ended = self._founding.ended
@@ -257,7 +260,7 @@ class Failover:
         if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
-            self._depose(f"{who} has lost it, and most of the others send no heartbeat either")
+            self._depose(f"{who} has lost this master, and most of the others send no heartbeat either")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
@@ -332,7 +335,7 @@ class Failover:
             summary = gathering.here.views.shared(summary)
             if not is_sound(claim.peer, summary, gathering.here.views):
                 self._release(claim.connection)
-                text = f"peer {claim.peer} reports what cannot be"
+                text = f"the report of peer {claim.peer} contradicts itself"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
             self._known.note_view(gathering, summary.installed)
@@ -385,7 +388,7 @@ class Failover:
         for claim in list(gathering.claims.values()):
             if claim.peer in gathering.here.heard:
                 self._release(claim.connection)
-                self._dismiss(claim.connection, m.StartOver("nobody who was accepted has come"))
+                self._dismiss(claim.connection, m.StartOver("none of the peers that have come was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
         """Record the term before peers are asked to follow in it."""
@@ -432,7 +435,7 @@ class Failover:
             if claim.run != run:
                 self._dismiss(claim.connection, m.Elsewhere(f"it leads run {run!r} and not {claim.run!r}"))
             elif claim.peer in recovered.newcomers or not claim.is_accepted:
-                self._dismiss(claim.connection, m.StartOver("the view that was to accept it has never been"))
+                self._dismiss(claim.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
                 text = f"evicted: lost before view {recovered.view_heard}, or too late to report after the loss of "
                 self._put_out(claim.connection, f"{text}the master; connect again")
@@ -448,7 +451,7 @@ class Failover:
     def _depose(self, reason: str) -> None:
         """Lead no further."""
         old = self.master
-        self._log("warning", f"run {old.run} is led no further by this master: {reason}")
+        self._log("warning", f"this master leads run {old.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self._known.fence = old.fence()
@@ -476,7 +479,7 @@ class Failover:
                 late.append(claim)
         for claim in late:
             self._release(claim.connection)
-            self._dismiss(claim.connection, m.Elsewhere(f"of run {claim.run!r} too few peers have come to this master"))
+            self._dismiss(claim.connection, m.Elsewhere(f"too few peers of run {claim.run!r} have come to this master"))
         return bool(late)
 
     # Newcomers.

@@ -37,7 +37,7 @@ class Claim:
     """A peer of a run that has lost its master."""
 
     connection: int
-    """Its control connection."""
+    """The control connection over which it has come."""
     host: str
     peer: int
     run: str
@@ -83,7 +83,7 @@ class Gathering:
         self.tells_at: float | None = None
         """The time when the log is to say who is waited for."""
         self._patience: tuple[frozenset[int], float] | None = None
-        """Some peers of the run, and the time when the first of them that are here gives up."""
+        """A set of peers of the run, and the time when the first of them that are here gives up."""
         self._to_ask: dict[int, Claim] = {}
         """Peers that have come and were not asked to follow in `term`."""
         self._with_rivals = 0
@@ -213,7 +213,7 @@ class Gathering:
     def account(self, here: Quorum, now: float, is_fenced: bool) -> str:
         """Return a line for the log: who has come, and who is waited for."""
         absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.heard)
-        text = f"of run {self.run} {here}"
+        text = f"run {self.run}: {here}"
         if absent:
             text += f"; it waits for peers {absent[:NAMED_MAX]}"
         if absent and self.majority_at is not None:

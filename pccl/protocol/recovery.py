@@ -186,8 +186,8 @@ def _add_group(state: RunState, found: RecoveredGroup) -> None:
     group = state.groups[found.number] = Group(found.number, list(found.ring), found.epoch)
     group.accepted = sum(state.members[peer].accepted for peer in found.ring)
     group.missing = {pair for pair in found.missing if pair in topology.linked_pairs(found.former)}
-    group.agrees = group.is_meshed
-    group.ledger = Ledger(()) if found.is_decided else Ledger(found.former, group.agrees)
+    group.is_mutual = group.is_meshed
+    group.ledger = Ledger(()) if found.is_decided else Ledger(found.former, group.is_mutual)
     group.running = found.is_steady
     group.revision = found.revision
     group.synced = found.synced & set(found.ring)

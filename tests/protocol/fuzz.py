@@ -150,7 +150,7 @@ class Mutator:
 
 
 def drain(decoder: Decoder[Any], frame: bytes) -> list[Any]:
-    """What the codec lets through."""
+    """Return the messages that the codec lets through."""
     return list(decoder.feed(frame))
 
 
@@ -255,7 +255,7 @@ class AgainstPeer:
 
 
 class AgainstCodec:
-    """What peers say to each other before they know each other."""
+    """Openings and answers that peers exchange before they know each other."""
 
     def __init__(self, mutator: Mutator) -> None:
         self._mutator = mutator

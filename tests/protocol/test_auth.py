@@ -114,7 +114,7 @@ class Handshake:
         run: str = "run",
         private_keys: tuple[bytes | None, bytes | None] = (b"D" * 32, b"A" * 32),
     ) -> None:
-        """Who has no private key has no X25519."""
+        """A side without a private key has no X25519."""
         exchanges = [None if key is None else Exchange(key) for key in private_keys]
         self.dialer = Dialer(dialer_token, nonces[0], opening, "run", exchanges[0])
         self.acceptor = Acceptor(acceptor_token, nonces[1], run, "peer 1", exchanges[1])
@@ -198,7 +198,7 @@ def test_a_private_key_serves_until_it_is_closed() -> None:
 
 
 def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
-    """It is wiped when that has ended and none of them is under way."""
+    """The key pair is wiped when that has ended and none of them is under way."""
 
     async def run() -> None:
         with key_exchange.shared() as first:
@@ -233,7 +233,7 @@ def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
 
 
 def test_an_idle_process_holds_no_key_pair() -> None:
-    """It is wiped though no other handshake follows."""
+    """The key pair is wiped though no other handshake follows."""
 
     async def run() -> None:
         with key_exchange.shared() as only:
@@ -246,7 +246,7 @@ def test_an_idle_process_holds_no_key_pair() -> None:
 
 
 def test_a_handshake_holds_the_key_pair_no_longer_than_it_needs_it() -> None:
-    """Its answer may be long in coming."""
+    """The answer to a handshake may be long in coming."""
     acceptor = Acceptor(TOKEN, b"a" * NONCE_BYTES, "run", "peer 1", Exchange())
 
     class Channel:
@@ -310,7 +310,7 @@ def test_who_knows_the_token_gets_through(opening: m.Opening) -> None:
 
 @pytest.mark.parametrize("private_keys", [(None, b"A" * 32), (b"D" * 32, None), (None, None)])
 def test_the_token_is_proved_without_x25519_too(private_keys: tuple[bytes | None, bytes | None]) -> None:
-    """Where one side has none, there are no payload keys."""
+    """There are no payload keys where one side has no X25519."""
     shake = Handshake(private_keys=private_keys)
     shake.complete()
     shake.dialer.check_answer(m.Accepted())
@@ -457,7 +457,7 @@ def test_another_version_is_told_before_the_token_is_doubted(auth: bytes, protoc
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("has_x25519", [False, True])
 def test_a_change_of_any_byte_on_the_way_is_found(which: int, has_x25519: bool) -> None:
-    """By one side or the other: as a message that cannot be, or as a proof that fails."""
+    """One side or the other finds it: as a message that cannot be, or as a proof that fails."""
     opening = SEALED_LINK if has_x25519 else LINK
     private_keys = (b"D" * 32, b"A" * 32) if has_x25519 else (None, None)
     count = len(body(Handshake(opening=opening, private_keys=private_keys).complete()[which]))
@@ -483,7 +483,7 @@ def test_a_change_of_any_byte_on_the_way_is_found(which: int, has_x25519: bool) 
 
 
 def strip_keys(frame: bytes) -> bytes:
-    """What a man in the middle makes of an opening or a Challenge who wants no key exchange."""
+    """Change an opening or a Challenge as a man in the middle does who wants no key exchange."""
     message = read(frame)
     assert isinstance(message, m.Opening | m.Challenge)
     return encode(msgspec.structs.replace(message, auth=message.auth[:NONCE_BYTES]))
@@ -527,7 +527,7 @@ def keys_of_a_recording(token: str, frames: list[bytes], dhs: list[bytes]) -> se
 
 
 def test_token_and_recording_do_not_give_the_payload_keys() -> None:
-    """They need a private key as well."""
+    """A private key is needed as well."""
     shake = Handshake(opening=SEALED_LINK)
     frames = shake.complete()
     assert shake.dialer.payload_keys is not None

@@ -29,7 +29,7 @@ EVERYTHING: Any = (
 
 
 def values_of(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Of all that a message may say, also in fields that have a default."""
+    """Return all that a message may say, also in fields that have a default."""
     match kind:
         case inspect.NoneType():
             return st.none()

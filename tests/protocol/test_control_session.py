@@ -31,7 +31,7 @@ def test_what_the_other_end_lacks_is_sent_again() -> None:
 def test_what_cannot_have_been_received_is_refused(received: int) -> None:
     mine = session(5)
     mine.acknowledge(2)
-    with pytest.raises(ProtocolError, match=f"{received} messages are acknowledged, after 2 and of 5"):
+    with pytest.raises(ProtocolError, match=f"{received} messages are acknowledged after 2, and 5 were sent"):
         mine.acknowledge(received)
 
 

@@ -43,7 +43,7 @@ class Rig:
         self.now = 0.0
         self.effects: list[Effect] = []
         self.reports: dict[int, m.RecoveryReport] = {}
-        """Of those who follow whoever asks them to."""
+        """Reports of the peers that follow whoever asks them to."""
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         self.effects = []
@@ -455,7 +455,7 @@ def test_who_loses_a_majority_at_once_leads_on_only_where_there_is_no_other(mast
 
 
 def test_a_majority_of_a_view_that_may_be_in_force_is_lost_too() -> None:
-    """With 1, those three could go on that it would have accepted."""
+    """Those three could go on with peer 1, which that view would have accepted."""
     rig = Rig()
     for peer in (1, 2, 3, 4):
         rig.resume(peer, masters=2)
@@ -507,7 +507,7 @@ def test_a_founder_tells_a_secret_of_its_own() -> None:
 
 
 def test_a_higher_term_of_one_outside_its_view_does_not() -> None:
-    """It was put out of the run, and has followed a master that nobody follows who is in it."""
+    """That peer was put out of the run, and has followed a master that nobody follows who is in it."""
     rig = Rig()
     rig.recover(1, 2, 3)
     rig.machine.disconnected(3, "reset", rig.now)
@@ -538,7 +538,8 @@ def test_it_is_found_again_by_its_peers() -> None:
 
 
 def test_a_newcomer_after_that_need_not_ask_twice() -> None:
-    """Who would give up soon, as long as it has a peer timeout, is let in by one that has no run to wait for."""
+    """A newcomer that would give up soon, as long as it has a peer timeout, is let in by a master that has no run to
+    wait for."""
     rig = Rig(options=MasterOptions(peer_timeout_s=1.0))
     rig.hello(1)
     rig.heartbeat(2, 1)

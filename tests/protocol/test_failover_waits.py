@@ -30,7 +30,7 @@ def _say(machine: Failover, connection: int, message: m.FromPeer, now: float) ->
 
 
 def _founded() -> Failover:
-    """By one peer, which is accepted."""
+    """Return a machine whose run was founded by one peer, which is accepted."""
     machine = Failover("run", MasterOptions(peer_timeout_s=TIMEOUT_S))
     _say(machine, CONTROL, _hello(), 0.0)
     _say(machine, HEARTBEATS, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", 1), 0.0)

@@ -1,4 +1,4 @@
-"""What is known of links: ages, hosts, and what stands for what."""
+"""Link metrics: ages, hosts, and which metrics stand for which pairs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_newcomer_comes_beside_those_on_its_host() -> None:
 
 
 def test_a_newcomer_comes_where_its_host_was_measured_to_hurt_least() -> None:
-    """Its host is known from a peer that is gone; only between 2 and 3 are both of its links fast."""
+    """The newcomer's host is known from a peer that is gone; only between 2 and 3 are both of its links fast."""
     metrics = metrics_of(A, B, C, ["10.0.0.4"])
     for pair in ((1, 2), (2, 3), (3, 1)):
         metrics.measured(pair, FAST, 0.01, 0.0)

@@ -105,7 +105,7 @@ def test_every_message_belongs_to_a_channel() -> None:
 
 @pytest.mark.parametrize("kind", m.Message.__subclasses__())
 def test_messages_cannot_be_changed(kind: type[m.Message]) -> None:
-    """They are kept, compared and sent to many."""
+    """Messages are kept, compared and sent to many."""
     assert kind.__struct_config__.frozen
 
 

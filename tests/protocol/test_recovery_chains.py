@@ -52,15 +52,15 @@ class _Peer:
 class _Master:
     term: int
     number: int
-    """Of the last view."""
+    """The number of the last view."""
     in_force: m.InstalledView
     accepted: set[int]
     members: set[int]
-    """With newcomers, without the lost."""
+    """The members of the next view: with newcomers, without the lost."""
     circles: list[tuple[int, set[int]]]
     """The peers of views that count, how many and who is left."""
     awaiting: set[int] = field(default_factory=set)
-    """Who has not answered the view that is prepared."""
+    """Peers that have not answered the view that is prepared."""
 
     @property
     def may_lose(self) -> int:
@@ -109,7 +109,7 @@ class _Story:
         }
 
     def prepare(self, master: _Master) -> None:
-        """It loses some and admits others, more often than it could in truth."""
+        """Prepare a view that has lost some and admits others, more often than it could in truth."""
         losses = min(self.rng.randint(0, 2), master.may_lose)
         lost = set(self.rng.sample(sorted(master.members), min(losses, len(master.members))))
         for _, here in master.circles:
@@ -124,7 +124,7 @@ class _Story:
             master.awaiting = set(master.members)
 
     def answer(self, master: _Master) -> None:
-        """Some hear of the view that is prepared, and of them some answer."""
+        """Let some hear of the view that is prepared, and some of these answer."""
         followers = self.followers(master)
         for peer in sorted(self.some(master.awaiting & followers.keys(), 0.7)):
             is_answered = self.rng.random() < 0.8
@@ -138,13 +138,13 @@ class _Story:
                     master.circles = [(len(master.members), set(master.members))]
 
     def install(self, master: _Master) -> None:
-        """Some hear that the last view is in force."""
+        """Let some hear that the last view is in force."""
         followers = self.followers(master)
         for peer in self.some(master.accepted & followers.keys(), 0.5):
             followers[peer].install(master.in_force)
 
     def succeed(self, _: _Master) -> None:
-        """Some come to another master, which leads if it may."""
+        """Let some come to another master, which leads if it may."""
         told = self.tell(self.some(self.peers, 0.6))
         quorum = quorum_of(told)
         if not quorum.has_majority:

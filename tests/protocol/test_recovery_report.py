@@ -1,4 +1,4 @@
-"""What a new master makes of recovery reports: beside a naive model of how a master came to die."""
+"""Recovery reports as a new master judges them, beside a naive model of how a master came to die."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> No
 
 
 def test_a_settled_survivor_goes_on_though_a_later_view_was_prepared_without_it() -> None:
-    """Whom that one lists has come, too: it is not in force anywhere."""
+    """The peer that the later view lists has come, too, so that view is not in force anywhere."""
     here = {1: report_of(1, view(1, 1), prepared(2, 1, 200)), 200: report_of(200, None, prepared(4, 200))}
     assert quorum_of(here).is_complete
     assert set(rebuild(here).members) == {1}

@@ -1,4 +1,4 @@
-"""How long peers that have followed a new master may take to connect for heartbeats."""
+"""The time that peers that have followed a new master may take to connect for heartbeats."""
 
 from __future__ import annotations
 

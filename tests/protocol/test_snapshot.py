@@ -1,4 +1,4 @@
-"""What the master's status says of a run, and that the history it draws on is bounded."""
+"""The master's status of a run, and the bounds of the history that it draws on."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def naive(summaries: dict[int, Summary], has_rivals: bool) -> tuple[Any, ...]:
 
 
 RINGS = {number: tuple(peer for peer in range(1, 8) if (peer * 7 + number * 3) % 5) for number in range(1, 6)}
-"""Of each view."""
+"""Rings of each view."""
 
 
 @st.composite

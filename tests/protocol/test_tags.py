@@ -23,7 +23,7 @@ class Pair:
         self.master = Master(RunState("run"))
         self.peers = {1: Peer(0, 1), 2: Peer(0, 1)}
         self.submitted: dict[int, tuple[int, int, int]] = {1: (0, 0, 0), 2: (0, 0, -1)}
-        """By peer, the name of its last op."""
+        """The name of the last op of each peer."""
         self.results: dict[int, Result] = {}
         self.to_carry_out: list[Effect] = []
         for number in self.peers:
@@ -63,7 +63,7 @@ class Pair:
             peer.op_done(effect.op)
             if self.submitted[1] == self.submitted[2]:
                 for each in self.peers.values():
-                    each.op_agreed(effect.op)
+                    each.op_completed(effect.op)
         elif isinstance(effect, ps.EndOp):
             peer.op_ended(effect.op, 0, 0)
         elif isinstance(effect, ps.FreezeOps):

@@ -1,4 +1,4 @@
-"""What ops show of their links."""
+"""Throughput that ops show of their links."""
 
 from __future__ import annotations
 

@@ -213,14 +213,14 @@ class Engines:
             node.fast_path.running[effect.op] = True
         else:
             node.reports.append(("done", effect.op))
-        if effect.agrees:
+        if effect.is_mutual:
             for rank in range(effect.world_size):
                 if rank != effect.rank:
                     self._send_frame(node, effect, rank, Frame(key, "", False, frozenset(), node.name), False)
             self._note_done(node, effect, node.name)
 
     def _note_done(self, node: Node, effect: ps.SubmitOp, name: str) -> None:
-        assert effect.agrees
+        assert effect.is_mutual
         done_by = node.done_by.setdefault(node.keys[effect.op], set())
         assert name not in done_by
         done_by.add(name)

@@ -107,7 +107,7 @@ class Peers:
             elif kind == "ended":
                 node.machine.op_ended(number, 10, 20)
             elif kind == "agreed":
-                node.machine.op_agreed(number)
+                node.machine.op_completed(number)
             elif kind == "stopped":
                 node.machine.op_frozen(number)
             elif kind == "frozen":

@@ -102,7 +102,7 @@ def test_receiver_that_fails_fails_the_call_on_all(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     b.root, b.fails_to_fetch = b"other", True
     assert world.call_all([a, b, c], Kind.SYNC) == [Result.NO_SHARED_STATE_AVAILABLE] * 3
-    assert "peer 2 (n2) could not be brought up" in a.calls[max(a.calls)].reason
+    assert "peer 2 (n2) could not fetch the shared state" in a.calls[max(a.calls)].reason
 
 
 def test_receiver_whose_caller_gave_up_fails_the_call_on_all(world: World) -> None:

@@ -190,7 +190,7 @@ class JointCalls:
             f"{_account(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
-            if completion.is_mutual(op.tag, group.agrees):
+            if completion.is_mutual(op.tag, group.is_mutual):
                 # For all that is known here they have launched it, and it is over for them.
                 self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_hopeless=True)
                 return False

@@ -134,7 +134,12 @@ class Master:
             member = state.members[state.peer_of[connection]]
             handler = self._handlers.get(type(message))
             if handler is None or (not member.accepted and type(message) not in BEFORE_ACCEPTANCE):
-                self._evict(member.peer, f"unexpected {type(message).__name__}", Result.INVALID_USAGE)
+                standing = "accepted" if member.accepted else "not accepted yet"
+                self._evict(
+                    member.peer,
+                    f"unexpected {type(message).__name__} from a peer that is {standing}",
+                    Result.INVALID_USAGE,
+                )
             else:
                 handler(member, message)
         # else: it was evicted and its last words crossed ours.
@@ -530,8 +535,8 @@ class Master:
         group.commits = []
         group.aborts = {}
         group.open_ops.clear()
-        group.agrees = group.is_meshed
-        group.ledger = Ledger(group.ring, group.agrees)
+        group.is_mutual = group.is_meshed
+        group.ledger = Ledger(group.ring, group.is_mutual)
 
     # Messages of accepted or pending peers.
 

@@ -187,7 +187,7 @@ class OpVerdicts:
     def _bound_ledger(self, group: Group) -> None:
         """Evict the peer that has named most ops, if they are more than can be."""
         if group.ledger.entries > OPEN_OPS_MAX:
-            reason = f"named ops of which most cannot be: {OPEN_OPS_MAX} are undecided"
+            reason = f"it names more ops than can be in flight: more than {OPEN_OPS_MAX} are undecided"
             self._evict(group.ledger.heaviest, reason, Result.MASTER_CONNECTION_FAILED)
 
     # Flushes.

@@ -111,7 +111,7 @@ class Sync:
     members: set[int]
     donors: list[int]
     failures: dict[int, str] = field(default_factory=dict)
-    """Peers that could not be brought up, and why."""
+    """Peers that could not fetch the shared state, and why."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Group:
     votes: dict[OpRef, OpenAbortVote] = field(default_factory=dict)
     open_ops: set[OpRef] = field(default_factory=set)
     """Ops that the last flush has found done at some peer, and without a verdict there."""
-    agrees: bool = False
+    is_mutual: bool = False
     """Whether its peers have been told that it is a mesh, so that they complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
     """Pairs that have no link and need none: the group is no mesh."""

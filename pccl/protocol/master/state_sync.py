@@ -3,7 +3,7 @@
 The call is complete when all accepted peers of the group wait in it. The content is elected (`election`), receivers
 fetch it, and the call ends when all of them have reported. A peer that is lost meanwhile is taken out of it; how the
 sync then ends is told after the Prepare that leaves the lost one out, so that no later master takes it for one of those
-that were brought up.
+that have the state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StateSync:
             about = {**member.about, "other": donor}
             self._state.log("warning", f"{member} could not use donor {donor}: {reason}", about)
         if not message.success:
-            sync.failures[member.peer] = f"{member} could not be brought up: {message.reason}"
+            sync.failures[member.peer] = f"{member} could not fetch the shared state: {message.reason}"
             if message.suspects:
                 self._link_failures.doubt_links(member)
 
@@ -53,7 +53,7 @@ class StateSync:
     def _step(self, group: Group) -> bool:
         sync = group.sync
         if group.changed or (sync is not None and sync.failures and not group.running):
-            return False  # a peer that could not be brought up may be about to go
+            return False  # a peer that could not fetch it may be about to go
         if sync is not None:
             return not sync.receivers and self._end(group, sync)
         return 0 < group.accepted == group.waiting[Kind.SYNC] and self._begin(group)

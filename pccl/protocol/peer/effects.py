@@ -32,8 +32,9 @@ class SubmitOp:
     links: tuple[int, ...]
     """The link to each rank; 0 for this peer itself and where there is no link."""
     is_meshed: bool
-    agrees: bool
-    """Whether the engines tell each other when they are done. Then this one calls `op_agreed` when all are."""
+    is_mutual: bool
+    """Whether its participants complete it by themselves (`completion`). Then engines tell each other when they are
+    done, and this one calls `op_completed` when all are."""
     ring: tuple[int, ...] = field(default=(), compare=False)
     """The peers of the group by rank."""
     direct_limit: int = UNKNOWN

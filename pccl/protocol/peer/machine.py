@@ -121,7 +121,7 @@ class Peer:
         self.launch, self.cancel, self.hasten = self.ops.launch, self.ops.cancel, self.ops.hasten
         self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
         self.op_started, self.op_ran = self.ops.started, self.ops.ran
-        self.op_done, self.op_agreed, self.op_ended = self.ops.done, self.ops.agreed, self.ops.ended
+        self.op_done, self.op_completed, self.op_ended = self.ops.done, self.ops.completed, self.ops.ended
         self.op_frozen, self.op_refused, self.op_mismatch = self.ops.stopped, self.ops.refused, self.ops.mismatched
         self.peer_at, self.link_limited = self.links.peer_at, self.links.limited
         self.connection_lost = self.links.connection_lost

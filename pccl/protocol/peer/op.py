@@ -73,8 +73,8 @@ class Op:
     """The other peer of a point-to-point op, and whether this one sends; None: it is an op of the group."""
     state: OpState = OpState.QUEUED
     ref: OpRef | None = None
-    """Its name among all participants, once it is submitted."""
-    agrees: bool = False
+    """The op's name among all participants, once it is submitted."""
+    is_mutual: bool = False
     """Whether its participants complete it by themselves: see `completion`."""
     world_size: int = 0
     traffic: tuple[int, int] = (0, 0)
@@ -85,7 +85,7 @@ class Op:
     """Whether this peer has promised not to commit it by itself."""
     stall_reported: bool = False
     verdict: Failure | None = None
-    """Its end, success included, once that is carried out."""
+    """The op's end, success included, once that is carried out."""
     awaits_view: bool = False
     """Whether its result is held until the next view is installed."""
 

@@ -90,11 +90,11 @@ class Ops:
             self._queued.remove(entry)
             self._finish(entry, code, reason)
         elif entry.state in UNDECIDED and self.is_running:
-            if entry.agrees and entry.failure is not None:
+            if entry.is_mutual and entry.failure is not None:
                 return
             self._outbox.send_reports()
             entry.failure = code, reason
-            if entry.agrees:
+            if entry.is_mutual:
                 self._outbox.act(FreezeOp(op))
             else:
                 self._tell_failure(entry)
@@ -125,7 +125,7 @@ class Ops:
         """Take over an op that was started as `plain_start` has said, and runs."""
         assert self._view is not None
         assert self.is_running
-        entry = self._ops[op] = Op(op, tag, now, world_size=self._view.world_size, agrees=True)
+        entry = self._ops[op] = Op(op, tag, now, world_size=self._view.world_size, is_mutual=True)
         ref = self.uses.make(tag)
         assert ref.sequence == sequence
         self._submit(entry, ref)
@@ -160,7 +160,7 @@ class Ops:
         assert self._view is not None
         op.stall_reported = True
         self._outbox.report_stalled(op.ref)
-        if op.agrees and op.state in IS_DONE:
+        if op.is_mutual and op.state in IS_DONE:
             self._outbox.report_done(op.ref)
         waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
         text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
@@ -204,9 +204,9 @@ class Ops:
             self._finish(op, *refused)
             return
         tag = shared_tag(view, op.tag, op.pair)
-        op.agrees = completion.is_mutual(tag, view.is_meshed)
+        op.is_mutual = completion.is_mutual(tag, view.is_meshed)
         is_idle = not self._undecided
-        if op.agrees and self._outbox.is_led and completion.is_full(self.uses.tags, is_idle):
+        if op.is_mutual and self._outbox.is_led and completion.is_full(self.uses.tags, is_idle):
             self._is_full = True
             self._queued.appendleft(op)
             self._outbox.say(m.TagsUsed(view.epoch, self.uses.tags))
@@ -292,7 +292,7 @@ class Ops:
                 continue
             if op is not None and op.state is OpState.DONE:
                 self._commit(op)
-            elif op is not None and op.agrees and op.state is OpState.RUNNING:
+            elif op is not None and op.is_mutual and op.state is OpState.RUNNING:
                 op.move(OpState.COMMITTED)
                 self.heard.commit(ref)
             elif op is None or op.state is not OpState.COMMITTED:
@@ -353,11 +353,11 @@ class Ops:
                 entry.move(OpState.SETTLED)
         elif entry.state in UNDECIDED:
             entry.move(OpState.DONE)
-            if self.is_running and (not entry.agrees or entry.stall_reported):
+            if self.is_running and (not entry.is_mutual or entry.stall_reported):
                 assert entry.ref is not None
                 self._outbox.report_done(entry.ref)
 
-    def agreed(self, op: int) -> None:
+    def completed(self, op: int) -> None:
         """Commit an op because all participants are done, unless this peer has promised not to."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort or not self.is_running:
@@ -471,12 +471,12 @@ class Ops:
         view = self._view
         if view is None or not self.is_running:
             return
-        done = [ref for ref, op in self._undecided.items() if op.state in IS_DONE and not op.agrees]
+        done = [ref for ref, op in self._undecided.items() if op.state in IS_DONE and not op.is_mutual]
         if done:
             self._outbox.say(m.OpsDone(view.epoch, done))
         for op in self._undecided.values():
             op.stall_reported = False
-            if op.failure is not None and (op.has_voted_abort or op.state is OpState.REFUSED or not op.agrees):
+            if op.failure is not None and (op.has_voted_abort or op.state is OpState.REFUSED or not op.is_mutual):
                 self._tell_failure(op)
         for ref, failure in self.uses.promises.items():
             self._outbox.say(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))

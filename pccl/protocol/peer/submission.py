@@ -55,18 +55,18 @@ def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
         other, is_sender = op.pair
         participants = (view.peer, other) if is_sender else (other, view.peer)
     links = tuple(map(link_to, participants))
-    return _submission(view, op.op, ref, participants, links, op.agrees)
+    return _submission(view, op.op, ref, participants, links, op.is_mutual)
 
 
 def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
     """Return the submission of an op of the whole group that its participants complete by themselves, without its
     number, tag and use count. None: a link is missing."""
     links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
-    return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, agrees=True)
+    return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, is_mutual=True)
 
 
 def _submission(
-    view: View, op: int, ref: OpRef, participants: tuple[int, ...], links: tuple[int, ...], agrees: bool
+    view: View, op: int, ref: OpRef, participants: tuple[int, ...], links: tuple[int, ...], is_mutual: bool
 ) -> SubmitOp:
     return SubmitOp(
         op=op,
@@ -77,7 +77,7 @@ def _submission(
         world_size=len(participants),
         links=links,
         is_meshed=view.is_meshed,
-        agrees=agrees,
+        is_mutual=is_mutual,
         ring=view.ring,
         direct_limit=view.direct_limit,
         is_local=view.is_local,

@@ -38,7 +38,7 @@ class _TakenBack:
 
 def can_divide(launch: SubmitOp, spec: OpSpec) -> bool:
     """Return whether an op with arrays in memory can be in pieces: all peers meet its marker, if one has it so."""
-    if spec.collective is not Collective.ALL_REDUCE or not launch.agrees or not isinstance(spec.buffers, Buffers):
+    if spec.collective is not Collective.ALL_REDUCE or not launch.is_mutual or not isinstance(spec.buffers, Buffers):
         return False
     return 0 < piece_elements(spec.dtype.itemsize) < spec.buffers.count
 

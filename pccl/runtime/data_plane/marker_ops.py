@@ -39,7 +39,7 @@ class MarkerOps:
     def add(self, launch: SubmitOp, spec: OpSpec) -> None:
         """Submit the marker of an op. Errors as in `OpEngine.submit`."""
         number = next(self._numbers)
-        self._engine.submit(replace(launch, op=number, agrees=False), marker_of(spec))
+        self._engine.submit(replace(launch, op=number, is_mutual=False), marker_of(spec))
         self._markers[number] = _Marker(launch.op, launch.epoch)
 
     def op_of(self, number: int) -> int | None:

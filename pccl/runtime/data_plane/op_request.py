@@ -79,7 +79,7 @@ class OpRequest:
         request.link_next = links[(rank + 1) % world_size]
         self._rank_links = ffi.new("uint64_t[]", links) if launch.is_meshed else ffi.NULL
         request.rank_links = self._rank_links
-        request.awaits_completion = launch.agrees
+        request.awaits_completion = launch.is_mutual
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
 

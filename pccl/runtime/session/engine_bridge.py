@@ -58,7 +58,7 @@ class EngineBridge:
         self._reports: dict[type, Callable[[ps.Peer, Any], None]] = {
             events.OpHandedOver: self._op_handed_over,
             events.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
-            events.OpCompleted: lambda machine, event: machine.op_agreed(event.op),
+            events.OpCompleted: lambda machine, event: machine.op_completed(event.op),
             events.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
             events.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
             events.OpFrozen: lambda machine, event: machine.op_frozen(event.op),

@@ -31,7 +31,7 @@ class Rig:
         self.master = Master(RunState("run", options))
         self.now = 0.0
         self.effects: list[Effect] = []
-        """Of the last event."""
+        """Effects of the last event."""
         for group in groups:
             self.hello(group)
         if groups:
@@ -102,7 +102,8 @@ class Rig:
             self.answer()
 
     def told(self, peer: int) -> list[m.FromMaster]:
-        """Without the joint-call numbers, which tests/protocol/test_failover.py looks at."""
+        """Return what a peer was told, without the joint-call numbers, which tests/protocol/test_failover.py looks
+        at."""
         sent = [effect.message for effect in self.effects if isinstance(effect, Send) and effect.connection == peer]
         numbered = m.Install | m.JointResult
         return [msgspec.structs.replace(each, call_number=0) if isinstance(each, numbered) else each for each in sent]

@@ -25,7 +25,7 @@ CONNECTIONS = 4
 
 numbers = st.integers(0, 6)
 off = st.sampled_from([0, 0, 0, 0, 0, 1, -1])
-"""What is added to a number that would be right."""
+"""Numbers that are added to one that would be right."""
 tags = st.integers(0, 1)
 ops = st.lists(st.builds(OpRef, tags, tags), max_size=3)
 codes = st.sampled_from([*Result, 99, -1])
@@ -207,7 +207,7 @@ from_master: st.SearchStrategy[m.FromMaster] = st.one_of(
 @given(st.data())
 @settings(max_examples=200)
 def test_nothing_that_a_master_says_confuses_a_peer(data: st.DataObject) -> None:
-    """Its caller gets an answer to every call, and its engine every op back, whatever comes."""
+    """The peer's caller gets an answer to every call, and its engine every op back, whatever comes."""
     machine = ps.Peer(0, 1)
     machine.received(m.Welcome(1, "run", 1, 0))
     opened: set[int] = set()

@@ -62,7 +62,7 @@ def test_ops_of_one_message_are_committed_by_one() -> None:
 
 
 def test_verdicts_of_a_flush_are_told_again_with_every_preparation() -> None:
-    """Who has not heard of the first has heard of none."""
+    """A peer that has not heard of the first preparation has heard no verdict."""
     rig = Rig(0, 0, 0, 0)
     for peer in (1, 2, 3):
         rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
@@ -142,7 +142,7 @@ def test_who_does_not_answer_is_evicted() -> None:
 
 
 def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
-    """And only that: it has committed a lot."""
+    """Nothing else of the many ops that it has committed is told."""
     rig = Rig(0, 0, 0)
     rig.lose(3)
     rig.hear(1, m.FlushReply(flush_of(rig), [], [OpRef(TAG, 4), OpRef(TAG + 1, 0)]))

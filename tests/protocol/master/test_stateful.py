@@ -40,7 +40,7 @@ class Peer:
     group: int
     epoch: int = 0
     verdicts: dict[OpRef, bool] = field(default_factory=dict)
-    """Those of the present epoch."""
+    """Verdicts of the present epoch."""
     done: set[OpRef] = field(default_factory=set)
     history: list[dict[OpRef, bool]] = field(default_factory=list)
     """The verdicts of earlier epochs."""
@@ -84,7 +84,7 @@ class Peer:
 
 @dataclass
 class Member:
-    """What the model knows of an accepted or pending peer."""
+    """The model's knowledge of an accepted or pending peer."""
 
     group: int
     verdicts: dict[OpRef, bool] = field(default_factory=dict)
@@ -99,9 +99,9 @@ class Model:
         self.pending: list[int] = []
         self.rings: dict[int, list[int]] = {}
         self.done: dict[int, dict[OpRef, set[int]]] = {}
-        """By group, who is done with each op that has no verdict."""
+        """Peers that are done with each op that has no verdict, by group."""
         self.uses: dict[tuple[int, int], int] = {}
-        """By group and tag, how many uses have had their verdict in this epoch."""
+        """Number of uses that have had their verdict in this epoch, by group and tag."""
 
     @property
     def accepted(self) -> list[int]:

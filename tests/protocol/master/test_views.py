@@ -1,4 +1,4 @@
-"""How the master's machine takes a run from one view to the next: flush, prepare, install."""
+"""Changes of view at the master's machine: flush, prepare, install."""
 
 from __future__ import annotations
 

@@ -106,12 +106,12 @@ def meshed(outlives_masters: bool = False) -> Rig:
     return rig
 
 
-def agreed(rig: Rig, op: int) -> list[ps.Effect]:
-    rig.machine.op_agreed(op)
+def completed(rig: Rig, op: int) -> list[ps.Effect]:
+    rig.machine.op_completed(op)
     return rig.effects()
 
 
 def commit(rig: Rig, op: int) -> None:
     rig.launch(op)
     rig.done(op)
-    agreed(rig, op)
+    completed(rig, op)

@@ -11,7 +11,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
-from tests.protocol.peer.rig import ME, TAG, Rig, agreed, commit, meshed, of, said
+from tests.protocol.peer.rig import ME, TAG, Rig, commit, completed, meshed, of, said
 
 COMMITTED = [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
 
@@ -21,20 +21,20 @@ ABORT_VOTE_REQUEST = m.AbortVoteRequest(1, TAG, 0, Result.TIMEOUT, "late")
 
 def test_what_all_are_done_with_is_committed_without_a_word(mesh: Rig) -> None:
     (submitted,) = of(ps.SubmitOp, mesh.launch(1))
-    assert submitted.agrees
+    assert submitted.is_mutual
     assert mesh.done(1) == []
-    assert agreed(mesh, 1) == COMMITTED
+    assert completed(mesh, 1) == COMMITTED
 
 
 def test_own_commits_are_told_at_a_flush(mesh: Rig) -> None:
     for op in (1, 2, 3):
         mesh.launch(op)
         mesh.done(op)
-        agreed(mesh, op)
+        completed(mesh, op)
     mesh.launch(4)
     mesh.done(4)
     mesh.hear(m.Flush(8, 1))
-    assert agreed(mesh, 4) == [], "it comes too late to be committed by itself"
+    assert completed(mesh, 4) == [], "it comes too late to be committed by itself"
     mesh.machine.frozen(1)
     assert said(mesh.effects()) == [m.FlushReply(8, [OpRef(TAG, 3)], [OpRef(TAG, 2)])]
 
@@ -43,7 +43,7 @@ def test_a_promise_not_to_commit_is_kept(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
-    assert agreed(mesh, 1) == []
+    assert completed(mesh, 1) == []
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == COMMITTED
 
 
@@ -51,14 +51,14 @@ def test_a_promise_is_kept_of_what_is_launched_later(mesh: Rig) -> None:
     assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
     mesh.launch(1)
     mesh.done(1)
-    assert agreed(mesh, 1) == []
+    assert completed(mesh, 1) == []
     assert of(ps.EndOp, mesh.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))) == [ps.EndOp(1, False)]
 
 
 def test_who_is_asked_too_late_says_that_it_has_committed(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
-    agreed(mesh, 1)
+    completed(mesh, 1)
     assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, True)]
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == [], "it knows"
 
@@ -81,14 +81,14 @@ def test_who_gives_up_says_whether_others_may_have_committed(mesh: Rig, is_done:
     assert mesh.effects() == [ps.FreezeOp(1)]
     mesh.machine.op_frozen(1)
     assert said(mesh.effects()) == [m.OpFailed(1, TAG, 0, Result.TIMEOUT, "late", is_done)]
-    assert agreed(mesh, 1) == []
+    assert completed(mesh, 1) == []
 
 
 def test_what_all_are_done_with_before_it_is_frozen_is_committed(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     mesh.machine.cancel(1, Result.TIMEOUT, "late")
-    assert agreed(mesh, 1)[1:] == COMMITTED
+    assert completed(mesh, 1)[1:] == COMMITTED
     mesh.machine.op_frozen(1)
     assert mesh.effects() == []
 
@@ -127,7 +127,7 @@ def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> No
     mesh.machine.op_started(2, TAG, 1, 0.0)
     assert mesh.launch(3, tag=TAG + 1)
     assert mesh.done(2) == []
-    assert agreed(mesh, 2) == [ps.OpResult(2, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(2)]
+    assert completed(mesh, 2) == [ps.OpResult(2, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(2)]
     assert of(ps.SubmitOp, mesh.launch(4))[0].sequence == 2
 
 
@@ -149,4 +149,4 @@ def test_what_takes_long_is_told_until_it_is_over(mesh: Rig) -> None:
     mesh.machine.tick(STALL_AFTER_S)
     assert said(mesh.effects()) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
     assert said(mesh.done(1)) == [m.OpsDone(1, [OpRef(TAG, 0)])]
-    assert said(agreed(mesh, 1)) == [m.OpsOver(1, [OpRef(TAG, 0)])]
+    assert said(completed(mesh, 1)) == [m.OpsOver(1, [OpRef(TAG, 0)])]

@@ -17,7 +17,7 @@ from pccl.types import Result
 
 @dataclass
 class Ops:
-    """What is in flight."""
+    """The ops in flight."""
 
     tags: list[int] = field(default_factory=list)
     undecided: list[OpRef] = field(default_factory=list)

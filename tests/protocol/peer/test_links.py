@@ -74,7 +74,7 @@ def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> Non
 
 
 def test_links_have_connections_to_each_engine_thread() -> None:
-    """To begin with, where one is lost, and where a thread is held back."""
+    """A link has them to begin with, where one is lost, and where a thread is held back."""
     rig = Rig(may_grow=True, engine_threads=3)
     rig.hear(prepare([1, 2, 3], 1))
     assert rig.missing == {rig.links[1]: 3, rig.links[3]: 3}
@@ -112,7 +112,7 @@ def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:
 
 
 def test_dialer_that_begins_anew_is_believed(rig: Rig) -> None:
-    """It has lost a link that still seems to stand here."""
+    """The dialer has lost a link that still seems to stand here."""
     rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2))
     offered = rig.machine.link_offered(3, 2)
     effects = rig.effects()

@@ -122,7 +122,7 @@ def test_early_verdict_ends_with_its_ring(rig: Rig) -> None:
 
 
 def test_refusal_of_an_op_that_has_its_verdict(rig: Rig) -> None:
-    """Both may come of one batch: a launch that had to wait, and its abort."""
+    """A launch that had to wait and its abort may come of one batch."""
     rig.joint(5)
     rig.launch(1)
     effects = rig.hear(m.JointResult(5, Result.SUCCESS), m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))

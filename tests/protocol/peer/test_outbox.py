@@ -1,4 +1,4 @@
-"""What a peer says, and when it says nothing."""
+"""The peer's outbox: what is said, in which order, and when nothing is."""
 
 from __future__ import annotations
 

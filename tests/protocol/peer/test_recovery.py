@@ -1,4 +1,4 @@
-"""What a peer reports to the next master, whom it follows, and whom it believes."""
+"""A peer between two masters: what it reports to the next one, whom it follows, and whom it believes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
 from pccl.types import Result
-from tests.protocol.peer.rig import ME, TAG, Rig, agreed, meshed, prepare, said
+from tests.protocol.peer.rig import ME, TAG, Rig, completed, meshed, prepare, said
 
 
 def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
@@ -28,7 +28,7 @@ def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
 
 
 def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
-    """It may be in force elsewhere, until a newer one is here. The same master would have said so."""
+    """Such a view may be in force elsewhere, until a newer one is here. The same master would have said so."""
 
     def report(term: int, *in_force: int) -> m.RecoveryReport:
         rig.machine.master_lost("gone")
@@ -99,7 +99,7 @@ def test_what_was_promised_is_told_to_the_next_master() -> None:
     rig.machine.op_frozen(2)
     rig.done(3)
     rig.machine.master_lost("gone")
-    agreed(rig, 3)
+    completed(rig, 3)
     (follow,) = said(rig.hear(m.VoteRequest(2)))
     assert isinstance(follow, m.Vote)
     assert follow.report.commits == [OpRef(TAG + 2, 0)]

@@ -36,8 +36,8 @@ def test_small_group_links_all_pairs_but_needs_only_neighbours() -> None:
 
 
 def test_link_that_had_stood_is_made_anew_without_much_patience() -> None:
-    """By the one that dials. The other end is patient where the link is needed, for it cannot tell why nothing comes;
-    where it is not needed it need not be."""
+    """The end that dials has little patience. The other end has more where the link is needed, for it cannot tell why
+    nothing comes; where the link is not needed it need not have."""
     rig = Rig()
     for link in of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1))):
         assert (link.reach_s, link.timeout_s) == (5.0, 10.0)

@@ -26,7 +26,7 @@ MACHINE = (
     "op_ran",
     "op_started",
     "op_done",
-    "op_agreed",
+    "op_completed",
     "drain",
     "deadline",
     "plain_start",
