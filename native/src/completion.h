@@ -46,7 +46,7 @@ typedef struct pccl_completion {
     pccl_participant participants[];
 } pccl_completion;
 
-/* NULL without memory. The request is one that pccl_op_request_check has passed. */
+/* Makes the completion of a request that pccl_op_request_check has passed. NULL without memory. */
 pccl_completion *pccl_completion_create(const pccl_op_request *request);
 
 /* The op has ended: frees the completion, at once or when its last DONE has left. */

@@ -67,7 +67,6 @@ static pccl_conn_unacked *tx_note_unacked(pccl_conn *conn, const pccl_frame *fra
     return unacked;
 }
 
-/* What was recorded, if it counts. */
 static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
@@ -205,8 +204,8 @@ void pccl_conn_tx_drop(pccl_conn *conn)
 
 PCCL_STATIC_ASSERT((int)PCCL_CIPHER_IOV_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_record);
 
-/* As tx_gather, of records: those that are left, or else new ones of as much of the batch as they hold. 0: it cannot be
- * encrypted. */
+/* Gathers records to send: those that are left, or else new ones of as much of the batch as they hold. Returns how many
+ * parts they are in; 0: the batch cannot be encrypted. */
 static int tx_gather_records(pccl_conn *conn, struct iovec *iov, size_t *bytes)
 {
     if (conn->tx_encrypted_bytes == 0) {

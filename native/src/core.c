@@ -275,7 +275,7 @@ int pccl_core_settle(pccl_core *core)
     int is_more = core_send(core);
     while (!pccl_list_is_empty(&core->ops.ran))
         pccl_open_ops_end(&core->ops, PCCL_CONTAINER_OF(core->ops.ran.next, pccl_op, in_ran), PCCL_COMMIT_BY_ALL);
-    pccl_links_bury_lost(&core->links, &core->ops);
+    pccl_links_close_lost(&core->links, &core->ops);
     return is_more;
 }
 

@@ -1,9 +1,9 @@
-/* core.h: everything that the engine thread owns: links, ops, groups. It is single-threaded and has no thread; engine.c
- * calls it from one. Here are its commands and its loop; its parts are
+/* core.h: everything that the engine thread owns: links, ops, groups. It knows nothing of threads; engine.c calls it
+ * from one. Here are its commands and its loop; its parts are
  *
  *     links.h      links and their connections, and how they are taken away
  *     open_ops.h   ops, and how they stop, become done and end
- *     matching.h   how an op finds its like at other ranks
+ *     matching.h   how an op finds the same one of other ranks
  *     receiver.h   what frames do to ops
  *     groups.h     which epochs are over
  *
@@ -37,7 +37,7 @@ pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_eve
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 
-/* These take ownership of what they are given. `spare` is for a group not seen before. */
+/* The commands. They take ownership of what they are given; `spare` is for a group not seen before. */
 void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare);
 void pccl_core_link_close(pccl_core *core, uint64_t link);
 void pccl_core_link_count(pccl_core *core, uint64_t link); /* an event was promised */
@@ -51,17 +51,17 @@ void pccl_core_end(pccl_core *core, uint64_t op, int verdict);
 /* A connection's descriptor is ready. Frees nothing, so that a batch of events stays valid. */
 void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);
 
-/* Between batches: buries failed links, sends what can be sent. Nonzero if more can be sent at once. */
+/* Between batches: closes failed links, sends what can be sent. Nonzero if more can be sent at once. */
 int pccl_core_settle(pccl_core *core);
 
-/* NULL: none. After one nothing is read or sent any more. */
+/* Returns what this machine has failed with; NULL: nothing. After that nothing is read or sent any more. */
 const pccl_host_fault *pccl_core_fault(const pccl_core *core);
 
-/* For how long there is nothing to do on its own account; -1: for ever. Time is any clock that does not jump. */
+/* Returns for how long there is nothing to do without an event; -1: for ever. Time is any clock that does not jump. */
 int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms);
 void pccl_core_tick(pccl_core *core, int64_t now_ms);
 
-/* Of any thread. */
+/* These may be called from any thread. */
 void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms);
 void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);
 

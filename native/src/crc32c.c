@@ -91,7 +91,7 @@ static inline uint64_t load_8(const uint8_t *at)
     return value; /* the CPUs meant here are little-endian */
 }
 
-/* Three neighbouring pieces at once, then put together. */
+/* Three neighbouring parts at once, then put together. */
 TARGET_INSTRUCTION
 static uint32_t three(uint32_t r, const uint8_t *at, size_t piece_bytes, uint32_t (*table)[256])
 {

@@ -17,11 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The checksum of what `crc` is the checksum of, followed by these bytes. 0 is that of nothing. */
+/* Returns the checksum of the bytes that `crc` is the checksum of, followed by these; 0 is the checksum of nothing. */
 uint32_t pccl_crc32c(uint32_t crc, const void *data, size_t bytes);
 
-/* The same, and copies the bytes to where they are not wanted soon: by folding both are one pass, which writes past
- * the caches. */
+/* Does the same, and copies the bytes to where they are not wanted soon: by folding both are one pass, which writes
+ * past the caches. */
 uint32_t pccl_crc32c_copy(uint32_t crc, void *to, const void *from, size_t bytes);
 
 /* For tests and benchmarks. */

@@ -1,7 +1,7 @@
 /* direct_plan.h: who sends which segment (tiling.h) to whom, and in which order shares are folded, where
  * every rank is linked with every other. No I/O, no state.
  *
- * World W. Rank c owns chunk c, and a segment of it makes two kinds of hops:
+ * With W ranks, rank c owns chunk c, and a segment of it makes two kinds of hops:
  *
  *     hop 0 .. W-1   share: rank `hop` sends its elements to the owner, which folds all ranks' shares.
  *     hop W          final: the owner sends the result to every other rank.
@@ -36,16 +36,16 @@
 
 #include "base.h"
 
-/* Whose share comes first, and after that of `rank`: W when all are folded. */
+/* Returns the rank whose share is folded first, and after that of `rank`; W: all are folded. */
 uint32_t pccl_direct_first_turn(uint32_t owner);
 uint32_t pccl_direct_next_turn(uint32_t owner, uint32_t rank);
 
-/* Slots that the shares of one segment may need while they wait, and that of `rank`, whose turn is not the
- * first unless it is quantized. */
+/* Returns how many slots the shares of one segment may need while they wait, and which of them is for the share of
+ * `rank`, whose turn is not the first unless it is quantized. */
 uint32_t pccl_direct_waiting_slots(uint32_t world_size, int is_quantized);
 uint32_t pccl_direct_waiting_slot(uint32_t owner, uint32_t rank, int is_quantized);
 
-/* The i-th of the W - 1 ranks that this one serves. */
+/* Returns the i-th of the W - 1 ranks that this one serves. */
 uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i);
 
 #endif

@@ -1,5 +1,5 @@
-/* egress.h: the limit that the links which lead far away share, and those that wait for their turns. See
- * egress_scheduler.h. */
+/* egress.h: the state of the egress scheduler (egress_scheduler.h): the limit that links to other machines share, and
+ * the links that wait for their turns. */
 #ifndef PCCL_EGRESS_H
 #define PCCL_EGRESS_H
 
@@ -16,13 +16,13 @@ typedef struct {
 /* fixed_rate: bytes per second; 0: what is measured counts. */
 void pccl_egress_init(pccl_egress *egress, uint64_t fixed_rate);
 
-/* Whether a link like this one is among those that share the limit, if there is one. */
+/* Nonzero if a link like this one is among those that share the limit, if there is one. */
 int pccl_egress_carries(const pccl_egress *egress, int is_local, uint64_t round_trip_us);
 
-/* Whether segments of such a link wait for turns. */
+/* Nonzero if segments of such a link wait for turns. */
 int pccl_egress_is_limiting(const pccl_egress *egress, int is_local, uint64_t round_trip_us);
 
-/* Whether there is anything to come back for in a millisecond. */
+/* Nonzero if there is anything to come back for in a millisecond. */
 static inline int pccl_egress_is_waiting(const pccl_egress *egress) { return !pccl_list_is_empty(&egress->waiting); }
 
 #endif

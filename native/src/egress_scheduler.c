@@ -66,7 +66,7 @@ static void egress_measure(pccl_egress *egress, const pccl_list *links, int64_t 
     }
 }
 
-/* Of those that can take a turn now, the link that has least under way. NULL: none can. */
+/* Returns the link that has least under way of those that can take a turn now. NULL: none can. */
 static pccl_link *egress_next(pccl_egress *egress)
 {
     pccl_link *next = NULL;

@@ -1,4 +1,4 @@
-/* egress_scheduler.h: the links that lead far away, as far as they share what this machine can send.
+/* egress_scheduler.h: which link may send next, where links to other machines share what this one can send.
  *
  * As long as there is no limit (pacer.h), a link sends whenever it has something to send and a connection is free.
  * With a limit, all but segments still goes like that. A link that has segments, and a connection free for them, waits
@@ -17,7 +17,7 @@
 /* Every now and then, after all links (pccl_link.in_links) were looked at. */
 void pccl_egress_tick(pccl_egress *egress, const pccl_list *links);
 
-/* Whenever something may have gone on: measures, and gives turns. */
+/* Measures, and gives turns; to be called whenever something may have changed. */
 void pccl_egress_send(pccl_egress *egress, const pccl_list *links);
 
 #endif

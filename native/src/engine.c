@@ -118,7 +118,7 @@ static void engine_note_wake(pccl_engine *engine, int error)
         engine->wake_error = error;
 }
 
-/* What this machine lacks, if anything. */
+/* Returns the failure of this machine, if there is one. */
 static int engine_find_fault(pccl_engine *engine, pccl_host_fault *fault)
 {
     const pccl_host_fault *of_core = pccl_core_fault(engine->core);
@@ -141,7 +141,7 @@ static int engine_find_fault(pccl_engine *engine, pccl_host_fault *fault)
     return fault->system_error != 0;
 }
 
-/* Whether the engine has to end. Its owner is told once. */
+/* Nonzero if the engine has to end, of which it posts an event once. */
 static int engine_is_over(pccl_engine *engine)
 {
     pccl_host_fault fault;
@@ -441,7 +441,7 @@ int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
     return 0;
 }
 
-/* Of one id, answered by so many events at the most. 0 with the command to be given, or a status. */
+/* Makes a command about one id, which so many events answer at most. 0 with the command, or a status. */
 static int command_prepare(
     pccl_engine *engine, enum command_kind kind, uint64_t id, unsigned events, command **prepared)
 {

@@ -1,8 +1,8 @@
-/* event_queue.h: what the engine thread has to tell, until the caller collects it.
+/* event_queue.h: the engine's events, until its owner collects them.
  *
- * A queue of events must not lose one, and the engine thread has nobody to tell that it ran out of memory. So
- * whoever starts something that will have an event promises it first, where failing is still possible; every
- * post redeems a promise, and one that will not be used is released. Any thread may call. */
+ * The queue must not lose an event, and the engine thread has nobody to whom it could say that it ran out of memory. So
+ * whoever starts something that will have an event promises it first, which allocates and can still fail; every post
+ * redeems a promise, and one that will not be used is released. Any thread may call. */
 #ifndef PCCL_EVENT_QUEUE_H
 #define PCCL_EVENT_QUEUE_H
 
@@ -16,10 +16,11 @@ void pccl_event_queue_destroy(pccl_event_queue *queue);
 int pccl_event_queue_promise(pccl_event_queue *queue, unsigned count); /* 0 or PCCL_E_MEMORY */
 void pccl_event_queue_release(pccl_event_queue *queue, unsigned count);
 void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event);
-/* To be found with the next one, or when they are many. */
+
+/* Posts an event that wakes nobody: it is found with the next one, or when there are many. */
 void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *event);
 
-/* An errno: nobody can be woken any more. */
+/* Returns 0, or an errno: nobody can be woken any more. */
 int pccl_event_queue_error(pccl_event_queue *queue);
 
 int pccl_event_queue_fd(const pccl_event_queue *queue); /* readable while events wait */

@@ -10,13 +10,13 @@ typedef struct pccl_fd_registry pccl_fd_registry;
 pccl_fd_registry *pccl_fd_registry_create(void);
 void pccl_fd_registry_destroy(pccl_fd_registry *registry);
 
-int pccl_fd_registry_add(pccl_fd_registry *registry, int fd); /* -1: the number is beyond what is kept */
+int pccl_fd_registry_add(pccl_fd_registry *registry, int fd); /* -1: the number is too large */
 
 /* Shuts the socket down first, so that a child forked just now, with a copy it knows nothing of, does not
  * keep the connection alive. */
 void pccl_fd_registry_close(pccl_fd_registry *registry, int fd);
 
-/* In a forked child: closes every copy, without shutting anything down. */
+/* Closes, in a forked child, every copy, without shutting anything down. */
 void pccl_fd_registry_forget(pccl_fd_registry *registry);
 
 #endif

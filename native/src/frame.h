@@ -80,28 +80,28 @@ typedef struct {
 
 void pccl_frame_encode(const pccl_frame *frame, uint8_t *header);
 
-/* NULL if these are a header as it was sent, or what tells that they are not: damage on the way, or something
- * other than this version of ours at the other end. */
+/* Returns NULL if these bytes are a header as it was sent, or else what is wrong: damage on the way, or another version
+ * or program at the other end. */
 const char *pccl_frame_verify(const uint8_t *header);
 
-/* Of a verified header: NULL, or the rule that it breaks: it comes from the network and may hold anything. What
- * is right was checked only as far as a header can be without its op. */
+/* Decodes a verified header, which comes from the network and may hold anything. Returns NULL, or the rule that it
+ * breaks, as far as a header can be checked without its op. */
 const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame);
 
-/* For tests: makes a changed header one that verifies. */
+/* Sets the checksum of the header itself, which makes a changed one verify, for tests. */
 void pccl_frame_set_header_crc(uint8_t *header);
 
-/* PCCL_KEY_BYTES, as in a header. */
+/* A key as PCCL_KEY_BYTES, which it is in a header. */
 void pccl_op_key_encode(const pccl_op_key *key, uint8_t *bytes);
 pccl_op_key pccl_op_key_decode(const uint8_t *bytes);
 
-/* Of a DONE frame. */
+/* Returns how many keys a DONE frame has. */
 static inline uint32_t pccl_frame_keys(const pccl_frame *frame) { return 1 + frame->payload_bytes / PCCL_KEY_BYTES; }
 
 int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b);
 int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b);
 
-/* Whether all elements come from one rank. */
+/* Nonzero if all elements come from one rank. */
 static inline int pccl_op_shape_has_root(const pccl_op_shape *shape)
 {
     return shape->collective == PCCL_BROADCAST || shape->collective == PCCL_SEND;

@@ -1,8 +1,8 @@
-/* groups.h: the epochs of each group that ops name.
+/* groups.h: which epochs of a group are over.
  *
  * A group's number and epochs come from the caller; a group is known from the first op or freeze that names it, and for
  * ever. An epoch is over when it is frozen, or when an op of a later one has been submitted: what peers announce of it
- * then is of no use to anybody. */
+ * after that is of no use to anybody. */
 #ifndef PCCL_GROUPS_H
 #define PCCL_GROUPS_H
 

@@ -1,4 +1,4 @@
-/* heartbeat.c: heartbeats, and who has fallen silent: a failure detector with one timeout.
+/* heartbeat.c: a failure detector with one timeout: it sends heartbeats, and reports peers that have fallen silent.
  *
  * A process that is killed has its connections closed by its system, and is found at once. One that is stopped,
  * whose machine lost its power, or whose cable was pulled says nothing at all, and nothing that TCP offers finds it
@@ -20,8 +20,9 @@
  * TCP_THIN_LINEAR_TIMEOUTS keeps that timer short, for connections with few packets on their way. Nagle's algorithm
  * sees to that: there is one at a time.
  *
- * What heartbeats say is that somebody is there to be talked to, so they may vouch for the loop that does the talking
- * (pccl_heartbeat_vouch): who stands still for too long is not heard any more, and is found like one that was stopped.
+ * Heartbeats say that somebody is there to be talked to, so they may vouch for the loop that does the talking
+ * (pccl_heartbeat_vouch): a process whose loop stands still for too long is not heard any more, and is found like one
+ * that was stopped.
  * A loop in an interpreter may stand still for two reasons. Somebody else lets nobody in: that passes, and is tolerated
  * for long (hold_ms). Or the loop itself is stuck, in a write to a full pipe, say, and does not come back: then other
  * threads do get in, of which one has looked LOOKS_MIN times since, and much less is tolerated (still_ms).
@@ -112,7 +113,7 @@ static void heartbeat_report(pccl_heartbeat *heartbeat, heartbeat_connection *fo
     pccl_list_append(&heartbeat->reported, &found->in_list);
 }
 
-/* 1 while the connection is open. */
+/* Reads what has come. Nonzero while the connection is open. */
 static int heartbeat_hear(pccl_heartbeat *heartbeat, heartbeat_connection *from)
 {
     uint8_t bytes[READ_BYTES];
@@ -152,7 +153,7 @@ static void heartbeat_note_progress(pccl_heartbeat *heartbeat, int64_t now_ms)
     heartbeat->progressed_ms = now_ms;
 }
 
-/* Whether there is anything to vouch for. */
+/* Nonzero if there is a loop to vouch for. */
 static int heartbeat_goes_on(pccl_heartbeat *heartbeat, int64_t now_ms, int was_away)
 {
     if (heartbeat->progress == NULL)
@@ -206,7 +207,8 @@ static int heartbeat_make_room(pccl_heartbeat *heartbeat, size_t count)
     return 1;
 }
 
-/* What to poll until the next turn; connections that there is no memory for are only looked at in turns. */
+/* Makes the list of descriptors to poll until the next turn. Connections for which there is no memory in it are only
+ * looked at in turns. */
 static nfds_t heartbeat_watch(pccl_heartbeat *heartbeat)
 {
     nfds_t count = 1;

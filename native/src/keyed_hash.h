@@ -8,7 +8,7 @@
 
 uint64_t pccl_keyed_hash(const uint64_t *words, size_t count);
 
-/* Under this key, for tests: of the words as their little-endian bytes. */
+/* Hashes the words, as their little-endian bytes, under this key; for tests. */
 uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words, size_t count);
 
 #endif

@@ -1,6 +1,6 @@
-/* libcrypto.h: what is used of OpenSSL's libcrypto, version 3, which is looked for when it is first needed: neither
- * building nor running needs it. Without it whatever is encrypted fails with a text that says so, and the engine runs
- * as well as ever. Thread-safe. */
+/* libcrypto.h: the functions that are used of OpenSSL's libcrypto, version 3, which is loaded when it is first needed:
+ * neither building nor running needs it. Without it whatever has to be encrypted fails with a text that says so, and
+ * everything else works. Thread-safe. */
 #ifndef PCCL_LIBCRYPTO_H
 #define PCCL_LIBCRYPTO_H
 
@@ -32,10 +32,10 @@ typedef struct {
     void (*error_clear)(void);
 } pccl_libcrypto;
 
-/* NULL with the reason in `error`: it is not there or lacks something. */
+/* Returns the functions, or NULL with the reason in `error`: the library is not there or lacks something. */
 const pccl_libcrypto *pccl_libcrypto_get(char *error, size_t error_bytes);
 
-/* For tests: 0 if a library of this name would do, else -1 with the reason in `error`. */
+/* Returns 0 if a library of this name would do, else -1 with the reason in `error`. For tests. */
 int pccl_libcrypto_probe(const char *library, char *error, size_t error_bytes);
 
 #endif

@@ -13,7 +13,7 @@ static void link_add_credit(pccl_link *link, pccl_conn *conn)
     pccl_conn_add(conn, &frame, NULL, NULL, 0);
 }
 
-/* All that wait, up to what a frame holds. */
+/* Sends the DONEs that wait, up to what a frame holds. */
 static void link_add_dones(pccl_link *link, pccl_conn *conn)
 {
     pccl_op_key keys[PCCL_DONE_KEYS_MAX];
@@ -48,7 +48,7 @@ static void link_add_announcement(pccl_link *link, pccl_conn *conn)
     pccl_conn_add(conn, &frame, NULL, peer->op, 0);
 }
 
-/* The next unacknowledged frame of a lost connection; nothing if it is not of use any more. */
+/* Sends the next unacknowledged frame of a lost connection again, unless it is of no use any more. */
 static void link_add_again(pccl_link *link, pccl_conn *conn)
 {
     pccl_conn *lost = PCCL_CONTAINER_OF(link->resends.next, pccl_conn, in_resend);
@@ -109,7 +109,7 @@ static void link_add_segment(pccl_link *link, pccl_conn *conn)
         pccl_list_append(&link->active_ops, &peer->in_active);
 }
 
-/* Whether segments wait for turns. */
+/* Nonzero if the link's segments wait for turns. */
 static int link_is_limited(const pccl_link *link)
 {
     return !link->is_failed && pccl_egress_is_limiting(&link->host->egress, link->is_local, link->round_trip_us);
@@ -128,7 +128,7 @@ static int link_has_work(const pccl_link *link)
            !pccl_list_is_empty(&link->dones) || !pccl_list_is_empty(&link->ready_ops) || link_may_send_segments(link);
 }
 
-/* Where there are several connections they had better share what there is: each has a window of its own. */
+/* Fills a connection with segments. Several connections share what there is, since each has a window of its own. */
 static void link_fill(pccl_link *link, pccl_conn *conn)
 {
     enum { BATCH_BYTES_MAX = 256 << 10, BATCH_BYTES_MIN = 32 << 10 };
@@ -183,7 +183,8 @@ static int link_waits_for_turns(const pccl_link *link)
     return !link->is_failed && !pccl_list_is_empty(&link->active_ops) && !pccl_list_is_empty(&link->free_conns);
 }
 
-/* Of the free ones, that which has least under way, without those to which the system would only add. */
+/* Returns the free connection that has least under way, leaving out those on which the system has not even sent what it
+ * was given. */
 static pccl_conn *link_next_conn(const pccl_link *link)
 {
     enum { UNSENT_BYTES_MAX = 64 << 10 };

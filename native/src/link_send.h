@@ -11,8 +11,8 @@
 #include "conn.h"
 #include "link.h"
 
-/* Whether the link can take a turn of the egress scheduler. NEVER: it has no segments, or no connection for them, and
- * will come again. */
+/* Can the link take a turn of the egress scheduler? NEVER: it has no segments, or no connection for them, and will ask
+ * again. */
 enum pccl_link_turn { PCCL_TURN_NEVER, PCCL_TURN_LATER, PCCL_TURN_NOW };
 enum pccl_link_turn pccl_link_turn(const pccl_link *link);
 

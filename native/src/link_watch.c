@@ -39,8 +39,8 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
     return has_more;
 }
 
-/* Since the last look: for most of the time, and of that for most by its window. Inside a machine more connections do
- * not help. */
+/* Nonzero if the connection was busy for most of the time since the last look, and held back by its window for most of
+ * that. Inside a machine more connections do not help. */
 static int conn_is_limited(const pccl_conn *conn, pccl_tcp_limits before)
 {
     enum { BUSY_US_MIN = 50000 };

@@ -110,7 +110,7 @@ void pccl_links_remove(pccl_links *links, pccl_open_ops *ops, pccl_link *link)
     pccl_link_destroy(link);
 }
 
-void pccl_links_bury_lost(pccl_links *links, pccl_open_ops *ops)
+void pccl_links_close_lost(pccl_links *links, pccl_open_ops *ops)
 {
     pccl_list *next;
     for (pccl_list *node = links->host->lost_conns.next; node != &links->host->lost_conns; node = next) {

@@ -1,7 +1,7 @@
 /* links.h: the links of an engine: how they are found, and how lost connections and failed links are taken away.
  *
  * pccl_conn_lose and pccl_link_fail only note a loss, since whoever calls them may still point to the connection.
- * Between batches of events, when nobody does, pccl_links_bury_lost closes descriptors and posts CONNECTION_LOST and
+ * Between batches of events, when nobody does, pccl_links_close_lost closes descriptors and posts CONNECTION_LOST and
  * LINK_LOST. A failed link stays known, without connections, until the caller closes it: a link's number is never used
  * twice. */
 #ifndef PCCL_LINKS_H
@@ -28,13 +28,13 @@ void pccl_links_free(pccl_links *links, pccl_open_ops *ops); /* removes all */
 
 pccl_link *pccl_links_find(const pccl_links *links, uint64_t id); /* NULL: none */
 
-/* Takes the link and all its connections away, without an event. */
+/* Removes the link and all its connections, without an event. */
 void pccl_links_remove(pccl_links *links, pccl_open_ops *ops, pccl_link *link);
 
 /* Posts one of the events that were promised for the link. */
 void pccl_links_post(pccl_links *links, pccl_link *link, const pccl_event *event);
 
-/* Closes what was lost since the last call, and tells of it. */
-void pccl_links_bury_lost(pccl_links *links, pccl_open_ops *ops);
+/* Closes what was lost since the last call, and posts the events. */
+void pccl_links_close_lost(pccl_links *links, pccl_open_ops *ops);
 
 #endif

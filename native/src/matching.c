@@ -139,7 +139,7 @@ static void op_note_mismatch_buffered(pccl_open_ops *ops, pccl_op *op, pccl_unex
     pccl_match_note_mismatch(ops, op, link, &theirs);
 }
 
-/* Takes up what the peer has announced before. */
+/* Takes up what the peer has announced before the op was submitted here. */
 static void peer_meet(pccl_open_ops *ops, pccl_op_peer *peer)
 {
     pccl_op *op = peer->op;
@@ -182,7 +182,7 @@ static void op_meet_others(pccl_open_ops *ops, pccl_op *op)
     }
 }
 
-/* Where the op uses the link: announces the op there, and finds what was announced. A mismatch with one peer
+/* Announces the op on the link, if it uses it, and finds what was announced there. A mismatch with one peer
  * must not keep the others from hearing of the op. */
 void pccl_match_attach(pccl_open_ops *ops, pccl_op *op, pccl_link *link)
 {

@@ -4,9 +4,12 @@
  * announced the same op. A small op sends first and asks later (EAGER, MPI's eager protocol): its announcement to a
  * target carries payload. What comes before its op is submitted here waits in the unexpected queue (unexpected.h).
  *
- * Two descriptions of an op have to be the same; otherwise it becomes a mismatch. A mismatch with one peer must not
- * keep the others from hearing of the op, and a rank whose description differs has to hear of it even where nobody
- * would announce anything to it (pccl_match_contradict). */
+ * Two descriptions of one op have to be the same; otherwise it becomes a mismatch, and everybody has to find out:
+ *
+ *   1. A mismatch with one peer does not keep the others from hearing of the op, because they could not tell it from an
+ *      op that has not been submitted yet.
+ *   2. A rank whose description differs hears of it even where nobody would announce anything to it
+ *      (pccl_match_contradict), because it would wait for ever. */
 #ifndef PCCL_MATCHING_H
 #define PCCL_MATCHING_H
 
@@ -14,10 +17,10 @@
 #include "links.h"
 #include "open_ops.h"
 
-/* Announces the op wherever there is a link for it, and takes up what was announced before. */
+/* Announces the op wherever there is a link for it, and takes up what peers have announced before. */
 void pccl_match_attach_all(pccl_open_ops *ops, const pccl_links *links, pccl_op *op);
 
-/* The same with one link. */
+/* Does the same with one link. */
 void pccl_match_attach(pccl_open_ops *ops, pccl_op *op, pccl_link *link);
 
 /* A target has announced the same op. */

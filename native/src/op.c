@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where one rank has all elements they are one chunk. */
+/* Elements that come from one rank are one chunk. */
 static uint32_t shape_chunks(const pccl_op_shape *shape)
 {
     return pccl_op_shape_has_root(shape) ? 1 : shape->world_size;
 }
 
-/* Whether a ring may leave a rank with all that it gets, and its neighbour heard, while others have not begun. */
+/* Nonzero if a rank of a ring may have all that it gets, and have heard its neighbour, while others have not begun. */
 static int shape_may_end_early(const pccl_op_shape *shape)
 {
     return pccl_op_shape_has_root(shape) || shape->count < shape->world_size || shape->last_slice > 0;

@@ -1,41 +1,35 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
- * Theory of operation (tiling.h has the vocabulary). What goes to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, op_spread.c, which only moves. The first two know a segment in two forms. A partial one
- * does not hold all ranks' elements yet: it is reduced, piece by piece as it comes off the socket, while it is in
- * cache. A final one is received straight into recv. Each chunk has one rank that finishes it, and averages if so
- * asked.
+ * Theory of operation (tiling.h has the vocabulary). Who sends what to whom when is the algorithm's: op_ring.c and
+ * op_direct.c, which reduce, and op_spread.c, which only moves. The first two know a segment in two forms. A partial
+ * one does not hold all ranks' elements yet: it is reduced as it comes off the socket, while it is in cache. A final
+ * one is received straight into recv. Each chunk has one rank that finishes it, and averages if so asked.
  *
- * Nothing is allocated once the op exists.
+ * Files. op.c makes and ends ops, op_request.h checks what is asked for, op_originals.h keeps what an abort puts back,
+ * op_slots.h has the memory beside the caller's, op_segments.c takes segments in and out, and op_algorithm.h is what
+ * these and the algorithms have to do with each other. Nothing is allocated once the op exists.
  *
- * A rank's own elements that belong into a separate recv are copied there when they are first sent, while they are
- * in cache.
+ * Buffers. A rank's own elements that belong into a separate recv are copied there when they are first sent, while they
+ * are in cache. In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with
+ * honest peers nothing else can happen, and so no range is overwritten while it waits to be sent.
  *
- * In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with honest peers
- * nothing else can happen, and so no range is overwritten while it waits to be sent.
+ * Quantization. A quantized segment travels as pccl_kernel_quantize makes it and has a slot in the op's scratch for
+ * that form. The rank that finishes a segment also takes what its own encoding decodes to, so that all ranks have
+ * decoded the same bytes.
  *
- * In place (send == recv) the original of a segment is copied to `backup` before it is overwritten; an abort
- * copies what was saved back. A segment that is sent is saved then, and one that is reduced into is saved
- * piece by piece: each time the original has to come into the cache anyway.
+ * Scratch is bounded. An op whose segments have no slots each has them take turns: segment s of a chunk uses that of
+ * s - n, where n is a window that is the same on all ranks, because it follows from the shape and the bound.
+ * direct_plan.h and ring_plan.h say why whoever has to wait finds out by itself: finals that come in open the window.
  *
- * Quantized, a segment travels as pccl_kernel_quantize makes it and has a slot in the op's scratch for that
- * form. The rank that finishes a segment also keeps what its own encoding decodes to: everyone decodes the
- * same bytes.
- *
- * Scratch is bounded. An op whose segments have no slots each has them take turns: segment s of a chunk uses
- * that of s - n, where n is a window that is the same on all ranks, because it follows from the shape and the
- * bound. direct_plan.h and ring_plan.h say why whoever has to wait does so on their own account, without
- * being told: finals that come in open the window.
- *
- * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its
- * READY says that it has submitted the same op. Until then it may get an eager frame: all that it gets on
+ * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its READY says
+ * that it has submitted the same op. Until then it may get an eager frame (MPI's eager protocol): all that it gets on
  * the first hop if that is one segment, or, on another machine, the first segments of several, which have to lie one
- * after the other, so that there is something on its way while announcements are (link.h has the limits). An op is done
- * when all of recv is final and all whom it sends to have been heard, so that nothing about it comes later.
+ * after the other, so that there is something on its way while announcements are (link.h has the limits).
  *
- * So whoever is done knows that all ranks have submitted the op: their elements are in the result, or all were heard.
- * Around a ring neither need be, if elements come from one rank or are too few for all, or for all to be in a slice:
- * there every rank announces the op to every other one, too, where there are the links for that. */
+ * An op is done when all of recv is final and all to whom it sends have been heard, so that nothing about it comes
+ * later. Then all ranks have submitted it: their elements are in the result, or all were heard. Around a ring neither
+ * need be, if elements come from one rank or are too few for all, or for all to be in a slice: there every rank
+ * announces the op to every other one, too, where there are the links for that. */
 #ifndef PCCL_OP_H
 #define PCCL_OP_H
 
@@ -66,7 +60,7 @@ typedef struct {
     uint8_t has_finals;
 } pccl_op_ring;
 
-/* Of the own chunk, with its n segments. */
+/* The state of the rank's own chunk, with its n segments. */
 typedef struct {
     uint32_t *turns; /* n: whose share is to be folded next */
     uint32_t *finals; /* n: segments in the order in which they became final */
@@ -149,22 +143,22 @@ typedef struct {
     uint8_t is_waiting; /* direct: stored until its turn comes */
 } pccl_op_inbound;
 
-/* 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. All ranks must be given the same scratch_bytes_max. */
+/* Returns 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. All ranks must be given the same scratch_bytes_max. */
 int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **op);
 
-/* Touches neither send nor recv. */
+/* Frees the op. Touches neither send nor recv. */
 void pccl_op_destroy(pccl_op *op);
 
-/* With one rank the result is the input. */
+/* Does an op of one rank, whose result is its input. */
 void pccl_op_run_alone(pccl_op *op);
 
-/* No more segments in or out. Those that are half-way are the connections' to let go. */
+/* Lets no more segments in or out. Those that are half-way are for the connections to give up. */
 void pccl_op_stop(pccl_op *op);
 
 /* Puts back what was overwritten in place. */
 void pccl_op_restore(pccl_op *op);
 
-/* Where what lay in an op's buffers lies since it was moved. */
+/* Where an op's buffers were, and where they are since they were moved. */
 typedef struct {
     const uint8_t *send;
     size_t send_bytes;
@@ -174,25 +168,26 @@ typedef struct {
     uint8_t *new_recv;
 } pccl_op_move;
 
-/* Goes on in other buffers, and leaves its own as they were, but for a separate recv. Who holds pointers into them has
- * to follow. */
+/* Makes the op go on in other buffers, and leaves its own as they were at submit, except a separate recv. Whoever holds
+ * pointers into them has to follow, with pccl_op_moved. */
 pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv);
 const uint8_t *pccl_op_moved(const pccl_op_move *move, const uint8_t *at);
 
-/* Puts back what was overwritten in place, and has no buffers any more. The op has been stopped, and no connection
+/* Puts back what was overwritten in place, and leaves the op without buffers. It has been stopped, and no connection
  * knows of it. */
 void pccl_op_drop_buffers(pccl_op *op);
 
-/* The op's source or target behind a link, or NULL. */
+/* Returns the op's source or target behind a link, or NULL. */
 pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id);
 pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
 
-/* Payload bytes that the op sends in all, if none has to be sent twice. */
+/* Returns the payload bytes that the op sends in all, if none has to be sent twice. */
 uint64_t pccl_op_tx_bytes_planned(const pccl_op *op);
 
+/* The target has submitted the same op. */
 void pccl_op_heard(pccl_op_peer *target);
 
-/* Whether nothing is missing that DONE waits for. */
+/* Nonzero if nothing is missing that DONE waits for. */
 int pccl_op_is_complete(const pccl_op *op);
 
 int pccl_op_has_sendable(const pccl_op_peer *target);
@@ -207,7 +202,7 @@ int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max);
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-/* Payload bytes of a segment that comes from the source on the first hop; 0 if there is no such segment. */
+/* Returns the payload bytes of a segment that comes from the source on the first hop; 0 if there is no such segment. */
 uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment);
 
 /* The payload of an EAGER frame from the source has to be whole segments, from the first on: NULL, or the rule that it
@@ -218,8 +213,8 @@ const char *pccl_op_check_eager(const pccl_op_peer *source, uint32_t payload_byt
  * that it breaks. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
-/* `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum goes on in
- * `payload_crc`, unless it is NULL. */
+/* Reduces `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum
+ * goes on in `payload_crc`, unless it is NULL. */
 void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, const uint8_t *payload, size_t elements,
     uint32_t *payload_crc);
 
@@ -227,7 +222,7 @@ void pccl_op_reduce(pccl_op *op, const pccl_op_inbound *inbound, size_t first, c
  * of it was reduced does no harm: reducing takes the own elements from where they still are. */
 void pccl_op_retract(pccl_op_peer *source, const pccl_op_inbound *inbound);
 
-/* A target's announcement was in a frame that is retracted. */
+/* Takes back pccl_op_heard: the target's announcement was in a frame that is retracted. */
 void pccl_op_unheard(pccl_op_peer *target);
 
 /* All of the payload is there. Nonzero if that has added to what is sendable. */

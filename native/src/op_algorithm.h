@@ -18,32 +18,33 @@ enum pccl_op_segment_state {
 #define PCCL_NO_CHUNK UINT32_MAX
 
 typedef struct pccl_op_algorithm {
-    /* peers, tiling, slot_bytes and backup are there. Takes slots. 0 or a status; what else was taken is for
+    /* Takes slots; peers, tiling, slot_bytes and backup are there. 0 or a status; what was taken by then is for
      * `close`. */
     int (*open)(pccl_op *op);
     void (*close)(pccl_op *op);
     void (*stop)(pccl_op *op);
 
-    /* How often a chunk goes out, in whatever form. */
+    /* Returns how often a chunk goes out, in whatever form. */
     uint32_t (*sends)(const pccl_op *op, uint32_t chunk);
 
     int (*has_sendable)(const pccl_op_peer *target);
     const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-    /* The chunk that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is the first
-     * to be taken. */
+    /* Returns the chunk that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is
+     * the first to be taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
-    /* Where it has several, how many may go together: so many are taken first, and lie one after the other. */
+    /* Returns how many of its segments may go together, where it has several: so many are taken first, and lie one
+     * after the other. */
     uint32_t (*first_at_once)(const pccl_op_peer *target);
 
-    /* Of a frame from the source on the first hop. */
+    /* Sets the chunk and hop of a frame from the source on the first hop. */
     void (*first_hop)(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop);
 
-    /* Whether that hop carries a final segment. Only asked of what reduces. */
+    /* Nonzero if that hop carries a final segment. Only asked of algorithms that reduce. */
     int (*is_final_hop)(const pccl_op *op, uint32_t hop);
 
-    /* What pccl_op_accept has filled in is index, range, payload_bytes and from. */
+    /* pccl_op_accept has filled in index, range, payload_bytes and from. */
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
     /* The reduction lacks what follows from the algorithm: the destination, its checksum, what is divided. */
     void (*reduce)(
@@ -58,7 +59,7 @@ extern const pccl_op_algorithm pccl_op_spread_algorithm;
 
 static inline int pccl_op_is_quantized(const pccl_op *op) { return op->request.shape.quantization != PCCL_QUANT_NONE; }
 
-/* What is overwritten has to be put back on abort. */
+/* Nonzero if the op overwrites what an abort has to put back. */
 static inline int pccl_op_is_in_place(const pccl_op *op)
 {
     const pccl_op_request *request = &op->request;
@@ -67,7 +68,7 @@ static inline int pccl_op_is_in_place(const pccl_op *op)
     return request->send == request->recv && !is_kept;
 }
 
-/* Reduces, and leaves each chunk where it is finished. */
+/* Nonzero if the op reduces, and leaves each chunk where it is finished. */
 static inline int pccl_op_is_half(const pccl_op *op) { return op->request.shape.collective == PCCL_REDUCE_SCATTER; }
 
 static inline int pccl_op_is_next(const pccl_op_peer *peer)
@@ -97,14 +98,14 @@ static inline int pccl_op_is_final(const pccl_op *op, uint64_t index)
     return op->segments[index].state & PCCL_SEGMENT_FINAL;
 }
 
-/* The FIFO of sendable segments. */
+/* The FIFO of sendable segments, for algorithms that have one target. */
 void pccl_op_push_sendable(pccl_op *op, uint32_t index);
 uint32_t pccl_op_pop_sendable(pccl_op *op);
 
-/* One more segment is as it will stay. */
+/* One more segment is final here. */
 void pccl_op_note_final(pccl_op *op, uint32_t index);
 
-/* One that recv has no place for. */
+/* A segment is final that recv has no place for. */
 void pccl_op_note_final_elsewhere(pccl_op *op, uint32_t index);
 
 #endif

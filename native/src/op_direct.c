@@ -44,7 +44,7 @@ static uint32_t direct_own_segments(const pccl_op *op)
     return (uint32_t)pccl_tiling_chunk_segments(&op->tiling, op->request.rank);
 }
 
-/* Of the own chunk. */
+/* Returns the number of a segment within the own chunk. */
 static uint32_t direct_segment(const pccl_op *op, uint32_t index)
 {
     return index - (uint32_t)pccl_tiling_index(&op->tiling, op->request.rank, 0);
@@ -250,7 +250,7 @@ static const char *direct_accept(pccl_op_peer *source, const pccl_frame *frame, 
     return NULL;
 }
 
-/* What follows the share of `from` on some of its elements: the own share, if that comes next, and averaging
+/* Does what follows the share of `from` for some of its elements: folds the own share, if that comes next, and averages
  * after the last. */
 static void direct_fold_own(pccl_op *op, uint32_t from, uint8_t *recv, const uint8_t *own, size_t elements)
 {

@@ -91,7 +91,7 @@ static int range_lies_in(pccl_range range, uint64_t first, uint64_t elements)
     return range.first >= first && range.first < first + elements;
 }
 
-/* Of one segment: what was kept of the original goes back, what has come of it goes along. */
+/* Moves one segment: what was saved of the original goes back, and what has come of it goes along. */
 static void op_move_segment(pccl_op *op, uint64_t index, const pccl_op_move *move, uint64_t send_first,
     uint64_t send_elements, uint64_t recv_elements)
 {

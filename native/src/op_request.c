@@ -4,7 +4,7 @@
 #include "quant.h"
 #include "tiling.h"
 
-/* Of a shape whose world is right. */
+/* The shape's world_size has been checked. */
 static int shape_fits_collective(const pccl_op_shape *shape)
 {
     if (shape->collective == PCCL_ALL_REDUCE)
@@ -34,7 +34,7 @@ void pccl_op_request_buffers(const pccl_op_request *request, uint64_t *send, uin
         *(request->rank == shape->root ? recv : send) = 0;
 }
 
-/* Of buffers that the op may read and write both. */
+/* Nonzero if the buffers do not overlap where the op could not bear it. */
 static int op_buffers_are_apart(const pccl_op_request *request, size_t send_bytes, size_t recv_bytes)
 {
     uintptr_t send = (uintptr_t)request->send;

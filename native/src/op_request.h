@@ -4,7 +4,7 @@
 
 #include "pccl_native.h"
 
-/* 0 or PCCL_E_INVALID. */
+/* Returns 0 or PCCL_E_INVALID. */
 int pccl_op_request_check(const pccl_op_request *request);
 
 /* Sets how many elements of the rank's `send` and `recv` the op reads and writes. */

@@ -46,7 +46,7 @@ static uint32_t ring_passing(const pccl_op *op) { return op->request.shape.world
 /* Only the owner of a chunk has nothing partial to send of it. */
 static int ring_is_owner(const pccl_ring_hops *hops) { return hops->send_partial == PCCL_NO_HOP; }
 
-/* Where what is reduced goes, or comes from. */
+/* Returns where partials are accumulated. */
 static uint8_t *ring_sum_at(const pccl_op *op, uint32_t index, pccl_range range)
 {
     if (!pccl_op_is_half(op))

@@ -11,8 +11,8 @@ int pccl_op_take_memory(pccl_op *op, uint64_t bytes, enum pccl_pool_purpose purp
 /* Sets slot_bytes. 0, or PCCL_E_INVALID for segments that are too large. */
 int pccl_op_measure_slots(pccl_op *op);
 
-/* How many segments of the longest chunk can have `slots` slots each within the bound on scratch: all of them, or at
- * least one. */
+/* Returns how many segments of the longest chunk can have `slots` slots each within the bound on scratch: all of them,
+ * or at least one. */
 uint32_t pccl_op_window(const pccl_op *op, uint64_t slots);
 
 /* Takes `wire_slots` slots for each chunk, and so many others. 0 or a status. */

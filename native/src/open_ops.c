@@ -45,7 +45,7 @@ void pccl_open_ops_post(pccl_open_ops *ops, pccl_op *op, const pccl_event *event
     pccl_event_queue_post(ops->events, event);
 }
 
-/* It need not be known before something else is. */
+/* The owner need not know of the event before it knows of another. */
 static void op_post_quietly(pccl_open_ops *ops, pccl_op *op, const pccl_event *event)
 {
     PCCL_ASSERT(op->events_promised > 0);
@@ -113,7 +113,7 @@ void pccl_open_ops_lose_link(pccl_open_ops *ops, pccl_link *link)
     pccl_unexpected_forget_link(&ops->unexpected, link);
 }
 
-/* An announcement that will not have payload: the op has stopped. */
+/* The op has stopped: its announcement goes without payload. */
 static void peer_announce_without_payload(pccl_op_peer *peer)
 {
     if (peer->announcement != PCCL_ANNOUNCE_EAGER)
@@ -179,7 +179,7 @@ static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
     }
 }
 
-/* Nothing of the op is on its way any more, or comes. */
+/* Makes all connections forget the op. */
 static void op_release(pccl_open_ops *ops, pccl_op *op)
 {
     if (op->is_released)

@@ -1,13 +1,13 @@
-/* open_ops.h: the ops that are open in an engine: how they are found, stop, become done and end. How they meet those of
- * other ranks is matching.h's, and what an op does with segments op.h's.
+/* open_ops.h: the ops that are open in an engine: how they are found, stop, become done and end. matching.h says how
+ * they find those of other ranks, and op.h what an op does with segments.
  *
  *   open      from submit to end
- *   halted    nothing of it moves any more, but what is half sent; a mismatch is still announced
- *   silent    nothing is said about it either: frozen
- *   let go    no connection knows of it: nothing reads or writes its buffers
+ *   halted    nothing of it moves any more, except what is half sent; a mismatch is still announced
+ *   silent    nothing is announced either: frozen
+ *   released  no connection knows of it: nothing reads or writes its buffers
  *
- * An op whose ranks tell each other when they are done (completion.h) is let go when all are, and stays open until the
- * caller ends it. One that came on the fast path (fast_path.h) and was not handed over ends by itself then. */
+ * An op whose ranks tell each other when they are done (completion.h) is released when all are, and stays open until
+ * the caller ends it. One that came on the fast path (fast_path.h) and was not handed over ends by itself then. */
 #ifndef PCCL_OPEN_OPS_H
 #define PCCL_OPEN_OPS_H
 

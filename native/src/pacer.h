@@ -6,8 +6,11 @@
  * carries. Its queue overflows, an eighth of all packets has to be sent again, and segments that everyone waits for
  * come round trips late, one stream's long after another's, while the uplink is idle.
  *
- * So what congestion control does for a stream is done here for all of them together. Time is divided into rounds of
- * about a round trip, and of each is known how much was delivered.
+ * So what congestion control does for one stream is done here for all of them together, in the way of BBR: the rate is
+ * the best delivery rate of late, the round trip the least that was seen, and the two make a window and a pace. Unlike
+ * BBR there is no ProbeRTT, since the streams' own TCP measures the least round trip; and there is no limit at all
+ * until the network drops packets for want of room. Time is divided into rounds of about a round trip, and it is known
+ * how much each delivered.
  *
  *     rate       what was delivered in a stretch of rounds, the best of the last STRETCHES stretches. A stretch has
  *                several rounds, since acknowledgements wait in queues, too, and a single round may see twice as many
@@ -30,7 +33,7 @@
 
 enum { PCCL_PACER_STRETCHES = 8 };
 
-/* What TCP says of all connections to other machines since the round before. */
+/* TCP's account of all connections to other machines since the round before. */
 typedef struct {
     uint64_t delivered_bytes; /* in whatever order */
     uint64_t resent_bytes;
@@ -63,23 +66,23 @@ void pccl_pacer_init(pccl_pacer *pacer, int64_t now_us);
 
 static inline int pccl_pacer_is_limiting(const pccl_pacer *pacer) { return pacer->limit_rate != 0; }
 
-/* From now on. */
+/* Sets the limit. */
 void pccl_pacer_limit(pccl_pacer *pacer, uint64_t rate, uint64_t round_trip_us);
 
-/* Whether more may be sent now. */
+/* Nonzero if more may be sent now. */
 int pccl_pacer_allows(const pccl_pacer *pacer);
 
 void pccl_pacer_note_sent(pccl_pacer *pacer, uint64_t bytes);
 
-/* Something waits for being allowed. */
+/* Something waits to be allowed. */
 void pccl_pacer_note_refused(pccl_pacer *pacer);
 
-/* At least every few milliseconds while anything waits. */
+/* Takes what is under way into account; at least every few milliseconds while anything waits. */
 void pccl_pacer_look(pccl_pacer *pacer, int64_t now_us, uint64_t under_way_bytes);
 
 int pccl_pacer_is_round_over(const pccl_pacer *pacer, int64_t now_us);
 
-/* Ends the round. */
+/* Ends the round, and learns from it. */
 void pccl_pacer_learn(pccl_pacer *pacer, int64_t now_us, const pccl_pacer_round *round);
 
 #endif

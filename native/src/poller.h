@@ -1,4 +1,4 @@
-/* poller.h: waits for descriptors: epoll on Linux, poll(2) elsewhere or when asked for.
+/* poller.h: waits until descriptors are ready: epoll on Linux, poll(2) elsewhere or when asked for.
  *
  * Both are used level-triggered: what is not read today is reported again tomorrow, so that a user may stop
  * anywhere. Two traps of epoll are avoided here. An entry is removed before its descriptor is closed, as
@@ -31,14 +31,14 @@ typedef struct pccl_poller pccl_poller;
 pccl_poller *pccl_poller_open(int force_poll); /* NULL with errno set */
 void pccl_poller_close(pccl_poller *poller);
 
-/* In a forked child: closes its copy of the poller's own descriptor, nothing else. */
+/* Closes, in a forked child, its copy of the poller's own descriptor, nothing else. */
 void pccl_poller_forget_after_fork(pccl_poller *poller);
 
 /* 0, or -1 with errno set. */
 int pccl_poller_add(pccl_poller *poller, pccl_poll_entry *entry, int fd, unsigned interest);
 
-/* The first call that has failed as none does while all descriptors are what they were, and its errno; NULL: none. What
- * is watched is not known any more then. */
+/* Returns the first system call, and its errno, that has failed as none does unless somebody else has closed
+ * descriptors; NULL: none. After one it is not known any more what is watched. */
 const char *pccl_poller_failed_call(const pccl_poller *poller, int *system_error);
 
 void pccl_poller_change(pccl_poller *poller, pccl_poll_entry *entry, unsigned interest);

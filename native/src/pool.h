@@ -1,4 +1,4 @@
-/* pool.h: scratch that is kept for reuse. Fresh memory costs a page fault every few kilobytes, which for a
+/* pool.h: scratch memory, which is reused. Fresh memory costs a page fault every few kilobytes, which for a
  * large op is more than copying it; an op therefore gives its scratch back here, and the next one finds it
  * mapped. A block may go to an op that needs up to an eighth less.
  *
@@ -33,7 +33,8 @@ typedef struct {
 pccl_pool *pccl_pool_create(uint64_t bytes_max);
 void pccl_pool_destroy(pccl_pool *pool); /* all blocks must have been given back */
 
-/* At least `bytes` > 0 of undefined content, aligned to 64; 0, or -1 without memory, and then no block. */
+/* Takes a block of at least `bytes` > 0 of undefined content, aligned to 64. Returns 0, or -1 without memory, and then
+ * there is no block. */
 int pccl_pool_take(pccl_pool *pool, size_t bytes, enum pccl_pool_purpose purpose, pccl_pool_block *block);
 void pccl_pool_give(pccl_pool *pool, const pccl_pool_block *block); /* no block is ignored */
 

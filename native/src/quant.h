@@ -11,18 +11,18 @@
 
 enum { PCCL_QUANT_BLOCK_MAX = 1 << 20 };
 
-/* Whether the shape asks for a quantization that exists:
+/* Nonzero if the shape asks for a quantization that exists:
  *   MIN_MAX, ZERO_POINT_SCALE   a float dtype, codes of 4, 8 or 16 bits, 1 .. PCCL_QUANT_BLOCK_MAX elements a
  *                               block, with 4 bits an even number of them
  *   CAST                        float32 or float64 to float16 or bfloat16, a block of 0
- * False for PCCL_QUANT_NONE. */
+ * Zero for PCCL_QUANT_NONE. */
 int pccl_quant_valid(const pccl_op_shape *shape);
 
-/* How a rank encodes elements first .. first + count - 1 of an op's buffer: rounded as the request says. It
- * encodes no element twice in an op, so that rounding errors are independent of each other. */
+/* Encodes elements first .. first + count - 1 of an op's buffer, rounded as the request says. A rank encodes no element
+ * twice in an op, so that rounding errors are independent of each other. */
 void pccl_quant_quantize(const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire);
 
-/* The stream of a request's stochastic rounding. */
+/* Returns the stream of a request's stochastic rounding. */
 uint64_t pccl_quant_stream(const pccl_op_request *request);
 
 /* destination[i] = a[i] op dequantized(wire)[i], with the bits that pccl_kernel_dequantize followed by

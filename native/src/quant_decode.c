@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-/* How the codes of one block are turned into values. */
+/* The parameters by which the codes of one block are turned into values. */
 typedef struct {
     int marked;
     int wide;
@@ -75,7 +75,7 @@ static decoding get_header(const pccl_op_shape *shape, const pccl_quant_code *ty
         } \
     } while (0)
 
-/* As pccl_kernel_reduce adds. */
+/* Adds as pccl_kernel_reduce does. */
 PCCL_INLINE float add(float x, float y)
 {
     const float sum = x + y;

@@ -21,13 +21,13 @@ enum {
 #define ROUND_F32 0x1.8p23f
 #define ROUND_F64 0x1.8p52
 
-/* What random numbers depend on; NULL where values are rounded to nearest. */
+/* The stream and position of random numbers; NULL where values are rounded to nearest. */
 typedef struct {
     uint64_t stream;
     uint64_t first; /* index of the first element */
 } dithering;
 
-/* How one block is turned into codes. */
+/* The parameters by which one block is turned into codes. */
 typedef struct {
     int marked;
     int wide;

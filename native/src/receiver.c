@@ -12,7 +12,7 @@ static void receiver_discard(pccl_conn *conn, const pccl_frame *frame)
         pccl_conn_expect_nothing_of_use(conn, frame->payload_bytes);
 }
 
-/* Of an op that is not open here. */
+/* The op is not open here. */
 static const char *receiver_on_early_announcement(pccl_receiver *receiver, pccl_conn *conn, const pccl_frame *frame)
 {
     pccl_group *group = pccl_groups_find(receiver->groups, frame->key.group);
@@ -24,7 +24,7 @@ static const char *receiver_on_early_announcement(pccl_receiver *receiver, pccl_
     return pccl_unexpected_add(&receiver->ops->unexpected, conn, frame);
 }
 
-/* Of an op that is open here. One segment goes where it belongs as it comes; several are buffered until all are
+/* The op is open here. One segment goes where it belongs as it comes; several are buffered until all are
  * here. */
 static const char *receiver_on_eager(
     pccl_receiver *receiver, pccl_conn *conn, pccl_op_peer *source, const pccl_frame *frame)

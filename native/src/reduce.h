@@ -1,8 +1,8 @@
-/* reduce.h: all that is done to a piece of a partial as it comes: its checksum, a copy of the own elements before they
- * are overwritten, the sum, the sum's checksum.
+/* reduce.h: all that is done to a part of a partial segment as it comes: its checksum, a copy of the own elements
+ * before they are overwritten, the sum, the sum's checksum.
  *
  * Each of these alone is bound by memory or by arithmetic, so together they had better be one pass. For the sum of
- * float32 they are, where the CPU can fold (folding.h); all else goes piece by piece through the L1 cache. The results
+ * float32 they are, where the CPU can fold (folding.h); all else goes part by part through the L1 cache. The results
  * are those of pccl_kernel_reduce and pccl_kernel_average. */
 #ifndef PCCL_REDUCE_H
 #define PCCL_REDUCE_H
@@ -21,7 +21,7 @@ typedef struct {
     uint8_t is_payload_first; /* of the two operands */
 } pccl_reduction;
 
-/* Moves the pointers on. */
+/* Reduces so many elements, and moves the pointers on. */
 void pccl_reduce(uint8_t dtype, uint8_t reduce_op, pccl_reduction *reduction, size_t elements);
 
 #endif

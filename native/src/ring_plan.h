@@ -1,7 +1,8 @@
 /* ring_plan.h: who sends which segment (tiling.h) to whom when, around a ring. No I/O, no state.
  *
- * World W, ranks in a ring, rank r sends to r + 1 and receives from r - 1 (mod W). A segment of chunk c
- * starts at rank s = c + 1 and makes 2(W - 1) hops, hop h from rank s + h:
+ * This is the ring all-reduce of the literature: a reduce-scatter around the ring, then an all-gather. W ranks form a
+ * ring; rank r sends to r + 1 and receives from r - 1 (mod W). A segment of chunk c starts at rank s = c + 1 and makes
+ * 2(W - 1) hops, hop h from rank s + h:
  *
  *     hop 0 .. W-2       partial: the receiver adds its own elements and sends the sum on.
  *                        The receiver of hop W-2, rank c, now has the total: it owns the chunk.
@@ -35,7 +36,7 @@
 
 enum { PCCL_RING_WINDOWS = 2 };
 
-/* What a rank does with a chunk's segments: hops, or PCCL_NO_HOP. */
+/* The hops on which a rank receives and sends a chunk's segments, or PCCL_NO_HOP. */
 typedef struct {
     uint32_t receive_partial;
     uint32_t send_partial;
@@ -43,7 +44,7 @@ typedef struct {
     uint32_t send_final;
 } pccl_ring_hops;
 
-/* Where a chunk starts, and which starts at a rank. */
+/* Returns the rank at which a chunk starts, and the chunk that starts at a rank. */
 uint32_t pccl_ring_start(uint32_t world_size, uint32_t chunk);
 uint32_t pccl_ring_first_chunk(uint32_t world_size, uint32_t rank);
 

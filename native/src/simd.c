@@ -7,7 +7,7 @@
 #endif
 
 #if PCCL_SIMD_X86
-/* Which wide registers the system saves on a context switch. Needs OSXSAVE. */
+/* Returns which wide registers the system saves on a context switch. Needs OSXSAVE. */
 static unsigned saved_registers(void)
 {
     unsigned edx, xcr0;

@@ -37,7 +37,7 @@ int pccl_simd_level(void);
  * no such level. */
 int pccl_simd_limit(int level_max);
 
-/* What single modules use beyond their level; no limit applies. */
+/* Instructions that single modules use beyond their level; no limit applies to these. */
 enum pccl_simd_feature {
     PCCL_SIMD_CRC32C, /* SSE4.2's or ARMv8's instruction */
     PCCL_SIMD_VPCLMULQDQ_512 /* with what else AVX-512 needs */

@@ -14,7 +14,7 @@
 
 uint32_t pccl_spread_origin(const pccl_op_shape *shape, uint32_t chunk);
 
-/* Hops, or PCCL_NO_HOP. */
+/* The hops on which a rank receives and sends a chunk's segments, or PCCL_NO_HOP. */
 typedef struct {
     uint32_t receive;
     uint32_t send;

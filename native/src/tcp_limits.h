@@ -1,10 +1,10 @@
-/* tcp_limits.h: what keeps a TCP connection from sending. */
+/* tcp_limits.h: what the system knows of a TCP connection: what keeps it from sending, and what was delivered. */
 #ifndef PCCL_TCP_LIMITS_H
 #define PCCL_TCP_LIMITS_H
 
 #include <stdint.h>
 
-/* Since the connection began. */
+/* All of it since the connection began. */
 typedef struct {
     uint64_t busy_us; /* with something to send or to be acknowledged */
     uint64_t acked_bytes;

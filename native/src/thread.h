@@ -1,4 +1,4 @@
-/* thread.h: what the threads of the library have in common, the engine's and the heartbeats'. */
+/* thread.h: clocks, threads and conditions, for the threads of the engine and of the heartbeats. */
 #ifndef PCCL_THREAD_H
 #define PCCL_THREAD_H
 

@@ -2,13 +2,13 @@
 
 #include "pccl_native.h"
 
-/* How many of `all` segments the slice has. */
+/* Returns how many of `all` segments the slice has. */
 static uint64_t tiling_own(const pccl_tiling *tiling, uint64_t all)
 {
     return all <= tiling->slice ? 0 : pccl_div_up_u64(all - tiling->slice, tiling->slices);
 }
 
-/* How many elements of a chunk of so many. */
+/* Returns how many elements the slice has of a chunk of so many. */
 static uint64_t tiling_own_elements(const pccl_tiling *tiling, uint64_t elements)
 {
     uint64_t whole = elements / tiling->segment_elements;
@@ -33,7 +33,7 @@ void pccl_tiling_init(pccl_tiling *tiling, uint64_t count, uint32_t segment_elem
     tiling->long_elements = tiling_own_elements(tiling, tiling->chunk_elements + 1);
 }
 
-/* Of the slice, before a chunk. */
+/* Returns how many elements the slice has before a chunk. */
 static uint64_t tiling_place(const pccl_tiling *tiling, uint32_t chunk)
 {
     uint32_t longs = chunk < tiling->long_chunks ? chunk : tiling->long_chunks;

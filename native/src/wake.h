@@ -11,7 +11,7 @@ typedef struct {
 int pccl_wake_open(pccl_wake *wake); /* 0, or -1 with errno set */
 void pccl_wake_close(pccl_wake *wake);
 
-/* 0, or an errno: the descriptor is not there any more. */
+/* Return 0, or an errno: the descriptor is not there any more. */
 int pccl_wake_signal(const pccl_wake *wake);
 int pccl_wake_clear(const pccl_wake *wake);
 
