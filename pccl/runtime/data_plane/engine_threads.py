@@ -5,7 +5,8 @@ run's choice, because both ends of a connection must give it to the same thread:
 `LinkHello` tells) modulo the number of threads. Every link begins with a connection to each thread; one that is lost is
 replaced in its thread.
 
-An op that is large enough is divided into slices, one for each thread: every n-th segment of it. An op that is too
+An op that is large enough is divided into slices, one for each thread: every n-th segment of it (striping, as over
+several rails). An op that is too
 small for slices is whole in one thread, which its tag and sequence choose. An op on the fast path is whole in the
 thread whose fast path it takes, and must be one that has no slices.
 
@@ -110,7 +111,7 @@ class EngineThreads:
         self._detaching: dict[int, int] = {}
         """Number of threads that have yet to detach an op, which may have ended meanwhile."""
         self._joins: dict[type, Callable[[int, Any], EngineEvent | None]] = {
-            OpHandedOver: self._op_started,
+            OpHandedOver: self._op_handed_over,
             OpDone: self._op_done,
             OpCompleted: self._op_completed,
             OpFrozen: self._op_frozen,
@@ -284,7 +285,7 @@ class EngineThreads:
                     found.append(joined)
         return found
 
-    def _op_started(self, thread: int, event: OpHandedOver) -> EngineEvent:
+    def _op_handed_over(self, thread: int, event: OpHandedOver) -> EngineEvent:
         self._ops[event.op] = _Sliced([self._engines[thread]], _SliceCount(1), _SliceCount(1), 1, 1)
         return event
 

@@ -98,11 +98,11 @@ class FastPath:
         if self._opening is not None:
             self._opening.uses.pop(tag, None)
 
-    def started(self, event: OpHandedOver) -> PendingOp:
+    def handed_over(self, event: OpHandedOver) -> PendingOp:
         """Return an op that was handed over."""
         return self._running.pop(event.op)
 
-    def ran(self, event: OpFastCompleted) -> PendingOp:
+    def completed(self, event: OpFastCompleted) -> PendingOp:
         """Return an op that is over. Its caller may have been interrupted before it took note of the result."""
         op = self._running.pop(event.op)
         op.finish(_result(op, event.tx_bytes, event.rx_bytes))

@@ -1,9 +1,14 @@
 """A directory in which a master keeps what fences its run (`protocol.fence`), one master at a time.
 
-`master.json` is the record. It is replaced as a whole: written beside it, synced to disk, renamed, and the directory
-synced, so after a power failure there is the old one or the new one. `lock` is held as long as the master lives, by
-whatever way it ends; its text says who holds it. Both are readable by their owner alone, for the record names the
-run's secret.
+`master.json` is the record, `lock` says who holds the directory. Both are readable by their owner alone, for the record
+names the run's secret.
+
+1. The record is replaced as a whole: written beside it, synced to disk, renamed, and the directory synced. So after a
+   power failure there is the old one or the new one.
+2. The lock is held as long as the master lives, by whatever way it ends; the system gives it free. Its text says who
+   holds it.
+3. A lock on a file that has been removed keeps nobody out. So before each write it is looked at whether the file is in
+   its place still.
 """
 
 from __future__ import annotations

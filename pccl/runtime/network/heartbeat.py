@@ -2,8 +2,9 @@
 
 `HeartbeatThread` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. It sends and expects heartbeats on
 each of its connections, and reports those that fall silent or are closed: this is where the loss of a peer, or of the
-master, is noticed first. `keep_heartbeats` is a peer's side of it: it dials the master, hands the connection to the
-thread, and dials again whenever it is closed. `threads.progress` says what heartbeats vouch for.
+master, is noticed first (a failure detector by timeouts, in the literature's terms). `keep_heartbeats` is a peer's side
+of it: it dials the master, hands the connection to the thread, and dials again whenever it is closed.
+`threads.progress` says what heartbeats vouch for.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ machine does not hear of it. The master is lost
 2. when no connection has come about for a peer timeout, or half of `master_timeout_s` if that is less;
 3. at once where there are other masters to ask, nothing listens at its port any more and its heartbeats have ended.
 
-A master that is lost is looked for, at all its addresses in turn (`master_addresses`), while the engine goes on; who
-finds none for `master_timeout_s` gives up.
+Another master is then looked for, at all addresses in turn (`master_addresses`), while the engine goes on. A peer that
+finds none within `master_timeout_s` gives up.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """Between the machine of a session and its engine: ops and verdicts down, events up.
 
-Use counts are right, that is, ops with one tag reach the machine in the order in which the tag was used, because
+A link to a peer that breaks is noticed here: the engine reports it, and the machine tells the master, who judges.
 
-1. who has the tag of an op frees it only once the op is over, and an op that the fast path has completed or handed over
-   is among the engine's events before its caller knows;
+Ops with one tag must reach the machine in the order in which the tag was used, although some come through the fast path
+and some through the queue of launches, in different threads. They do, because
+
+1. the caller that has the tag of an op frees it only once the op is over, and an op that the fast path has completed or
+   handed over is among the engine's events before its caller knows;
 2. so whatever came through the fast path before a launch of the same tag was queued is among the events by then;
 3. `launches` first notes how many launches there are, then has the engine heard, and takes no more than those: each
-   finds its predecessor counted. The fast path may stay open meanwhile, also for the tags of later launches.
-
-With cancels it is the same: they are noted before the launches, so an op whose cancel is taken is in the machine, or
-among the events heard, or was submitted by nobody and never will be.
+   finds its predecessor counted. The fast path may stay open meanwhile, also for the tags of later launches;
+4. cancels are noted before the launches. So an op whose cancel is taken is in the machine, or among the events heard,
+   or was submitted by nobody and never will be.
 """
 
 from __future__ import annotations
@@ -92,12 +94,12 @@ class EngineBridge:
         if not OPS_AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
             heard += engine.events()
         # First: whatever else there is to tell depends on what has been committed.
-        ran = [(event, fast_path.ran(event)) for event in heard if type(event) is events.OpFastCompleted]
-        for each, op in sorted(ran, key=lambda one: one[0].sequence) if has_threads else ran:
+        completed = [(event, fast_path.completed(event)) for event in heard if type(event) is events.OpFastCompleted]
+        for each, op in sorted(completed, key=lambda one: one[0].sequence) if has_threads else completed:
             assert op.epoch is not None
             self._counters.op_ended(op.epoch, is_committed=True)
             machine.op_ran(op.tag, each.sequence)
-        if len(ran) == len(heard):
+        if len(completed) == len(heard):
             return
         failed = next((event for event in heard if type(event) is events.EngineFailed), None)
         if failed is not None:  # what else there is follows from it
@@ -110,10 +112,10 @@ class EngineBridge:
         """End committed ops whose callers were interrupted before they took note of it."""
         for event in self._engine.events() if not self._engine.is_closed else ():
             if type(event) is events.OpFastCompleted:
-                self._fast_path.ran(event)
+                self._fast_path.completed(event)
 
     def _op_handed_over(self, machine: ps.Peer, event: events.OpHandedOver) -> None:
-        op = self._table.ops[event.op] = self._fast_path.started(event)
+        op = self._table.ops[event.op] = self._fast_path.handed_over(event)
         machine.op_started(event.op, op.tag, event.sequence, trio.current_time())
 
     @staticmethod

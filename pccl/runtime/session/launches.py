@@ -1,10 +1,14 @@
 """Launching ops, cancelling them, and taking their arrays back, from any thread.
 
-Each goes into a queue, and wakes the trio thread once for all that have gathered; `_take` passes them on to the
-machine, in the order that `engine_bridge` explains. The queues take no lock, for a signal handler that closes the
-communicator may run in the middle of a launch, and waits there for the trio thread.
+Launches, cancels and reclaims each go into a queue, and wake the trio thread once for all that have gathered; `_take`
+passes them on to the machine. Small ops of callers that wait need not come here: they go on the fast path while it is
+open.
 
-Small ops of callers that wait need not come here: they go through the fast path while it is open.
+1. The queues take no lock: a signal handler that closes the communicator may run in the middle of a launch, and waits
+   there for the trio thread.
+2. They are taken in the order that `engine_bridge` explains, so that the machine counts the uses of tags as their
+   callers did.
+3. At any moment an op is in the queue, in the table, or over, so that whoever ends all ops finds each.
 """
 
 from __future__ import annotations

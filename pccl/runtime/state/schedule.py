@@ -6,10 +6,10 @@ stream simply draws more often, and all streams run dry at about the same time. 
 three times the stream's latency where that is more. That is enough to keep a long fat pipe full, as what is asked for
 but not sent yet costs nothing; and it is short, as it is what a stream holds back from the others at the end.
 
-When the pool is empty, an idle stream asks once more for a block that is *late*: one that the streams which hold it
-will not have delivered, by their speed or by their silence, when this stream could have done so easily. So a block may
-be on its way in several streams; the first verified copy lands, and later ones are read and dropped. At the end of a
-transfer nobody waits for a donor that is slow or has fallen silent.
+At the end (BitTorrent's endgame), when the pool is empty, an idle stream asks once more for a block that is *late*: one
+that the streams which hold it will not have delivered, by their speed or by their silence, when this stream could have
+done so easily. So a block may be on its way in several streams; the first verified copy lands, and later ones are read
+and dropped. At the end of a transfer nobody waits for a donor that is slow or has fallen silent.
 
 A stream that ends leaves its blocks to the others (`forsake`). `remaining` counts the blocks that have not landed;
 every one of them is in the pool or held by at least one stream.

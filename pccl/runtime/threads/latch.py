@@ -1,8 +1,8 @@
 """An event that happens once, and that may be waited for where a signal handler raises.
 
-threading.Event will not do. Its `wait` holds a lock while it runs Python code, and where a signal handler raises there
-(Ctrl-C does), the lock stays held for ever: `set` then blocks whoever calls it, here the trio thread and with it every
-communicator of the process. This one shares no lock: each waiter has its own, which is released when it happens.
+`threading.Event` will not do. Its `wait` holds a lock while it runs Python code, and where a signal handler raises
+there (Ctrl-C does), the lock stays held for ever: `set` then blocks whoever calls it, here the trio thread and with it
+every communicator of the process. This one shares no lock: each waiter has its own, which is released when it happens.
 
 A thread that waits for any of several latches leaves the same lock with all of them.
 

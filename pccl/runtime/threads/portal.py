@@ -1,15 +1,15 @@
-"""The trio thread of this process, and how ordinary threads call into it.
+"""The trio thread of this process, and how ordinary threads call into it (as with anyio's BlockingPortal).
 
 All blocking communicators and master nodes of a process share one daemon thread, started by the first of them. A call
-runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt: on Ctrl-C the task is
-cancelled, given a moment to undo what it began, and KeyboardInterrupt goes on to the caller.
+runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt. Rules:
 
-A fork copies the memory but not the thread: the child starts with no portal, and what belonged to the parent's is told
-to let go (`forget_after_fork`). At interpreter exit the registered closers run first, bounded in time. Where servers
-run, they are waited for before that (`serving`); all else is closed first, for nobody can use it any more.
-
-Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
-function raises is logged as the bug that it is.
+1. On Ctrl-C the task is cancelled, given a moment to undo what it began, and KeyboardInterrupt goes on to the caller.
+2. Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
+   function raises is logged as the bug that it is.
+3. A fork copies the memory but not the thread. So the child starts with no portal, and what belonged to the parent's is
+   asked to let go (`forget_after_fork`).
+4. At interpreter exit the registered closers run first, bounded in time. Where servers run, they are waited for before
+   that (`serving`); all else is closed first, for nobody can use it any more.
 """
 
 from __future__ import annotations
