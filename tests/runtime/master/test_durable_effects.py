@@ -1,0 +1,128 @@
+"""Effects of a master's machine: what must be on disk goes before what follows it, and no event waits for the disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.master.effects import Close, Effect, Persist, TakeHeartbeats
+from pccl.runtime.master import durable_effects
+from pccl.runtime.master.durable_effects import DurableEffects
+from pccl.runtime.master.fence_file import FenceFile
+
+WAIT_S = 60.0
+
+
+def fence(term: int) -> Fence:
+    return Fence("a run", b"secret", term, FencedView.of(7, [1, 2, 3]), [], False, 90.0)
+
+
+class Disk(FenceFile):
+    """A directory that takes a record when the test says so."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(str(directory), "here")
+        self.may_write = threading.Semaphore(0)
+        self.failures = 0
+        self.written: list[int] = []
+
+    def write(self, fence: Fence) -> None:
+        assert self.may_write.acquire(timeout=WAIT_S)
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        super().write(fence)
+        self.written.append(fence.term)
+
+
+def with_effects(disk: Disk | None, use: Callable[[DurableEffects, list[Effect]], Awaitable[None]]) -> None:
+    """Runs `use` with a queue of effects and the list of those that it has performed."""
+    performed: list[Effect] = []
+
+    async def main() -> None:
+        effects = DurableEffects(disk, performed.extend)
+        try:
+            with trio.fail_after(WAIT_S):
+                async with trio.open_nursery() as effects.nursery:
+                    await use(effects, performed)
+        finally:
+            effects.close()
+
+    trio.run(main)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - a thread makes it true
+        await trio.sleep(0.002)
+
+
+def test_without_a_directory_all_is_done_at_once() -> None:
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        effects.carry_out([Close(1), TakeHeartbeats(2)])
+        assert performed == [Close(1), TakeHeartbeats(2)]
+
+    with_effects(None, use)
+
+
+def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        effects.carry_out([Close(1), Persist(fence(1)), Close(2)])
+        effects.carry_out([Close(3), Persist(fence(2)), Close(4)])
+        assert performed == [Close(1)]
+        disk.may_write.release()
+        await until(lambda: len(performed) == 3)
+        assert performed == [Close(1), Close(2), Close(3)]
+        assert disk.written == [1]
+        disk.may_write.release()
+        await until(lambda: len(performed) == 4)
+        assert disk.written == [1, 2]
+        effects.carry_out([Close(5)])
+        assert performed[-1] == Close(5), "nothing is left to wait for"
+
+    with_effects(disk, use)
+
+
+def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        effects.carry_out([Persist(fence(1)), Close(1)])
+        effects.carry_out([TakeHeartbeats(2)])
+        assert performed == [TakeHeartbeats(2)]
+        disk.may_write.release()
+        await until(lambda: performed == [TakeHeartbeats(2), Close(1)])
+
+    with_effects(disk, use)
+
+
+def test_a_disk_that_fails_is_tried_again_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(durable_effects, "WRITE_AGAIN_S", 0.001)
+    disk = Disk(tmp_path)
+    disk.failures = 3
+
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        for _ in range(4):
+            disk.may_write.release()
+        effects.carry_out([Persist(fence(1)), Close(1)])
+        await until(lambda: performed == [Close(1)])
+
+    with caplog.at_level(logging.WARNING, "pccl.master"):
+        with_effects(disk, use)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == [
+        f"the run stands still until its state can be written to {tmp_path}: No space left on device",
+        f"the state has been written to {tmp_path}",
+    ]
+    again = FenceFile(str(tmp_path), "another")
+    assert again.fence == fence(1), "closing has given the directory free"
+    again.close()
