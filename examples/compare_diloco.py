@@ -1,4 +1,4 @@
-"""What DiLoCo saves and what it costs: one model, one text, as many tokens, trained in eight ways by four peers each.
+"""Shows what DiLoCo saves and what it costs: one model and text, as many tokens, in eight ways by four peers each.
 
     python examples/compare_diloco.py
 
@@ -40,7 +40,7 @@ KINDS = {
     "async-churn": Kind("async_diloco_gpt.py", (), 4),
 }
 Results = dict[str, dict[str, dict[str, Any]]]
-"""By name and seed."""
+"""The results by name and seed."""
 
 
 def draw(path: Path, outcomes: dict[str, Outcome]) -> None:
@@ -79,7 +79,7 @@ def planned(options: argparse.Namespace, settings: Settings) -> Iterator[tuple[s
 
 
 def mean(values: list[float], form: str) -> str:
-    """With the standard deviation, where there are several."""
+    """Return the mean as text, with the standard deviation where there are several values."""
     text = format(statistics.fmean(values), form)
     return f"{text} ± {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else text
 

@@ -1,4 +1,4 @@
-"""What SPSA with shared seeds promises: many peers with a byte each are as good as one machine that does all the work.
+"""Shows what SPSA with shared seeds promises: many peers with a byte each are as good as one machine that works alone.
 
     python examples/compare_spsa.py
 
@@ -34,7 +34,7 @@ SHOW_EVERY = 10
 STALL_S = 300
 """A run without progress for so long has failed."""
 PAUSE_S = 0.15
-"""What a step with churn takes at least: else it is over before who was killed is there again."""
+"""The least time of a step with churn: else it is over before a killed peer is there again."""
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ class Run:
         peers[index] = self.start(master, index, self.options.peers)
 
     def replayed(self) -> str:
-        """What a process of its own makes of the log of peer 0."""
+        """Return the digest that a process of its own makes of the log of peer 0."""
         command = self.command("--replay", str(self.folder / "logs-1" / "peer-0.log"))
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return done.stdout.split()[-1]

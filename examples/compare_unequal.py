@@ -1,4 +1,4 @@
-"""What peers gain by making steps by their speed: four peers, one of them five times slower, to the same loss.
+"""Shows what peers gain by making steps by their speed: four peers, one of them five times slower, to the same loss.
 
     python examples/compare_unequal.py
 

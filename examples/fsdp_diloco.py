@@ -91,14 +91,14 @@ def train(rank: int, options: argparse.Namespace, rendezvous: str) -> None:
 
 
 def gather(mine: Any) -> list[Any]:
-    """What each rank of the site has to say."""
+    """Return what each rank of the site gave, by rank."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return found
 
 
 def joint_digest(diloco: DiLoCo) -> str:
-    """Of all shards: equal at all sites."""
+    """Return a digest of all shards: equal at all sites."""
     return hashlib.sha256("".join(gather(diloco.digest())).encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ VALIDATION_SEQUENCES = 256
 
 
 def _instructions(code: CodeType) -> Iterator[bytes]:
-    """Of a module or function, and of all that is defined in it."""
+    """Yield the instructions of a module or function, and of all that is defined in it."""
     yield code.co_code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""What a training example shows: a table of losses while it runs, a file of JSON lines, and a plot."""
+"""The output of a training example: a table of losses while it runs, a file of JSON lines, and a plot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
 
 
 def announce(options: argparse.Namespace) -> None:
-    """Whom to kill, and how to put another in its place."""
+    """Print which process to kill, and how to put another in its place."""
     where = f"PCCL_MASTER={os.environ['PCCL_MASTER']}"
     who = f"--peers {options.peers} --index {options.index}"
     print(f"pid {os.getpid()}; {where} python {' '.join(sys.argv)} {who} starts it again", flush=True)
@@ -59,12 +59,12 @@ def announce(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """Where training stands. `sent_bytes` is payload of gradients, from the beginning, and `waited_s` the time that
+    """A row of the table. `sent_bytes` is payload of gradients, from the beginning, and `waited_s` the time that
     computing stood still for the network since the last row."""
 
     step: int
     revision: int
-    """Of the state whose digest this is."""
+    """The revision of the state whose digest this is."""
     peers: int
     train_loss: float
     validation_loss: float | None

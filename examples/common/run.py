@@ -1,4 +1,4 @@
-"""What the examples that train the GPT have in common before they differ: options, text, model, quantization, table."""
+"""The beginning that all examples which train the GPT have in common: options, text, model, quantization, table."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Run:
 
     @property
     def _folder(self) -> Path:
-        """Of this peer alone."""
+        """The folder of this peer alone."""
         folder: Path = self.options.checkpoint / f"peer-{self.options.index}"
         return folder
 
 
 def prepare(description: str, fragments: int | None = None, *, is_unequal: bool = False) -> Run:
-    """From the command line to a pretrained model. `fragments` is the default of an option that only some have;
-    `is_unequal`: there are the options for unequal peers."""
+    """Read the command line, and return everything up to a pretrained model. `fragments` is the default of an option
+    that only some examples have; `is_unequal` adds the options for unequal peers."""
     parser = gpt_arguments(description)
     if is_unequal:
         parser.add_argument(

@@ -26,12 +26,12 @@ class Kind:
     kill_every: int = 0
     """Least number of outer steps between two kills; 0: none."""
     of_last_peer: tuple[str, ...] = ()
-    """Further arguments of the peer with the highest index."""
+    """The further arguments of the peer with the highest index."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs of a comparison have in common."""
+    """The settings that the runs of a comparison have in common."""
 
     start: Path
     """The pretrained model; the first run makes it."""
@@ -54,7 +54,7 @@ class Outcome:
     """Outer states that at least two peers had."""
     problems: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Of peer 0, which is never killed."""
+    """The rows of peer 0, which is never killed."""
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ class Run:
         self.files: list[Path] = []
         self.killed_at = 0
         self.latest: dict[int, Path] = {}
-        """What those who were started again write."""
+        """The files that peers write which were started again."""
 
     def start(self, master: str, index: int) -> subprocess.Popen[bytes]:
         path = self.folder / f"{len(self.files)}.jsonl"

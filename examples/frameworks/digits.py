@@ -1,4 +1,4 @@
-"""What the examples for trainers share: scikit-learn's handwritten digits, a small network, and which peer this is."""
+"""Parts that the examples for trainers share: scikit-learn's handwritten digits, a small network, this peer's index."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def loss_of(logits: Any, labels: Any) -> Any:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def accuracy(model: Any) -> float:
-    """On digits that nobody has trained on."""
+    """Return the accuracy on digits that nobody has trained on."""
     return float((model(_images[_is_held_out]).argmax(1) == _labels[_is_held_out]).float().mean())

@@ -18,7 +18,7 @@ from pccl.training import DiLoCo, DiLoCoOptimizer
 
 
 class Digits(nn.Module):  # type: ignore[misc]
-    """In the form that the Trainer wants: labels go in, the loss comes out."""
+    """The network in the form that the Trainer wants: labels go in, the loss comes out."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class Marked:
 
 
 class Buffers:
-    """What one op sends and receives."""
+    """The arrays that one op sends and receives."""
 
     def __init__(self, op: Op, step: int, slot: int, in_place: bool, marked: Marked) -> None:
         self.op = op
@@ -68,7 +68,7 @@ class Buffers:
         self.recv = self.send if self._in_place else np.empty_like(self.send)
 
     def take_back(self) -> None:
-        """After an error: checks that all is as it was, and goes on with other arrays."""
+        """Check after an error that all is as it was, and go on with other arrays."""
         self.check_untouched()
         self._marked.add(str(self.op), self.send, *(() if self._in_place else (self.recv,)))
         self._make()
@@ -80,7 +80,7 @@ class Buffers:
         return ReduceOpDescriptor.from_numpy(self.send, self.recv, descriptor)
 
     def check_untouched(self) -> None:
-        """After an error."""
+        """Check after an error that the input is as it was. BrokenPromiseError."""
         if self.send.tobytes() != self._original.tobytes():
             wrong = np.flatnonzero(self.send != self._original)
             raise BrokenPromiseError(
@@ -90,7 +90,8 @@ class Buffers:
 
     @property
     def is_committed(self) -> bool:
-        """Of an op whose end was not told: a result is no input. Never if it is not in place."""
+        """Whether an op in place was committed whose end this peer was not told: a result is never equal to an input.
+        Always false for an op that is not in place."""
         return self.send.tobytes() != self._original.tobytes()
 
     def outcome(self, slot: int, world_size: int) -> Outcome:

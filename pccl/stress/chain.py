@@ -52,7 +52,8 @@ class Chain:
         return self._errors
 
     def outcomes(self) -> list[Outcome]:
-        """Of all ops, or of those before this peer was left alone."""
+        """Return the outcomes of all ops, or of those before this peer was left alone. Raises the worst error of a
+        thread."""
         if errors := self.errors():
             raise worst(errors)
         return self._outcomes

@@ -20,9 +20,9 @@ from pccl.stress.messages import Cut, Joined, Message, Outcome, SessionOver, Ste
 from pccl.stress.values import TAGS
 
 SETTLE_S = 5.0
-"""How long a report may be under way in a pipe while later ones of other peers have come."""
+"""The longest time that a report may be under way in a pipe while later ones of other peers have come."""
 EXCUSED_S = 6.0
-"""Who was frozen or cut off may be missed for so long after that: connections need a while to find that they go on."""
+"""The time after a freeze or a partition for which a peer may still be missed: connections need a while to go on."""
 
 Member: TypeAlias = tuple[int, int]
 """(peer, session)"""
@@ -32,7 +32,7 @@ StepName: TypeAlias = tuple[int, int, int]
 
 @dataclass
 class Counts:
-    """What has happened so far, over all peers."""
+    """Counts of what has happened so far, over all peers."""
 
     steps: int = 0
     """Steps of a peer in which all ops were committed."""
@@ -50,7 +50,7 @@ class Counts:
     cuts: int = 0
     evictions: int = 0
     sessions_left: int = 0
-    """By peers that could not know how a call of theirs had ended."""
+    """The sessions left by peers that could not know how a call of theirs had ended."""
     longest_step_s: float = 0.0
     participants_max: int = 0
 
@@ -61,12 +61,12 @@ class _Peer:
     group: int
     session: int = 0
     is_partitioned: bool = False
-    """It may lose its place because some are cut off from others."""
+    """Whether the peer may lose its place because some are cut off from others."""
     is_excused: bool = False
-    """It was frozen or cut off, or may have lost its master for good, and has made no step since that shows that it
-    has kept its place."""
+    """Whether the peer was frozen or cut off, or may have lost its master for good, and has made no step since that
+    shows that it has kept its place."""
     excused_at: float = 0.0
-    """That was so last."""
+    """The last time at which that was so."""
     synced: Synced | None = None
     """The last sync of this session."""
     stepped: Stepped | None = None
@@ -103,7 +103,7 @@ class Checker:
         self._peers[peer] = _Peer(slot, group)
 
     def excuse(self, peer: int, now: float) -> None:
-        """It may lose its place, as one that was stopped for a while."""
+        """Note that a peer may lose its place, as one that was stopped for a while."""
         known = self._peers[peer]
         known.is_excused, known.excused_at = True, now
 

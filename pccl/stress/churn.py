@@ -11,15 +11,15 @@ from pccl.stress.messages import Doing
 from pccl.stress.plan import Plan
 
 TWICE_CHANCE = 0.15
-"""That two disturbances come at the same moment."""
+"""The chance that two disturbances come at the same moment."""
 AIM_CHANCE = 0.5
-"""That a peer is hit where it next begins to do something chosen, instead of at any moment."""
+"""The chance that a peer is hit where it next begins to do something chosen, instead of at any moment."""
 AIM_S_MAX = 0.03
-"""How long after it has begun."""
+"""The longest time from that beginning to the hit."""
 AIM_FOR_S = 3.0
-"""It is hit then at the latest."""
+"""The longest time that a hit waits for its aim."""
 EXTINCTION_CHANCE = 0.1
-"""That the last peer may go too, where others may join."""
+"""The chance that the last peer may go too, where others may join."""
 AIMS: tuple[Doing, ...] = tuple(doing for doing in get_args(Doing) if doing not in ("starting", "resting", "leaving"))
 
 
@@ -36,7 +36,7 @@ class Hit:
 
     peer: int
     freeze_s: float | None
-    """None: kill."""
+    """The time that the peer is frozen for; None: it is killed."""
     aim: Doing | None
     delay_s: float
 
@@ -63,8 +63,8 @@ class Churn:
         return [Start(index % self._plan.groups) for index in range(self._plan.peers)]
 
     def disturb(self, now: float, running: int, doomed: int, targets: Sequence[int]) -> list[Action]:
-        """What to do now. `running` counts all peers, `doomed` those of them that are about to end, `targets` are those
-        that nothing is being done to."""
+        """Return what to do now. `running` counts all peers, `doomed` those of them that are about to end, `targets`
+        are those that nothing is being done to."""
         self._pause(now)
         actions: list[Action] = []
         targets = list(targets)

@@ -1,4 +1,4 @@
-"""What ends a step of a peer before its end, beside errors of the library."""
+"""Errors by which a peer of a stress run ends a step early, beside those of the library."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 LONG_STEP_S = 1.0
 """Steps that last longer are noted."""
 BEFORE_STEP_S = 2.0
-"""What was noted so short a time before a long step is told with it."""
+"""The time before a long step of which the events are told with it."""
 EVENTS_KEPT = 500
 
 

@@ -21,11 +21,11 @@ from pccl.stress.plan import Plan
 T = TypeVar("T")
 PEER_TIMEOUT_S = 5.0
 PROGRESS_S = 1.0
-"""How much longer than a peer timeout peers may take to go on once a new master listens, if nothing else happens."""
+"""The time beyond a peer timeout that peers may take to go on once a new master listens, if nothing else happens."""
 START_S = 10.0
-"""How long after a kill a peer that connects may find nobody."""
+"""The time after a kill for which a peer that connects may find nobody."""
 LOSS_S = 12.0
-"""How long after its end a peer may still be in the last view."""
+"""The time for which a peer that has ended may still be in the last view."""
 AFRESH_CHANCE = 0.3
 """The chance that a master comes back knowing nothing of the run though it could stand by."""
 

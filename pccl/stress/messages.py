@@ -1,5 +1,5 @@
-"""What peers report, one JSON object per line of their standard output, and what processes are told, one per line of
-their standard input."""
+"""The reports of peers, one JSON object per line of their standard output, and the commands to processes, one per line
+of their standard input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     group: int
     plan: Plan
     place: Place | None = None
-    """Where it must be, if some are cut off from others."""
+    """The place that the peer must take, if some are cut off from others."""
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
@@ -43,12 +43,12 @@ Command: TypeAlias = Leave | DropFrom
 
 
 def line(command: Command) -> str:
-    """As `commands` reads it."""
+    """Return a command as a line that `commands` reads."""
     return msgspec.json.encode(command).decode()
 
 
 class At(msgspec.Struct, tag=True, frozen=True):
-    """What the peer begins to do."""
+    """The peer begins to do something."""
 
     doing: Doing
     revision: int
@@ -65,7 +65,7 @@ class Synced(msgspec.Struct, tag=True, frozen=True):
     """sync_shared_state has returned. A step begins."""
 
     lineage: int
-    """Of the state that everybody has: whose initial state it grew from."""
+    """The lineage of the state that everybody has: whose initial state it grew from."""
     revision: int
     digest: str
     offered_lineage: int
@@ -84,14 +84,14 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """A committed op."""
 
     number: int
-    """Of the op in its step."""
+    """The op's number in its step."""
     participants: list[int]
     """Slots, as read off the result."""
     world_size: int
-    """As the library says; 0 where it does not."""
+    """The world size that the library says; 0 where it says none."""
     digest: str
     aborts: int
-    """How often it was aborted before, where the peer retries by hand."""
+    """The number of aborts before, where the peer retries by hand."""
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
@@ -99,12 +99,12 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
 
     lineage: int
     revision: int
-    """At its beginning."""
+    """The revision at the beginning of the step."""
     outcomes: list[Outcome]
     is_whole: bool
     """Everything was committed. If not, the peer is alone in its group."""
     is_idle: bool
-    """It was alone from the beginning and did nothing, so it will be at this revision again."""
+    """Whether the peer was alone from the beginning and did nothing, so that it will be at this revision again."""
     retries: int
     seconds: float
 

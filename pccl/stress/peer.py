@@ -1,4 +1,4 @@
-"""What the supervisor knows of one peer."""
+"""The supervisor's knowledge of one peer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Peer:
     heard_at: float
     is_joined: bool = False
     stepped: Stepped | None = None
-    """Its last step; None since something was done to it."""
+    """The peer's last step; None since something was done to it."""
     hit: Hit | None = None
     """The disturbance that it waits for, or has had."""
     hit_at: float | None = None

@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float = 2.0
     seed: int = 0
     peers: int = 4
-    """At the start."""
+    """The number of peers at the start."""
     peers_max: int = 8
     groups: int = 1
     disturb_every: Interval = Interval(0.5, 3.0)
@@ -51,10 +51,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
     """Peers break connections of their own."""
     partition: Interval | None = None
-    """How often some are cut off from others. None: never."""
+    """The interval between partitions. None: never."""
     partition_for: Interval = Interval(0.1, 12.0)
     kill_master: Interval | None = None
-    """How often the master that leads is killed, and another one started at its address. None: never."""
+    """The interval after which the master that leads is killed, and another one started at its address. None: never."""
     state: bool | None = None
     """Masters keep their run on disk. None: where they are killed and there is one address."""
     standbys: int = 0
@@ -62,15 +62,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: bool = False
     """Some ops are given up after a few milliseconds, on all peers."""
     threads: int = 0
-    """Of each peer, which take turns on tags of their own, with calls that wait and calls that do not. 0: none."""
+    """The threads of each peer that take turns on tags of their own, with calls that wait and calls that do not. 0:
+    none."""
     interrupts: Interval | None = None
-    """How often a peer is sent SIGINT. None: never."""
+    """The interval after which some peer is sent SIGINT. None: never."""
     hang_s: float = 30.0
     """No call may last longer."""
     token: bool = False
     """Everybody has to know one."""
     encrypt: bool = False
-    """What peers send to each other is encrypted; with a token."""
+    """Whether peers encrypt what they send to each other; there is a token then."""
     state_bytes: int = 4 << 20
     reduce_bytes_max: int = 6 << 20
 

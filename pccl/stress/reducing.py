@@ -106,7 +106,7 @@ class Reducer:
         return outcomes
 
     def _launched(self, buffers: Buffers) -> AsyncReduceHandle | None:
-        """None if this peer is left alone."""
+        """Launch an op, and return its handle; None if this peer is left alone."""
         try:
             with self._calls.interruptible():
                 return self._launch(buffers)
@@ -134,7 +134,8 @@ class Reducer:
         return None
 
     def _goes_on_after(self, error: PCCLError, buffers: Buffers) -> bool:
-        """What to do after an op has failed: try it again, or, False, nothing, for this peer is alone. Else raises."""
+        """Decide what follows from the error of an op: True to try again, False where this peer is alone. Any other
+        error is raised."""
         buffers.take_back()
         if error.result is Result.TOO_FEW_PEERS:
             return False
@@ -171,7 +172,7 @@ class Reducer:
         return outcomes
 
     def _until_committed(self, buffers: Buffers, blocks: bool) -> Outcome | None:
-        """None if this peer is left alone."""
+        """Reduce until the op is committed, and return the outcome; None if this peer is left alone."""
         if not blocks:
             return self._follow(buffers, self._launched(buffers))
         op = buffers.op

@@ -1,4 +1,4 @@
-"""What a stress run found: as a table and as JSON."""
+"""The report of a stress run, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pccl.stress.plan import Plan
 
 
 class Disturbances(msgspec.Struct, rename={"partitions": "split", "failover_s": "succession_s"}):
-    """What the supervisor did to the run. The JSON keeps the names that scripts read."""
+    """The disturbances of a run by its supervisor. The JSON keeps the names that scripts read."""
 
     started: int = 0
     killed: int = 0
     frozen: int = 0
     dismissed: int = 0
     partitions: int = 0
-    """How often some were cut off from others."""
+    """The number of partitions."""
     masters_killed: int = 0
     masters_stood_by: int = 0
-    """How many of them came back as standbys."""
+    """The number of killed masters that came back as standbys."""
     failover_s: float = 0.0
     """The longest time from when a new master listened to the end of the first step after it, if nothing else happened
     in between."""
@@ -40,7 +40,7 @@ class Report(msgspec.Struct, frozen=True):
     disturbances: Disturbances
     problems: list[str]
     longest_step: list[str]
-    """What was done and seen in it and right before, if it was long."""
+    """The events in the longest step and right before, if it was long."""
     logs: str | None
     """The folder with everybody's log, kept because something went wrong."""
 

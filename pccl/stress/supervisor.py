@@ -94,7 +94,7 @@ class Supervisor:
             self._processes.remove_logs()
 
     def run(self) -> Report:
-        """To the end of the time, or to the first problem."""
+        """Run to the end of the time, or to the first problem."""
         self._start_masters()
         if not self._problems:
             for action in self._churn.initial():

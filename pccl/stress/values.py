@@ -1,4 +1,4 @@
-"""What is reduced in a step, and what a result says about who took part.
+"""The values that are reduced in a step, from the results of which one reads who took part.
 
 Every running peer has a *slot*, a number below SLOTS that no other running peer has. Element i of an op has a *key*
 k(i) in [0, SLOTS); a peer in slot s contributes there the power 2**p with p = s xor k if p is below the op's number of
@@ -27,9 +27,9 @@ SLOTS = 16
 TAGS = 10
 """Ops of a step with tags of their own."""
 CHAINS = 2
-"""Further tags, each of which is used again and again in a step, where threads take turns on them."""
+"""The further tags, each of which is used again and again in a step, where threads take turns on them."""
 CHAIN_OPS = 12
-"""On each of them."""
+"""The number of ops on each of these tags."""
 CHAIN_BYTES_MAX = 1 << 12
 RUNS = 1 << 16
 """Runs of SLOTS different keys each that are drawn once."""
@@ -54,14 +54,14 @@ class Op:
     """One op of a step; the same on all peers."""
 
     number: int
-    """In its step."""
+    """The op's number in its step."""
     tag: int
     dtype: str
     count: int
     op: ReduceOp
     positions: int
     first_run: int
-    """Where its keys begin."""
+    """The place where the op's keys begin."""
     quantization: QuantizationOptions | None
     algorithm: ReduceAlgorithm | None
 
@@ -132,12 +132,12 @@ class Op:
 
 
 def op_count(threads: int) -> int:
-    """Of a step."""
+    """Return the number of ops in a step."""
     return TAGS + (CHAINS * CHAIN_OPS if threads else 0)
 
 
 def chains_of_step(seed: int, group: int, revision: int) -> list[list[Op]]:
-    """What is reduced one after the other, each chain on one tag."""
+    """Return the chains of a step: ops that are made one after the other, each chain on one tag."""
     random = Random(f"{seed} {group} {revision} chains")
     return [
         [

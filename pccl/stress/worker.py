@@ -61,7 +61,7 @@ OPTIMIZE_EVERY = 16
 SYNC_FAILURES_MAX = 20
 CUT_CHANCE = 0.02
 CUT_S_MAX = 0.05
-"""How long after the ops were launched."""
+"""The longest time between the launch of the ops and the cut."""
 REST_CHANCE = 0.05
 REST_S_MAX = 0.3
 ALONE_S = 0.02

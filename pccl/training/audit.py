@@ -49,13 +49,13 @@ class AuditError(Exception):
 
 @dataclass(slots=True)
 class Audit:
-    """What the logs of a run tell."""
+    """The findings of an audit over the logs of one run. Counts are of samples unless told otherwise."""
 
     dataset_size: int = 0
     steps: int = 0
-    """In the chain that led to the last state."""
+    """The number of steps in the chain that led to the last state."""
     peers: int = 0
-    """That are in any of them; who has joined anew counts anew."""
+    """The number of peers in any of these steps; a peer that has joined anew counts anew."""
     epochs: int = 0
     """Complete ones."""
     used: int = 0
@@ -63,7 +63,7 @@ class Audit:
     given_up: int = 0
     """Samples drawn for steps that were not committed, or without their peer."""
     again: int = 0
-    """Of those, used later."""
+    """The given-up samples that were used later."""
     rolled_back: int = 0
     """Steps that did not lead to the last state."""
     problems: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Drawn:
 
 
 class Coverage:
-    """How often each position was used, as ranges of one count: its memory goes with the number of ranges."""
+    """The use count of each position, kept as ranges of one count: the memory grows with the number of ranges."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         changes: dict[int, int] = defaultdict(int)
@@ -108,7 +108,7 @@ class Coverage:
                 changes[end] -= 1
         self._bounds = sorted(changes)
         self._counts = list(accumulate(changes[bound] for bound in self._bounds))
-        """From each bound to before the next one; the last is 0."""
+        """The use count from each bound to before the next one; the last is 0."""
 
     def _parts(self, begin: int = 0) -> Iterator[tuple[int, int, int]]:
         """Begin, end and count, from the part on in which `begin` is."""
@@ -138,7 +138,7 @@ class Coverage:
                 yield from ((position, count) for position in range(begin, end))
 
     def used_within(self, begin: int, end: int) -> int:
-        """Of the positions of a range, how many were used."""
+        """Return how many positions from `begin` to before `end` were used."""
         total = 0
         for first, last, count in self._parts(begin):
             if first >= end:
@@ -154,9 +154,9 @@ class _Logs:
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.streams: set[tuple[int, int, bool]] = set()
         self.drawn: dict[tuple[str, int], _Drawn] = defaultdict(_Drawn)
-        """By peer's name and step."""
+        """The drawn positions and samples by peer's name and step."""
         self.steps: dict[str, list[_Step]] = defaultdict(list)
-        """By what they led to. Several are steps of the same positions."""
+        """The steps by the state that they led to. Several are steps of the same positions."""
         for path in paths:
             for number, event in _events(Path(path)):
                 try:
@@ -278,7 +278,8 @@ def _samples_at(ranges: Sequence[Range], size: int, seed: int, shuffle: bool) ->
 def _drawn_in(
     logs: _Logs, in_chain: Mapping[tuple[str, int], Sequence[Range]], size: int, epochs: int
 ) -> NDArray[np.int64]:
-    """What was drawn for steps of the chain in complete epochs, each as `epoch * size + sample`, ascending."""
+    """Return the samples drawn for steps of the chain in complete epochs, each as `epoch * size + sample`,
+    ascending."""
     places = [np.empty(0, np.int64)]
     for key in in_chain:
         drawn = logs.drawn.get(key, _Drawn())
@@ -293,7 +294,7 @@ def _drawn_in(
 
 
 def _miscounted(places: NDArray[np.int64], end: int) -> Iterator[tuple[int, int]]:
-    """Of the numbers from 0 to before `end` those that are not in `places` exactly once, and how often they are."""
+    """Yield each number from 0 to before `end` that is not in `places` exactly once, with how often it is."""
     found, counts = np.unique(places, return_counts=True)
     before = np.concatenate([[-1], found[:-1]]) if found.size else found
     for i in np.flatnonzero((counts != 1) | (found != before + 1)).tolist():

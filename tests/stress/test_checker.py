@@ -17,7 +17,7 @@ SLOT = {1: 4, 2: 0, 3: 9}
 
 @dataclass
 class Log:
-    """What the peers of a small run report, in order."""
+    """The reports of the peers of a small run, in order."""
 
     entries: list[tuple[int, Message]] = field(default_factory=list)
 
@@ -214,7 +214,7 @@ def test_what_a_peer_finds_itself_is_passed_on() -> None:
 
 
 def test_a_step_is_judged_once_all_have_told_of_it() -> None:
-    """And only then, so that a long run does not gather memory and a slow peer raises no alarm."""
+    """It is judged only then, so that a long run does not gather memory and a slow peer raises no alarm."""
     checker = Checker()
     for peer, slot in SLOT.items():
         checker.started(peer, slot, group=0)

@@ -1,4 +1,4 @@
-"""Who is disturbed when: within the plan's limits, the same for the same seed."""
+"""Churn: who is disturbed when, within the plan's limits, the same for the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back where a master was killed, and what may be expected of the run then."""
+"""Kills of masters: what comes back, and what may be expected of the run then."""
 
 from __future__ import annotations
 

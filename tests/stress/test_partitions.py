@@ -1,4 +1,4 @@
-"""Who is cut off from whom: every kind and way, healed in time, and who may lose a place by it."""
+"""Partitions: every kind and way, healed in time, and who may lose a place by them."""
 
 from __future__ import annotations
 

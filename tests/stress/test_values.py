@@ -1,4 +1,4 @@
-"""What a stressed reduce is made of: a right result names its participants, any other is found."""
+"""The values of a stressed reduce: a right result names its participants, any other is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What comparing digests takes of a step: `python -m tests.training.comparison_cost [--peers 2] [--only NAME ...]`.
+"""The share of a step that comparing digests takes.
+
+    python -m tests.training.comparison_cost [--peers 2] [--only NAME ...]
 
 Peers are processes on this machine with one thread for torch each; they train with `check_every=None`, so that they
 choose themselves how often they compare. What `pccl.training.consistency.digests` does in each step is clocked on each
@@ -33,7 +35,7 @@ class Case:
     name: str
     kind: type[DDP] | type[DiLoCo]
     width: int
-    """Of a perceptron with two hidden layers."""
+    """The width of a perceptron with two hidden layers."""
     batch: int
     steps: int
 
@@ -56,7 +58,7 @@ class Clock:
         self.wall_s = self.cpu_s = 0.0
         self.begun_s = self.settled_s = time.monotonic()
         self.settled_from = (0.0, 0.0)
-        """What `wall_s` and `cpu_s` were at `settled_s`."""
+        """The values of `wall_s` and `cpu_s` at `settled_s`."""
         self.comparisons = 0
         self.is_settled = False
         vars(check).update(
@@ -142,7 +144,7 @@ def train(case: Case, peers: int) -> dict[str, Any]:
 
 
 def measure(case: Case, peers: int) -> dict[str, Any]:
-    """Of the peer that comparing took the largest share of."""
+    """Return the figures of the peer that comparing took the largest share of."""
     command = [sys.executable, "-m", "tests.training.comparison_cost", "--peers", str(peers), "--peer-of", case.name]
     with MasterNode("127.0.0.1:0") as master:
         environment = {**os.environ, "PCCL_MASTER": master.address}

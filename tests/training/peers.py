@@ -73,7 +73,7 @@ class Peer:
 
 
 def crew_of(master: MasterNode, count: int, kind: Kind = DiLoCo, **options: Any) -> list[Peer]:
-    """So many peers that have joined, numbered from 0."""
+    """Return so many peers that have joined, numbered from 0."""
     peers = [Peer(master.address, number, kind, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
@@ -85,7 +85,7 @@ def each_runs(peers: Sequence[Peer], until: int | Callable[[Peer], bool]) -> Non
 
 class HasDigests(Protocol):
     digests: Any
-    """By revision, or by whatever tells states apart."""
+    """The digests by revision, or by whatever tells states apart."""
 
 
 def assert_parity(peers: Sequence[HasDigests]) -> None:
@@ -97,7 +97,7 @@ def assert_parity(peers: Sequence[HasDigests]) -> None:
 def refused_while_others_train(
     master: MasterNode, peers: Sequence[Any], make: Callable[[Communicator], Any]
 ) -> PCCLError:
-    """What somebody is told who comes to `peers` with something else to train; they let him in and go on alone."""
+    """Return the error of a peer that comes to `peers` with something else to train; they let it in and go on alone."""
 
     def has_admitted(peer: Any) -> bool:
         return any(step.admitted for step in peer.steps[:-2])
@@ -133,7 +133,7 @@ class Reference:
         return {name: self.parameters[name] - local[name] for name in SHAPES}
 
     def update(self, gradients: Sequence[Model]) -> None:
-        """With the mean of all peers' pseudo-gradients."""
+        """Update with the mean of all peers' pseudo-gradients."""
         for name in SHAPES:
             gradient = np.mean([each[name] for each in gradients], axis=0)
             self.momentum[name] = self.outer.momentum * self.momentum[name] + gradient

@@ -32,7 +32,7 @@ SAMPLERS: dict[str, tuple[Kind, bool]] = {
 SAMPLES = 401
 """Their logs are beside the file that ends the run."""
 INNER_S = 0.03
-"""What inner steps take at least, so that there is a middle of them."""
+"""The least time that inner steps take, so that there is a middle of them."""
 STOP_TAG = 100
 
 

@@ -47,7 +47,7 @@ def finish(peers: list[AsyncPeer]) -> None:
 
 WHOLE = slice(0, 40)
 THIRDS = [slice(0, 10), slice(10, 25), slice(25, 40)]
-"""Of 40 elements, between rows of five."""
+"""The thirds of 40 elements, cut between rows of five."""
 fragmented = pytest.mark.parametrize("fragments", [[WHOLE], THIRDS], ids=["whole", "fragments"])
 
 

@@ -267,7 +267,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_do_what_they_do_by_themselves(master: MasterNode, kind: str) -> None:
-    """Also those whose state does not begin at zero."""
+    """That includes optimizers whose state does not begin at zero."""
     alone, module = new_module(), new_module()
     optimizers = [OPTIMIZERS[kind](each.parameters()) for each in (alone, module)]
     with Communicator(master.address) as communicator:
@@ -298,7 +298,7 @@ def test_layers_that_the_optimizer_has_not_stepped_have_a_state_too(master: Mast
 
 
 class WithCopies(torch.optim.SGD):
-    """Its state begins with copies of the parameters, as that of schedule-free ones."""
+    """An optimizer whose state begins with copies of the parameters, as that of schedule-free ones."""
 
     def step(self, closure: Any = None) -> Any:
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):

@@ -195,7 +195,7 @@ def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
 
 
 def replayed(path: Path, until_end: int, options: SPSAOptions = OPTIONS, scale: float = 1.0) -> str:
-    """What a peer without a network makes of a log."""
+    """Return the digest that a peer without a network makes of a log."""
     model = new_model()
     for array in model.values():
         array *= np.float32(scale)

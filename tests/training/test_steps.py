@@ -34,7 +34,7 @@ def fail_together(calls: list[Callable[[], Any]]) -> None:
 
 
 def set_back(state_of: Any) -> None:
-    """It has not heard of its last step."""
+    """Set a peer back to before its last step, of which it has not heard."""
     state_of._state.revision -= 1
 
 

@@ -1,4 +1,4 @@
-"""What all peers of a run have in common: how newcomers get it, and how peers find out that it differs.
+"""The state that all peers of a run have in common: how newcomers get it, and how peers find out that it differs.
 
 Modules:
 

@@ -43,7 +43,8 @@ Integers = NDArray[np.int64]
 
 
 def exchanged_buffers(model: Any, rule: str) -> Buffers:
-    """Those of a torch module; anything else has none. ValueError for another rule, or for buffers on meta."""
+    """Return the buffers of a torch module, to be exchanged by this rule; anything else has none. ValueError: there is
+    no such rule, or a buffer is on the meta device."""
     if rule not in RULES:
         raise ValueError(f"buffers {rule!r}: must be one of {', '.join(map(repr, RULES))}")
     torch = sys.modules.get("torch")
@@ -64,7 +65,7 @@ def exchanged_buffers(model: Any, rule: str) -> Buffers:
 
 
 class _Place:
-    """Where a buffer is."""
+    """The place of a buffer in the vector that is exchanged, and in the module."""
 
     def __init__(self, name: str, module: Any, key: str) -> None:
         self.name = name
@@ -160,12 +161,12 @@ class Buffers:
                 first += place.count
 
     def module_tensors(self) -> Iterator[tuple[str, Any]]:
-        """Those of the module by name."""
+        """Yield the common buffers of the module with their names."""
         for place in (*self._floats, *self._integers):
             yield f"buffer {place.name}", place.tensor
 
     def version(self) -> int:
-        """Another number once one of the module's buffers has been written."""
+        """Return a number that is another one once a buffer of the module has been written."""
         return sum(place.version for place in (*self._floats, *self._integers))
 
     def adopt(self) -> None:
@@ -179,7 +180,8 @@ class Buffers:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """In here the module has this peer's own values, as forward passes leave them, and outside the common ones."""
+        """Give the module this peer's own values within the block, as forward passes leave them, and the common ones
+        outside."""
         if self.is_empty:
             yield
             return

@@ -1,4 +1,4 @@
-"""What all peers of a run have in common, of whatever training class, and how it is kept so.
+"""The contract of all training classes: the state that all peers have in common, and how it is kept so.
 
 The contract, after each step:
 
@@ -43,16 +43,17 @@ from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.tensors.shards import local_shard
 
 TAGS = 1 << 62
-"""Its tags are from here on, 8 for each tag of the training object that it belongs to."""
+"""The first tag of contracts. Each tag of a training object has 8 of them."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
 HEADER_BYTES = 16
-"""Where the objects end in what is handed over, and where late optimizer state does: two little-endian integers."""
+"""Two little-endian integers of 8 bytes: the end of the objects in what is handed over, and that of late optimizer
+state."""
 PARTING_S = 1.0
-"""How long a peer at the end of its run waits for the others, to compare what they end with. If they train on instead,
-they wait for it as long in their next average."""
+"""The time that a peer at the end of its run waits for the others, to compare what they end with. If they train on
+instead, they wait for it as long in their next average."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class ParamGroups:
     """The hyperparameters of a torch optimizer: its `param_groups` without the parameters."""
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any] | None = None) -> None:
-        """With the `parameters` by name, groups that were added later are added by `load_state_dict`, too."""
+        """Where the `parameters` are given by name, `load_state_dict` also adds groups that the others have added
+        later."""
         self._optimizer = optimizer
         self._parameters = parameters
 
@@ -153,8 +155,8 @@ class Contract:
         """The digest of the late optimizer state that was handed over last."""
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Further objects, which change what `infos` gives: before anybody is joined. ValueError or TypeError as the
-        constructor. Not a joint call."""
+        """Add objects, which changes what `infos` gives: to be called before anybody is joined. ValueError or TypeError
+        as the constructor. Not a joint call."""
         for name, each in objects.items():
             if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
                 raise TypeError(
@@ -172,14 +174,15 @@ class Contract:
         self._encoded()  # raises
 
     def infos(self) -> list[TensorInfo]:
-        """What belongs into the shared state: the common buffers, and a name that says what peers must have alike."""
+        """Return what belongs into the shared state: the common buffers, and a name that says what peers must have
+        alike."""
         rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
         names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
         options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
         return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
     def options(self) -> dict[str, object]:
-        """What peers must have alike, by the names of the arguments. Not a joint call."""
+        """Return what peers must have alike, by the names of the arguments. Not a joint call."""
         shared = [name.removeprefix("shared ") for name in self._shared]
         return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check.every, "shared": shared}
 
@@ -191,7 +194,8 @@ class Contract:
         self._must_align = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What checkpoints need beside models and optimizers: the objects that were handed over. Not a joint call."""
+        """Return what checkpoints need beside models and optimizers: the state of the objects that were handed over.
+        Not a joint call."""
         return {name: self._objects[name].state_dict() for name in self._shared}
 
     @contextmanager
@@ -216,39 +220,42 @@ class Contract:
 
     @property
     def failure(self) -> DivergenceError | None:
-        """What ended the run for this object. Not a joint call."""
+        """The divergence that ended the run for this object, or None. Not a joint call."""
         return self._check.failure
 
     # Around a step.
 
     def begin(self, revision: int) -> None:
-        """First of all in a step, before anything is averaged. DivergenceError."""
+        """Begin a step, before anything is averaged: align objects if somebody was admitted, and launch the comparison
+        that is due. DivergenceError, again, where it was raised before."""
         if self._must_align:
             self._hand_over(revision, is_source=not self._is_new, has_them=True, is_again=True)
             self._must_align = self._is_new = False
         self._check.launch()
 
     def launch_buffers(self, revision: int) -> None:
-        """Once the forward passes of the step have been made."""
+        """Launch the exchange of buffers, once the forward passes of the step have been made."""
         self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
 
     def land(self) -> Averaged:
-        """Last of all before the step changes anything: the buffers are there then. DivergenceError."""
+        """Wait for comparison and buffers, last of all before the step changes anything; the common buffers are there
+        then. DivergenceError."""
         self._check.land()
         return self.buffers.land()
 
     def exchange_own_buffers(self, revision: int) -> Averaged:
-        """Where forward passes are made within `Buffers.own`: makes common what they have left, at once."""
+        """Exchange at once the buffers that forward passes within `Buffers.own` have left, and make them the common
+        ones."""
         self.buffers.show_own()
         self.launch_buffers(revision)
         return self.buffers.land()
 
     def land_check(self) -> None:
-        """As `land`, without the buffers."""
+        """Wait for the comparison alone. DivergenceError."""
         self._check.land()
 
     def end(self, revision: int) -> None:
-        """Last of all in a step. Not a joint call."""
+        """End a step, last of all: take a snapshot if a comparison is due. Not a joint call."""
         self._check.move_on()
         self._version_at_end = self._own_version()
         if self._check.expects(revision):
@@ -280,12 +287,12 @@ class Contract:
             )
 
     def snapshot(self, revision: int) -> Snapshot:
-        """Of the state as it is. Not a joint call."""
+        """Return the digests of the state as it is. Not a joint call."""
         objects = self._encoded([name for name in self._objects if name not in self._uncompared])
         return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
 
     def digest(self, revision: int) -> str:
-        """In hexadecimal. Not a joint call."""
+        """Return the digest of the state as it is, in hexadecimal. Not a joint call."""
         return self.snapshot(revision).digest().hex()
 
     # Around an admission: see `pccl.training.group.membership.JointState`.
@@ -409,7 +416,8 @@ class Contract:
 
 
 def frozen_parameters(model: Any) -> dict[str, Any]:
-    """Those of a torch module that do not require gradients, by what they are called in an account."""
+    """Return the parameters of a torch module that do not require gradients, by their names in accounts of
+    differences."""
     if not hasattr(model, "named_parameters"):
         return {}
     return {f"frozen parameter {name}": p for name, p in model.named_parameters() if not p.requires_grad}

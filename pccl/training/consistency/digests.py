@@ -1,4 +1,4 @@
-"""Whether all peers have the same state: compared by digest while they train, and accounted for where it differs.
+"""Comparing the peers' states: by digest while they train, with an account of what differs where they do.
 
 Theory of operation. A *snapshot* has the BLAKE3 digest of each tensor and the canonical bytes of each object
 (`pccl.training.state.codec`) that decide the next step. It is made at the end of a step, when the state rests; at the
@@ -50,14 +50,14 @@ from pccl.training.group.seats import until_committed
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
-"""Of the training time, for comparing: half of what is promised, since both times vary."""
+"""The share of the training time for comparing: half of what is promised, since both times vary."""
 SMOOTHING = 0.25
 """The weight of the last time in the mean."""
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
 NAMES_SHOWN = 8
 OBJECT_BYTES_SHOWN = 1 << 20
-"""Of objects that differ, which are gathered to say in what."""
+"""The most bytes that are gathered of an object, to say in what it differs."""
 THREADED_BYTES = 1 << 20
 DIGEST_BYTES = 32
 
@@ -70,7 +70,7 @@ class DivergenceError(RuntimeError):
     def __init__(self, text: str, revision: int, peers: tuple[int, ...], names: tuple[str, ...]) -> None:
         super().__init__(text)
         self.revision = revision
-        """After how many steps it was found."""
+        """The number of steps after which it was found."""
         self.peers = peers
         """The numbers of those that differ from most; where there is no majority, from the peer accepted first."""
         self.names = names
@@ -95,7 +95,7 @@ class Snapshot:
         self.digests |= {name: blake3.blake3(data).digest() for name, data in objects.items()}
 
     def digest(self) -> bytes:
-        """Of all of it."""
+        """Return one digest over the revision, all names and all digests."""
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         for name, digest in self.digests.items():
             hasher.update(f"{len(name)} {name}".encode())
@@ -104,7 +104,7 @@ class Snapshot:
 
 
 def digest_of(tensor: Any) -> bytes:
-    """Of a NumPy array or a torch tensor: dtype, shape and elements in C order."""
+    """Return the BLAKE3 digest of a NumPy array or a torch tensor: dtype, shape and elements in C order."""
     if not isinstance(tensor, np.ndarray):
         data = codec.bytes_of(tensor, "tensor")
     else:
@@ -117,7 +117,7 @@ def digest_of(tensor: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a peer has gathered of another."""
+    """The digests that a peer has gathered of another."""
 
     peer: int
     is_new: bool
@@ -149,9 +149,9 @@ class Check:
         """The state as it is."""
         self._words = np.empty(9, np.uint64)
         self._hash_s = self._launch_s = 0.0
-        """What the newest snapshot took, and to launch its comparison."""
+        """The time that the newest snapshot took, and that of launching its comparison."""
         self._exchange_s = 0.0
-        """What comparisons take beyond their snapshots, smoothed."""
+        """The time that comparisons take beyond their snapshots, smoothed."""
         self._since: tuple[float, int] | None = None
         """The time, and the revision, of the last comparison."""
         self.failure: DivergenceError | None = None
@@ -167,13 +167,14 @@ class Check:
         return revision >= self._next and self.communicator.world_size > 1
 
     def note(self, make: Callable[[], Snapshot]) -> None:
-        """At the end of a step, where `expects`."""
+        """Take the snapshot at the end of a step, where `expects` says so. Not a joint call."""
         started_s = time.monotonic()
         self._snapshot = make()
         self._hash_s = time.monotonic() - started_s
 
     def launch(self) -> None:
-        """At the beginning of a step; DivergenceError, again, where it was raised before."""
+        """Launch the comparison of the newest snapshot at the beginning of a step. DivergenceError, again, where it was
+        raised before."""
         if self.failure is not None:
             raise self.failure
         if self._snapshot is None or self._op is not None:
@@ -195,7 +196,7 @@ class Check:
         self._words[:4], self._words[4:8], self._words[8] = digest, ~digest, self._proposal(snapshot.revision)
 
     def land(self, *, is_new: bool = False) -> None:
-        """Before the step changes anything. DivergenceError, on all peers."""
+        """Wait for the comparison on its way, before the step changes anything. DivergenceError, on all peers."""
         if self._op is None:
             return
         assert self._snapshot is not None
@@ -206,7 +207,7 @@ class Check:
         self._judge(is_new)
 
     def _judge(self, is_new: bool = False) -> None:
-        """What the words have become."""
+        """Judge what the words have become: decide when to compare next, and account for a difference."""
         assert self._snapshot is not None
         snapshot, self._snapshot, self._op = self._snapshot, None, None
         self._is_compared = True
@@ -217,7 +218,7 @@ class Check:
             self._account(snapshot, is_new)
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
-        """At once, as peers are let in; `is_new` on those who are. Who is new and differs leaves with a
+        """Compare at once, as peers are let in; `is_new` on those who are. A new peer that differs leaves with a
         DivergenceError, and the others go on. Otherwise as `land`."""
         self.note(make)
         self.launch()
@@ -268,8 +269,8 @@ class Check:
         self._judge()
 
     def come_soon(self, revision: int) -> None:
-        """After an admission: compares as often as it was told, or at the next step and from there on ever more
-        rarely."""
+        """Set the next comparison after an admission: as often as was asked for, or at the next step and from there on
+        ever more rarely."""
         self._snapshot = None
         self._gap = self.every or 1
         self._next = revision + self._gap
@@ -326,7 +327,7 @@ class Check:
     def _details(
         self, snapshot: Snapshot, names: list[str], right: _Row, wrong: list[_Row]
     ) -> dict[str, codec.Difference]:
-        """Where the first of the objects that differ begins to. All peers gather it."""
+        """Gather from all peers the objects that differ, and return for each the first place where it does."""
         name = next((name for name in names if name in snapshot.objects), None)
         if name is None:
             return {}
@@ -360,7 +361,7 @@ class Check:
         return int(sizes[0])
 
     def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
-        """By peer."""
+        """Gather a row of bytes from each peer, and return them by peer."""
         info, _ = until_committed(
             self.communicator,
             lambda: self.communicator.all_gather_async(row, tag=self._account_tag, step=step).result(),

@@ -1,4 +1,4 @@
-"""Who gets which positions of an endless stream: pools of free positions, and how one is dealt out.
+"""Dealing out an endless stream: pools of free positions, and which peer gets which of them.
 
 Theory of operation. A *pool* is all positions from `begun` on, and some ranges below it that are free again. Seen in
 ascending order its positions have *offsets* 0, 1, 2 ... A *deal* gives each of its members a block of offsets, then
@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 Range: TypeAlias = tuple[int, int]
-"""From the first to before the second."""
+"""A range from its first number to before its second."""
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
@@ -32,7 +32,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """In the order they have, adjacent ones as one."""
+    """Return the ranges in the order they have, with adjacent ones joined."""
     done: list[Range] = []
     for begin, end in ranges:
         if done and begin == done[-1][1]:
@@ -59,7 +59,7 @@ class Pool:
         return self._ends[-1] if self._ends else 0
 
     def position(self, offset: int) -> int:
-        """Where this offset is."""
+        """Return the position that has this offset."""
         return next(self.ranges(offset, offset + 1))[0]
 
     def ranges(self, begin: int, end: int) -> Iterator[Range]:
@@ -91,7 +91,7 @@ class Deal:
         self._starts = list(accumulate(blocks, initial=0))
 
     def _offset(self, member: int, count: int) -> int:
-        """Of a member's position number `count`."""
+        """Return the offset of a member's position number `count`."""
         done, within = divmod(count, self.blocks[member])
         return done * self.round + self._starts[member] + within
 
@@ -112,7 +112,7 @@ class Deal:
         return self.pool.position(min(self._offset(member, count) for member, count in enumerate(counts)))
 
     def rest(self, counts: Sequence[int]) -> Pool:
-        """What is left of the pool when each member has used so many of its own."""
+        """Return the pool that is left when each member has used so many positions of its own."""
         top = max(self._offset(member, count - 1) + 1 if count else 0 for member, count in enumerate(counts))
         left: list[Range] = []
         for member, count in enumerate(counts):

@@ -131,18 +131,18 @@ class ElasticSampler:
         self._ledger = Ledger(dataset_size)
         self._process = os.getpid()
         self._number = 0
-        """This peer's, and its name as a member."""
+        """The number of this peer; `_name` is its name as a member."""
         self._name = ""
         self._own = 0
         """Which member this peer is."""
         self._generation = 0
         """The ledger's, that the following belong to."""
         self._drawn = 0
-        """Of this peer's positions in that deal."""
+        """The count of this peer's positions in that deal that are drawn."""
         self._trained: list[Range] = []
         """Handed out since the last claim."""
         self._ahead: deque[_Draw] = deque()
-        """What a tracked loader has drawn and not given yet."""
+        """The draws that a tracked loader has made and not given yet."""
         self._foreseen = _Foreseen(-1, 0, np.empty(0, np.int64))
         self._loader: tuple[Any, Iterator[Any]] | None = None
         self._is_tracking = False
@@ -191,7 +191,7 @@ class ElasticSampler:
         return rounds * -(-share // batch) if self._samples_per_step else -(-rounds * share // batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is used so far, the same on all peers."""
+        """Return what is used so far, the same on all peers."""
         facts = {"dataset_size": self.dataset_size, "seed": self._seed, "shuffle": self._shuffle}
         return {**facts, **self._ledger.state()}
 
@@ -234,7 +234,7 @@ class ElasticSampler:
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """What was drawn since the last step was not trained on: it is drawn again."""
+        """Take back what was drawn since the last step: it was not trained on, and is drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()
@@ -269,7 +269,7 @@ class ElasticSampler:
         return _Draw(self._generation, ranges, self._indices(self._drawn - count, self._drawn))
 
     def _indices(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Of this peer's positions with these numbers."""
+        """Return the dataset's indices at this peer's positions number `begin` to before `end`."""
         made = self._foreseen
         if made.generation != self._generation or not made.begin <= begin <= end <= made.begin + made.indices.size:
             ranges = self._ledger.ranges(self._own, begin, max(end, begin + min(FORESEEN, self.dataset_size)))
@@ -380,8 +380,8 @@ class ElasticSampler:
         self._trained.clear()
 
     def fix_steps(self) -> None:
-        """Before the group is formed: `samples_per_step` is the batch's size, where it was not given. ValueError: nor
-        was that."""
+        """Set `samples_per_step` to the batch's size where it was not given. Called before the group is formed.
+        ValueError: there is no batch size either."""
         if self._samples_per_step is None and self._batch_size is None:
             raise ValueError(
                 "DDP must know how many samples a peer trains on in a step: make the ElasticSampler with "
@@ -419,9 +419,11 @@ class ElasticSampler:
         self._trained.clear()
 
     def commit(self, peers: Collection[int] | None = None) -> None:
-        """After the average of the oldest claim has committed with these peers' contributions (their numbers; None:
-        this one's alone). On all peers in the same order. PCCLError INVALID_USAGE: others took part than have claimed,
-        as those do whom a call of `update_topology` outside of the training class has let in."""
+        """Note that the average of the oldest claim has committed with the contributions of these peers (their numbers;
+        None: of this one alone). Called on all peers in the same order.
+
+        PCCLError INVALID_USAGE: others took part than have claimed, as a peer does that a call of `update_topology`
+        outside of the training class has let in."""
         numbers = {self._number} if peers is None else set(peers)
         known = {member.number for member in self._ledger.members}
         if not numbers or not numbers <= known:
@@ -447,7 +449,8 @@ class ElasticSampler:
 
 
 def _integer(name: str, value: Any) -> int:
-    """Also of NumPy's and torch's integers, which no state that is shared may have in it."""
+    """Return a Python integer, also for NumPy's and torch's, which no state that is shared may have in it. TypeError
+    for anything else."""
     try:
         return as_int(name, value)
     except ValueError as error:

@@ -58,5 +58,5 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=64)
 def permutation(size: int, seed: int, epoch: int) -> Permutation:
-    """As `Permutation`, made once."""
+    """Return the `Permutation` of an epoch; the last ones are kept."""
     return Permutation(size, seed, epoch)

@@ -16,7 +16,7 @@ import numpy as np
 from pccl._integers import as_int
 
 NUMBERS, SEEDS = 0, 1
-"""What the numbers are for, the upper half of the key."""
+"""The purposes of random numbers, the upper half of the key."""
 
 
 class RandomStreams:

@@ -1,4 +1,4 @@
-"""What a group has used of a data stream: the part of `ElasticSampler` that is the same on all peers.
+"""The account of what a group has used of a data stream: the part of `ElasticSampler` that is the same on all peers.
 
 Theory of operation. The stream is endless: its position g is sample g mod N of epoch g div N. The ledger knows which
 positions are used, and who may use which of the others next. Three things change it, each by what all peers have alike:
@@ -41,7 +41,7 @@ class Member:
     number: int
     """The peer's, by which averages know it."""
     name: str
-    """Of its time in the run: no two peers that ever were have the same."""
+    """The name of a peer's time in the run: no two peers that ever were have the same."""
     block: int
     """Positions that it is dealt at a time."""
 
@@ -54,9 +54,9 @@ class Commit:
     after: str
     """The histories."""
     used: Mapping[str, Sequence[Range]]
-    """By members' names."""
+    """The ranges that were used, by members' names."""
     again: Sequence[Range]
-    """To be given out again, as they were claimed by who was lost."""
+    """The ranges to be given out again, as a lost peer had claimed them."""
 
 
 def history_after(before: str, step: int, used: Mapping[str, Sequence[Range]]) -> str:
@@ -76,17 +76,17 @@ class Ledger:
         self.generation = 0
         """Counts the deals: positions that a member foresaw in an earlier one are not its own any more."""
         self.members: tuple[Member, ...] = ()
-        """By ascending number; empty until `form`."""
+        """The members by ascending number; empty until `form`."""
         self._pool = Pool()
         self._deal: Deal | None = None
         self._counts: list[int] = []
-        """Of each member's positions in this deal, how many are claimed."""
+        """The count of each member's positions in this deal that are claimed."""
         self._claims: deque[dict[int, list[Range]]] = deque()
-        """By members' numbers, oldest first, of averages on their way."""
+        """The claims of averages on their way, by members' numbers, oldest first."""
 
     @property
     def claims(self) -> int:
-        """How many have not been committed."""
+        """The number of claims that have not been committed."""
         return len(self._claims)
 
     def index(self, number: int) -> int:
@@ -100,7 +100,7 @@ class Ledger:
         self._deal_out(members)
 
     def claimed(self, index: int) -> int:
-        """Of a member's positions in this deal, how many are claimed."""
+        """Return how many of a member's positions in this deal are claimed."""
         return self._counts[index]
 
     def ranges(self, index: int, begin: int, end: int) -> list[Range]:
@@ -109,8 +109,9 @@ class Ledger:
         return self._deal.ranges(index, begin, end)
 
     def claim(self, amounts: Mapping[int, int], on_their_way: int) -> None:
-        """How many positions the members with these numbers have trained on; others have been lost. With more claims
-        than averages `on_their_way` the last claim's was never made: this one is added to it."""
+        """Claim so many positions for each member with these numbers, which has trained on them; other members have
+        been lost. Where there are more claims than averages `on_their_way`, the average of the last claim was never
+        launched: this claim is added to it."""
         if len(self._claims) <= on_their_way:
             self._claims.append({member.number: [] for member in self.members})
         for index, member in enumerate(self.members):
@@ -145,7 +146,7 @@ class Ledger:
         return min([self._deal.lowest(self._counts), *claimed])
 
     def state(self) -> dict[str, Any]:
-        """What is the same on all peers, of integers, strings and lists alone."""
+        """Return the state that is the same on all peers, in integers, strings and lists alone."""
         pool = self._free()
         free = [list(each) for each in pool.free]
         return {"steps": self.steps, "history": self.history, "begun": pool.begun, "free": free}
@@ -174,11 +175,11 @@ class Ledger:
         self.generation += 1
 
     def _rest(self) -> Pool:
-        """What nobody has claimed."""
+        """Return the pool of positions that nobody has claimed."""
         return self._pool if self._deal is None else self._deal.rest(self._counts)
 
     def _free(self) -> Pool:
-        """What is not used: with the claims of averages on their way."""
+        """Return the pool of positions that are not used: also those that averages on their way have claimed."""
         return self._rest().with_back(each for claim in self._claims for ranges in claim.values() for each in ranges)
 
     def _is_uneven(self) -> bool:
@@ -186,7 +187,7 @@ class Ledger:
         return max(rounds) >= min(rounds) + 2
 
     def _block_of(self, member: Member, amount: int) -> int:
-        """What a member is dealt at a time that has claimed so many for a step."""
+        """Return how many positions at a time a member is dealt that has claimed so many for a step."""
         return amount or member.block
 
 

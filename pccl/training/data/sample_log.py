@@ -25,7 +25,8 @@ from pccl.training.data.sample_ledger import Commit
 
 
 def _drop_what_is_not_whole(file: BinaryIO) -> None:
-    """What a process that crashed, or a full disk, has left behind the last newline: nobody was given its samples."""
+    """Cut off what a process that crashed, or a full disk, has left behind the last newline: nobody was given its
+    samples."""
     if os.fstat(file.fileno()).st_size:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1

@@ -32,8 +32,8 @@ from pccl.training.group.membership import Average, Averaged
 
 
 class GradBucket:
-    """What a hook is given; as torch.distributed.GradBucket, and `average`. Not to be used once the hook's future is
-    complete."""
+    """The bucket that a hook is given: torch.distributed.GradBucket's interface, and `average`. It must not be used
+    once the hook's future is complete."""
 
     def __init__(
         self, communicator: Communicator, bucket: Bucket, tag: int, step: int, number: int, count: int
@@ -48,7 +48,7 @@ class GradBucket:
         self._count = count
 
     def index(self) -> int:
-        """From 0; buckets with the last parameters come first."""
+        """The bucket's number from 0; buckets with the last parameters come first."""
         return self._number
 
     def is_last(self) -> bool:
@@ -122,7 +122,7 @@ class HookedAverage:
 
 
 def name_of(hook: tuple[Any, CommHook] | None) -> str:
-    """What peers compare: the hook's name, and its state where that is options."""
+    """Return what peers compare of a hook: its name, and its state where that is options."""
     if hook is None:
         return ""
     state, function = hook
@@ -142,7 +142,8 @@ def fp16_compress_hook(state: Any, bucket: GradBucket) -> Any:
 
 
 def bf16_compress_hook(state: Any, bucket: GradBucket) -> Any:
-    """As `fp16_compress_hook`, with bfloat16: the range of float32, an eighth of float16's precision."""
+    """Average in bfloat16: the range of float32, an eighth of float16's precision. Otherwise like
+    `fp16_compress_hook`."""
     return _cast(DataType.BFLOAT16, bucket)
 
 

@@ -90,8 +90,8 @@ BUCKET_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Step(StepReport):
-    """What a step did. `revision` counts the steps so far, `world_size` is the fewest peers in the average of any
-    bucket (1: alone), and `waited_s` the time that `synchronize` took."""
+    """The outcome of a step of `DDP`. `revision` counts the steps so far, `world_size` is the fewest peers in the
+    average of any bucket (1: alone), and `waited_s` the time that `synchronize` took."""
 
     is_skipped: bool = False
     """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
@@ -159,7 +159,7 @@ class DDP(ModuleFace, Checkpointed):
         self._must_synchronize = True
         """Outside of `no_sync`."""
         self._averages: list[Averaged] | None = None
-        """What `synchronize` has done in this step."""
+        """The averages that `synchronize` has made in this step."""
         self._weight: float | None = None
         """The weight of this peer in this step."""
         self._waited_s = 0.0
@@ -271,7 +271,8 @@ class DDP(ModuleFace, Checkpointed):
         yield from self._contract.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """As `DiLoCo.join`."""
+        """Join the run, with at least `peers_min` peers if nobody is under way. See `DiLoCo.join`, whose errors it
+        has."""
         return self._membership.join(peers_min)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
@@ -424,7 +425,8 @@ class DDP(ModuleFace, Checkpointed):
 
     @contextmanager
     def _step(self, func_name: str) -> Iterator[None]:
-        """As `Membership.step`."""
+        """Surround what all peers do alike in a step. PCCLError as `Membership.step`; INVALID_USAGE after the optimizer
+        failed in the middle of a step."""
         if self._has_failed:
             text = (
                 "the optimizer failed in the middle of a step, and this peer's parameters may not be the others': "

@@ -51,7 +51,7 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 
 def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> None:
-    """To before the step."""
+    """Set the state that the step has made to what it is before a first step."""
     made = {id(parameter) for parameter in fresh}
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     with torch.no_grad():
@@ -71,7 +71,7 @@ def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> N
 
 
 def _initial(optim: Any, optimizer: Any, key: str, rate: Any) -> float:
-    """What a tensor of the state begins with."""
+    """Return the value that a tensor of the state begins with."""
     if isinstance(optimizer, optim.NAdam) and key == "mu_product":
         return 1.0
     if isinstance(optimizer, optim.ASGD) and key in ("mu", "eta"):

@@ -1,5 +1,4 @@
-"""What `DDP` asks of GradScalers: whether one has looked at gradients before they were the averages, and has skipped a
-step.
+"""GradScalers beside `DDP`: whether one has looked at gradients before they were the averages, or has skipped a step.
 
 A scaler that looks for infinities among a peer's own gradients decides about the step by them, and peers part. Scalers
 are known that are shared, or were given to a former step; a peer whose scaler has looked too early says so to all. Of a
@@ -33,7 +32,7 @@ def _has_unscaled(scaler: Any, optimizer: Any) -> bool:
 
 
 class GradScalers:
-    """Those that are known. Not thread-safe."""
+    """The GradScalers that are known to step this optimizer. Not thread-safe."""
 
     def __init__(self, optimizer: Any, shared: Iterable[object]) -> None:
         self._optimizer = optimizer
@@ -46,7 +45,7 @@ class GradScalers:
         return any(_has_unscaled(each, self._optimizer) for each in self._known)
 
     def forget(self) -> None:
-        """Of a step that is given up: they may unscale the next one's gradients."""
+        """Forget a step that is given up: scalers may unscale the next one's gradients."""
         for each in self._known:
             getattr(each, "_per_optimizer_states", {}).pop(id(self._optimizer), None)
 

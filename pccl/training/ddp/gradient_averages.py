@@ -37,7 +37,7 @@ class GradientAverages:
         self._tag = tag
         self._quantization = quantization
         self._exponent: int | None = None
-        """How buckets are launched, the same on all peers; see `pccl.training.ddp.gradient_weights`."""
+        """The way in which buckets are launched, the same on all peers; see `pccl.training.ddp.gradient_weights`."""
         self._is_note_queued = False
 
     def take(self, number: int, i: int, revision: int) -> None:

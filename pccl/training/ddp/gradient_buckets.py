@@ -33,7 +33,7 @@ WORD_BYTES = 8
 CHUNK = 1 << 18
 """Elements that are weighed at a time, so that float64 takes little memory."""
 ALL = -1
-"""Instead of a gradient's place in its bucket: it is not known which."""
+"""A place in a bucket that means: it is not known which gradient."""
 
 
 class InFlight(Protocol):
@@ -57,7 +57,7 @@ class FlatBuffer:
         self._host = self._words.numpy().view(np.uint64) if first.device.type == "cpu" else None
 
     def sum(self) -> Any:
-        """Of the words: a number, or a tensor on the buffer's device, which nobody has waited for."""
+        """Return the sum of the words: a number, or a tensor on the buffer's device, which nobody has waited for."""
         return int(self._host.sum()) if self._host is not None else self._words.sum()
 
 
@@ -68,13 +68,13 @@ class Bucket:
         """`parameters` are of one dtype and on one device."""
         self.parameters = list(parameters)
         self.average: InFlight | None = None
-        """Of this step, in flight or landed."""
+        """The average of this step, in flight or landed."""
         self._torch = torch
         self._sent = FlatBuffer(torch, parameters)
         self._received: FlatBuffer | None = None
         self._landed: Averaged | None = None
         self._versions: list[int | None] = [None] * len(self.parameters)
-        """Of each gradient that this backward pass has completed."""
+        """The version of each gradient that this backward pass has completed."""
         self._sum: Any = None
 
     @property
@@ -107,7 +107,8 @@ class Bucket:
             self._sum = self._sent.sum()
 
     def fill(self) -> None:
-        """For parameters without a part in the loss: zero, or what earlier backward passes have added."""
+        """Fill in the gradients of parameters without a part in the loss: zero, or what earlier backward passes have
+        added."""
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if self._versions[i] is not None:
                 continue
@@ -118,7 +119,7 @@ class Bucket:
                 self._move_in(i)
 
     def result(self) -> Any:
-        """Where the average is to be received."""
+        """Return the flat tensor where the average is to be received."""
         if self._received is None:
             self._received = FlatBuffer(self._torch, self.parameters)
         return self._received.flat
@@ -172,7 +173,7 @@ class Bucket:
             parameter.grad = view if parameter.requires_grad else None
 
     def note_given(self) -> None:
-        """After `give`, for `is_as_given`."""
+        """Note what `give` has given, for `is_as_given`."""
         self._sum = self._sent.sum()
 
     def is_as_given(self) -> bool:

@@ -34,7 +34,8 @@ from typing import Protocol
 from pccl.training.group.membership import Averaged
 
 EXPONENT_SLACK = 4
-"""By how much an exponent may be larger than a step needs it: weights vary, and launching again costs a step's time."""
+"""The most by which an exponent may be larger than a step needs: weights vary, and launching again costs a step's
+time."""
 
 
 class Averageable(Protocol):
@@ -50,8 +51,8 @@ def factor_of(weight: float, exponent: int) -> float:
 
 
 def way_of(weights: Mapping[int, float], used: int | None) -> int | None:
-    """How buckets are to be launched where peers gave these weights (all of them NaN: none was given) and were launched
-    with `used`."""
+    """Return how buckets are to be launched, as an exponent or None for plain averages, where peers gave these weights
+    (all NaN: none was given) and buckets were launched with `used`."""
     if any(math.isnan(weight) for weight in weights.values()):
         return None
     largest = max(weights.values())

@@ -1,4 +1,4 @@
-"""What programs do with torch's DistributedDataParallel as if it were the module."""
+"""The interface by which programs use torch's DistributedDataParallel as if it were the module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ModuleFace:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        """What is trained: its attributes are found here."""
+        """The module that is trained: its attributes are found here."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, with its hooks; also under `torch.autocast`."""

@@ -44,12 +44,13 @@ REASONS = {
     ABANDONED: "has given up the step, by ddp.abandon()",
     UNWEIGHTED: "gave no weight=, as others did: all give one to ddp.step() or ddp.synchronize(), or none does",
 }
-"""What a peer has done, with a `{name}` of what it has done it to."""
+"""The texts of what a peer has done, with a `{name}` of what it has done it to."""
 SHOWN = 3
 
 
 class Objections:
-    """What forbids a step on this peer, and what others are told of it. Not thread-safe."""
+    """The reasons why this peer must not make a step, found before each, and the text of all peers' reasons. Not
+    thread-safe."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Objections:
         self._averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
 
     def own(self) -> tuple[int, int, int]:
-        """This peer's, as three integers for the others, or FINE."""
+        """Return this peer's objection, as three integers for the others, or FINE."""
         for number, bucket in enumerate(self._buckets):
             place = bucket.changed()
             if place is not None:
@@ -82,7 +83,7 @@ class Objections:
         return (REPLACED, place, 0) if place is not None else FINE
 
     def explained(self, objections: Sequence[Objection]) -> str:
-        """What all peers are told; the same module is everywhere."""
+        """Return the text that all peers raise; it names the same tensors everywhere, as all have the same module."""
         told = "; ".join(
             f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
             for each in objections[:SHOWN]

@@ -66,7 +66,7 @@ from pccl.training.tensors.replica import Part, Replica, Vector
 class Fragment:
     part: Part
     place: slice
-    """Where it is in the outer vectors."""
+    """The fragment's place in the outer vectors."""
 
 
 def _fragments(replica: Replica, count: int) -> list[Fragment]:

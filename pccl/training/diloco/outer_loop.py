@@ -1,4 +1,4 @@
-"""What DiLoCo and its asynchronous form have in common: the outer state, joining, checkpoints.
+"""The outer loop, common to DiLoCo and its asynchronous form: the outer state, joining, checkpoints.
 
 *The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts the
 outer updates. It is the shared state of the peer group: a function of the common history alone, the same bytes on
@@ -43,17 +43,17 @@ from pccl.training.tensors.replica import Vector, replica_of
 NOTES = 2
 """Tags, counted from the loop's own: 0 is the average, these the roll call and what goes with an average."""
 INNER_STEPS = 50
-"""As many as the examples make; the paper has 500."""
+"""The default number of inner steps, as in the examples; the paper has 500."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterStep(StepReport):
-    """What an outer step did. `revision` counts the outer updates so far, and `world_size` the peers whose
+    """The outcome of an outer step. `revision` counts the outer updates so far, and `world_size` the peers whose
     pseudo-gradients are in the last one (1: alone, 0: there was none)."""
 
 
 def _inner_name(inner: Stateful | None) -> str | None:
-    """Of what has hyperparameters that peers share."""
+    """Return the class of an inner optimizer with hyperparameters that peers share; None for anything else."""
     return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
 
 
@@ -160,7 +160,7 @@ class OuterLoop(Checkpointed):
         return Membership(self._communicator, self._state, options, site=self._site, joint=self._contract)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        """By name: the outer state and the common buffers."""
+        """Yield what is compared, with names: the outer state and the common buffers."""
         for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
             first = 0
             for name, size in self._replica.sizes:
@@ -175,7 +175,7 @@ class OuterLoop(Checkpointed):
 
     @property
     def inner(self) -> Stateful | None:
-        """As given to the constructor."""
+        """The inner optimizer, as given to the constructor."""
         return self._inner
 
     @property
@@ -190,8 +190,8 @@ class OuterLoop(Checkpointed):
 
     @property
     def inner_steps(self) -> int:
-        """How many inner steps to make before the next outer step; at least 1. With `steps="by speed"` each outer step
-        may change it."""
+        """The number of inner steps to make before the next outer step, at least 1. With `steps="by speed"` each outer
+        step may change it."""
         return self._pace.inner_steps
 
     def digest(self) -> str:
@@ -254,7 +254,7 @@ class OuterLoop(Checkpointed):
         return self.join(peers_min)
 
     def _launch_average(self, gradient: Vector, weight: float | None) -> Average | NotedAverage:
-        """With notes, where they are needed; all peers agree on whether they are."""
+        """Launch the average, with notes where they are needed; all peers agree on whether they are."""
         communicator, tag = self._communicator, self._tag
         if weight is None and not self._is_by_speed:
             return Average(communicator, gradient, tag, self.revision, self._quantization)

@@ -44,9 +44,8 @@ class OuterNesterov:
 
     @default_environment()
     def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
-        """Where the parameters go by the momentum of the past alone, and by `gradient` as it is:
-        `out = p - lr * mu**2 * m - g`. (With the factor of `step`, `lr * (1 + mu) * g`, it would be where that goes.)
-        """
+        """Compute where the parameters go by the momentum of the past alone, and by `gradient` as it is: `out = p - lr
+        * mu**2 * m - g`. (With the factor of `step`, `lr * (1 + mu) * g`, it would be where that goes.)"""
         np.multiply(momentum, self.learning_rate * self.momentum**2, out=out)
         out += gradient
         np.subtract(parameters, out, out=out)

@@ -1,4 +1,4 @@
-"""How many inner steps a peer makes, so that fast and slow ones come to the outer step at the same time.
+"""The number of inner steps of each peer, by which fast and slow ones come to the outer step at the same time.
 
 Theory of operation. As in DyLU (dynamic local updates; Liu et al. 2024, "Asynchronous Local-SGD Training for Language
 Modeling", arXiv:2401.09135) the configured number is that of the fastest peer, and each other one makes as many as fit
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from pccl.training.group.site import Site
 
 UNKNOWN_S = math.inf
-"""Of a peer that has not measured its inner steps."""
+"""The `seconds` of a peer that has not measured its inner steps."""
 
 
 class Pace:
@@ -41,7 +41,7 @@ class Pace:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """As one who has just joined."""
+        """Forget what was measured, as a peer that has just joined."""
         self.inner_steps = self._base
         self.seconds = UNKNOWN_S
         self._since_s = self.clock()
@@ -51,14 +51,15 @@ class Pace:
         self._since_s = self.clock()
 
     def pause(self, made: int) -> None:
-        """So many inner steps have been made since `resume`."""
+        """Note that so many inner steps have been made since `resume`."""
         if made < 1:
             return
         seconds = max((self.clock() - self._since_s) / made, 1e-9)
         self.seconds = seconds if math.isinf(self.seconds) else (self.seconds + seconds) / 2
 
     def adapt(self, seconds: Iterable[float], own: float) -> None:
-        """To what an inner step takes each peer; `own` is this one's, as all have been told."""
+        """Set the number of inner steps from the seconds that one takes each peer; `own` is this peer's, as all have
+        been told."""
         fastest = min(seconds, default=UNKNOWN_S)
         wanted = self._base
         if math.isfinite(own) and math.isfinite(fastest):
@@ -66,7 +67,7 @@ class Pace:
         self.inner_steps = wanted if self._site is None else self._least(wanted)
 
     def _least(self, wanted: int) -> int:
-        """Of all ranks of the site, which make their inner steps together: the least that any of them wants."""
+        """Return the least number that any rank of the site wants: they make their inner steps together."""
         assert self._site is not None
         low, high = 1, self._base
         while low < high:

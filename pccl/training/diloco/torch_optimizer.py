@@ -126,7 +126,8 @@ class DiLoCoOptimizer(Generic[Loop]):
         return self.diloco.join(self._peers_min if peers_min is None else peers_min)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """As `DiLoCo.reconnect`: inner steps since the last outer one are lost."""
+        """Join a run again on another communicator; inner steps since the last outer one are lost. See
+        `DiLoCo.reconnect`."""
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.reconnect(communicator, peers_min)
 
@@ -185,7 +186,8 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: tensors are not copied."""
+        """Return the state of the inner optimizer and of the outer loop. Tensors are not copied, as in torch's
+        optimizers."""
         from_numpy = sys.modules["torch"].from_numpy
         outer = {
             name: from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -194,9 +196,11 @@ class DiLoCoOptimizer(Generic[Loop]):
         return {**self.inner.state_dict(), OUTER: outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also of an inner optimizer alone. ValueError: the outer state is of another model or has other `shared`
-        objects, or it is another one than that of the run that this peer has joined: load before the first step.
-        CheckpointError: one of these objects does not take what was saved of it."""
+        """Take up what `state_dict` gave, or the state of an inner optimizer alone.
+
+        ValueError: the outer state is of another model or has other `shared` objects, or it is another one than that of
+        the run that this peer has joined: load before the first step. CheckpointError: one of these objects does not
+        take what was saved of it."""
         outer = state_dict.get(OUTER)
         if outer is not None:
             is_tensor = sys.modules["torch"].is_tensor

@@ -40,11 +40,11 @@ from pccl.training.group.membership import ABORTED, Average, Averaged
 from pccl.training.tensors.replica import Vector
 
 Rows = NDArray[np.float64]
-"""What each peer of a world has noted, by rank: (world size, numbers)."""
+"""The notes of each peer of a world, by rank: float64 of shape (world size, numbers)."""
 
 
 def explained(error: PCCLError) -> PCCLError:
-    """What an average has raised, with what to do where some peers give a weight and others none."""
+    """Return the error of an average, with what to do where some peers give a weight and others none."""
     if not all(f"{op.name} of" in error.message for op in (ReduceOp.SUM, ReduceOp.AVG)):
         return error
     text = f"{error.message}; a SUM is of a peer that gives a weight: all give outer_step(weight=...), or none does"
@@ -62,7 +62,7 @@ class Notes:
         self._handle = self._launch()
 
     def _launch(self) -> AsyncCollectiveHandle | None:
-        """None: alone."""
+        """Launch the all-gather, and return its handle; None if this peer is alone."""
         if self._communicator.world_size < 2:
             return None
         try:
@@ -73,7 +73,7 @@ class Notes:
             return None
 
     def again(self) -> None:
-        """After it has committed."""
+        """Launch once more what has committed."""
         self._handle = self._launch()
 
     def wait(self) -> tuple[Rows, Averaged]:
@@ -114,7 +114,7 @@ class NotedAverage:
         self._weight = weight
         self.own_seconds = seconds
         self.seconds: tuple[float, ...] = ()
-        """Of all peers of the average, once `wait` has returned."""
+        """The seconds that all peers of the average have noted, once `wait` has returned."""
         self._sum: Vector | None = None
         op = ReduceOp.AVG
         if weight is not None:

@@ -1,4 +1,4 @@
-"""Who is there: what a training loop does about peers that come and go.
+"""Membership in a training loop: joining, admitting newcomers, and averaging through losses.
 
 Theory of operation. Three kinds of moments:
 
@@ -60,19 +60,20 @@ from pccl.training.group.site import Site
 
 POLL_INTERVAL_S = 0.05
 ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
-"""Of an op that was launched and waited for: it is aborted on all peers, or this one is alone. Launch it again."""
+"""The results of an op that was launched and waited for, and that is aborted on all peers, or this peer is alone.
+Launch it again."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """What became of an average. Bytes are payload."""
+    """The outcome of an average. Bytes are payload."""
 
     world_size: int
     """Peers in the average; 1: alone."""
     aborted: int
-    """How often a loss aborted it."""
+    """The number of times that a loss aborted it."""
     tx_bytes: int
     rx_bytes: int
     peers: tuple[int, ...] = ()
@@ -81,7 +82,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What an admission cost. Bytes are payload of the state."""
+    """The cost of an admission. Bytes are payload of the state."""
 
     world_size: int
     tx_bytes: int
@@ -92,11 +93,11 @@ NO_UPDATE = Averaged(0, 0, 0, 0)
 
 
 _joined: weakref.WeakKeyDictionary[Communicator, tuple[weakref.ref[Membership], int]] = weakref.WeakKeyDictionary()
-"""Who has joined on a communicator, and as which peer."""
+"""The training object that has joined on each communicator, and as which peer."""
 
 
 def own_number(communicator: Communicator) -> int:
-    """By which other peers know this one."""
+    """Return the number by which other peers know this one."""
     membership = communicator.membership
     return membership.peers[membership.rank]
 
@@ -120,7 +121,8 @@ class Average:
         op: ReduceOp = ReduceOp.AVG,
         out: Any = None,
     ) -> None:
-        """With `out` the result is there, and `vector` stays as it is; alone, nothing is written."""
+        """Launch the average. With `out` the result goes there, and `vector` stays as it is; alone, nothing is
+        written."""
         self._communicator = communicator
         self._vector = vector
         self._tag = tag
@@ -131,7 +133,7 @@ class Average:
         self._handle = self._launch()
 
     def _launch(self) -> AsyncReduceHandle | None:
-        """None: alone."""
+        """Launch the op, and return its handle; None if this peer is alone."""
         if self._communicator.world_size < 2:
             return None
         try:
@@ -149,7 +151,7 @@ class Average:
             return None  # the others have just been lost
 
     def again(self) -> None:
-        """Once more, after it has committed; what is sent must be as it was, so there is an `out`."""
+        """Launch once more what has committed; what is sent must be as it was, so there is an `out`."""
         self._handle = self._launch()
 
     def done(self) -> bool:
@@ -172,7 +174,7 @@ class Average:
 
 
 def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | None:
-    """What peers must have alike of it. TypeError for another kind."""
+    """Return what peers must have alike of these options. TypeError: they are of another type."""
     if quantization is not None and not isinstance(quantization, QuantizationOptions):
         raise TypeError(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None:
@@ -187,17 +189,17 @@ def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
 
 
 class JointState(Protocol):
-    """What has to be in order beside the shared state where peers are let in."""
+    """The state beside the shared state that has to be in order where peers are let in."""
 
     def before_admission(self, revision: int) -> None:
-        """On all who are under way."""
+        """Check the state, on all peers that are under way, before somebody is let in."""
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """On all, once they have the same shared state. `is_source`: this peer's own is what all have; `is_new`: others
-        had been under way, and this peer had not."""
+        """Bring the state in order, on all peers, once they have the same shared state. `is_source`: this peer's own is
+        what all have; `is_new`: others had been under way, and this peer had not."""
 
     def part(self, revision: int) -> None:
-        """On a peer whose run ends in order. Not joint: others may train on, or not come to it."""
+        """End this peer's run in order. Not joint: others may train on, or not come to it."""
 
 
 class Membership:
@@ -308,7 +310,7 @@ class Membership:
 
     @contextmanager
     def step(self, func_name: str) -> Iterator[None]:
-        """Around what all peers do alike. PCCLError as `require_step`."""
+        """Surround what all peers do alike. PCCLError as `require_step`."""
         self.require_step(func_name)
         self._was_interrupted = True
         try:
@@ -338,7 +340,8 @@ class Membership:
         return self._synchronize(world_size)
 
     def _call_the_roll_of_all(self, peers_min: int) -> int | None:
-        """As `_call_the_roll`, but too early is what any rank of the site finds too early."""
+        """Call the roll among all ranks of the site too: too early for one of them is too early for all. Otherwise as
+        `_call_the_roll`."""
         world_size = self._call_the_roll(peers_min)
         if self._site is not None and not self._site.agree(world_size is not None):
             return None
@@ -361,7 +364,7 @@ class Membership:
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        """Of all peers, in the order in which they were accepted."""
+        """Gather the rows of all peers, in the order in which they were accepted."""
         data = roll_call.row_bytes(own)
         while self._communicator.world_size > 1:
             try:

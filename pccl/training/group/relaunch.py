@@ -24,7 +24,7 @@ class Relaunched:
         self._handle = self._launch()
 
     def _launch(self) -> Any:
-        """None: alone."""
+        """Launch the op, and return its handle; None if this peer is alone."""
         if self._communicator.world_size < 2:
             return None
         try:
@@ -35,8 +35,8 @@ class Relaunched:
             return None  # the others have just been lost
 
     def wait(self) -> Any:
-        """What the committed op tells (`ReduceInfo`, `CollectiveInfo`), or None for who is alone. PCCLError for all but
-        losses."""
+        """Wait until the op has committed, and return what it tells (`ReduceInfo`, `CollectiveInfo`); None if this peer
+        is alone. PCCLError for anything but losses."""
         while self._handle is not None:
             _, status, info = self._handle.wait()
             if info is not None:

@@ -1,4 +1,4 @@
-"""What a step tells the training loop it was made for; `Step` and `OuterStep` differ in what they count."""
+"""Reports of steps to the training loop; `Step` and `OuterStep` differ in what they count."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class StepReport:
     revision: int
     world_size: int
     admitted: bool
-    """Whether newcomers were let in at its end."""
+    """Whether newcomers were let in at the end of the step."""
     aborted: int
-    """How often losses aborted averages."""
+    """The number of times that losses aborted averages."""
     tx_bytes: int
     rx_bytes: int
     state_tx_bytes: int
@@ -38,7 +38,7 @@ def report_of(
     admission: Admission | None,
     waited_s: float,
 ) -> Report:
-    """Of a step that made these averages, and let newcomers in unless `admission` is None."""
+    """Return the report of a step that made these averages, and let newcomers in unless `admission` is None."""
     return kind(
         revision=revision,
         world_size=world_size,

@@ -23,7 +23,7 @@ VALUE_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one peer says."""
+    """The row of one peer in a roll call."""
 
     peer: int
     is_under_way: bool
@@ -38,13 +38,13 @@ def described(options: Mapping[str, object]) -> str:
 
 
 def shown(options: str) -> str:
-    """For a message: the class, and the rest in brackets."""
+    """Return options as a message shows them: the class, and the rest in brackets."""
     first, *rest = options.split("\n")
     return f"{first.removeprefix('class=') or 'training object'} ({', '.join(rest)})"
 
 
 def row_bytes(row: Row) -> NDArray[np.uint8]:
-    """What is sent of it: as many bytes for any row."""
+    """Return the bytes that are sent of a row: as many for any row."""
     text = row.options.encode()
     data = np.zeros(ROW_BYTES, np.uint8)
     data[:HEAD_BYTES] = np.array([row.peer, row.is_under_way, row.peers_min, len(text)], "<i8").view(np.uint8)
@@ -53,14 +53,14 @@ def row_bytes(row: Row) -> NDArray[np.uint8]:
 
 
 def row_of(data: NDArray[np.uint8]) -> Row:
-    """From `row_bytes`."""
+    """Return the row that `row_bytes` encoded."""
     peer, is_under_way, peers_min, count = data[:HEAD_BYTES].view("<i8").tolist()
     return Row(peer, bool(is_under_way), peers_min, data[HEAD_BYTES : HEAD_BYTES + count].tobytes().decode())
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """By peer, in what it differs from those who are under way, or else from most (from the first ones in a tie). The
-    same peers on all."""
+    """Return, by peer, in what it differs from those who are under way, or else from most (from the first ones in a
+    tie). All peers find the same."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

@@ -1,4 +1,4 @@
-"""Who is who among peers that come and go: numbers that stay, and an exchange of bytes under them.
+"""Seats: small numbers that peers keep while others come and go, and an exchange of bytes under them.
 
 Theory of operation. What a peer has computed for a step must keep its name while others are lost and ranks change, and
 the names should be small: 0, 1, 2 ..., as if one machine had done it all. So each peer has a *seat*, its rank when
@@ -67,11 +67,11 @@ class Seats:
         self._communicator = communicator
         self._tag = tag
         self._seats: dict[int, int] = {}
-        """By the peers' numbers."""
+        """The seats by the peers' numbers."""
         self.own = 0
 
     def take(self, step: int) -> None:
-        """After peers were let in. `step`, here and in `exchange`, is a count that all peers have alike."""
+        """Take seats, after peers were let in. `step`, here and in `exchange`, is a count that all peers have alike."""
         info, _ = until_committed(
             self._communicator, lambda: self._communicator.barrier_async(tag=self._tag, step=step).result()
         )

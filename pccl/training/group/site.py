@@ -59,7 +59,7 @@ class Site:
 
     @classmethod
     def of_process_group(cls, group: Any = None) -> Site:
-        """Of the ranks of a torch.distributed process group (None: the default one), all of which call this."""
+        """Make the site of a torch.distributed process group (None: the default one), all ranks of which call this."""
         torch = sys.modules["torch"]
         dist = torch.distributed
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
@@ -81,13 +81,14 @@ class Site:
         return cls(names[0], dist.get_rank(own), len(ranks), agree, gather)
 
     def gather(self, text: str) -> list[str]:
-        """What each rank gave, by rank."""
+        """Return what each rank gave, by rank."""
         if self._gather is not None:
             return self._gather(text)
         return [self._told_by(rank, text) for rank in range(self.size)]
 
     def _told_by(self, rank: int, text: str) -> str:
-        """By votes: all others vote for every bit, so that the result is the rank's own vote."""
+        """Return the text of one rank, found by votes: all others vote for every bit, so that the result is the rank's
+        own vote."""
         mine = text.encode()
 
         def told(number: int, bits: int) -> int:

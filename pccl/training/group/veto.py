@@ -23,7 +23,7 @@ from pccl.training.group.relaunch import Relaunched
 FINE = (0, 0, 0)
 """No objection. What other numbers mean is the users' affair, except that the first one is positive."""
 UNLIKE = -1
-"""Instead of that: the peer has something else where all must be alike."""
+"""The first number of an objection to a peer that has something else where all must be alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Objection:
     """One peer's."""
 
     peer: int
-    """Its number in `Communicator.membership`."""
+    """The peer's number in `Communicator.membership`."""
     is_own: bool
     what: tuple[int, int, int]
 
@@ -55,7 +55,7 @@ class Veto:
         self._what = what
         self._number = number
         self.numbers: dict[int, float] = {}
-        """By peer, once `wait` has returned."""
+        """The peers' numbers, by peer, once `wait` has returned."""
         row = np.array([*what, zlib.crc32(alike.encode()), 0], np.int64)
         row[-1:] = np.array([number]).view(np.int64)
         self._op = Relaunched(communicator, lambda: communicator.all_gather_async(row, tag=tag, step=step))

@@ -29,15 +29,15 @@ class Elements(Protocol):
         """The largest magnitude, 0 where there is none; not finite if any element is not."""
 
     def round_to(self, quantum: float) -> None:
-        """To whole quanta (a power of two), to nearest and even; -0 becomes 0."""
+        """Round to whole quanta (a power of two), to nearest and even; -0 becomes 0."""
 
     def add_signs(
         self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
     ) -> None:
-        """As `pccl.signs.add_signs`."""
+        """Add multiples of random signs, as `pccl.signs.add_signs` does."""
 
     def info(self, name: str) -> TensorInfo:
-        """Of the elements, for a shared state."""
+        """Return the elements as a tensor of a shared state."""
 
     def numpy(self) -> Tensor:
         """The elements themselves or a copy."""
@@ -78,7 +78,7 @@ class HostElements:
 
 
 class TorchElements:
-    """Of a flat torch tensor on whatever device, in the order of this thread's current stream there."""
+    """The elements of a flat torch tensor on any device, in the order of this thread's current stream there."""
 
     def __init__(self, torch: Any, tensor: Any) -> None:
         """ValueError if the device makes other signs than `pccl.signs` says."""

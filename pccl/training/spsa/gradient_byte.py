@@ -19,7 +19,7 @@ SIGN = 0x80
 MAGNITUDES: tuple[int, ...] = tuple(
     code & 7 if code < 8 else (8 + (code & 7)) << ((code >> 3) - 1) for code in range(SIGN)
 )
-"""Of the codes without a sign, in units; they grow."""
+"""The magnitudes of the codes without a sign, in units; they grow."""
 
 
 def encode(value: float, unit: float) -> int:

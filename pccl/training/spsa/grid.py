@@ -37,12 +37,12 @@ from pccl.training.spsa.elements import Elements, HostElements, Tensor
 UNITS_MAX = SUM_MAX
 """No element is ever larger, in quanta: 2**24."""
 HEADROOM = 8
-"""How many times larger than it is the largest element of a tensor may become before its grid is made coarser."""
+"""The factor by which the largest element of a tensor may grow before its grid is made coarser."""
 EPSILONS_MIN = 16
-"""What counts as the largest element at least, in perturbations: of a tensor that is zero at first."""
+"""The least that counts as the largest element, in perturbations: for a tensor that is zero at first."""
 EXPONENT_MIN = -126
 ROUNDING_TENSOR = 2**32 - 1
-"""Where random numbers for rounding are taken: a tensor's number that no tensor has."""
+"""The tensor number from which random numbers for rounding are taken; no tensor has it."""
 
 
 class Grid:
@@ -63,11 +63,11 @@ class Grid:
         self._epsilon = epsilon
         self._seed = seed
         self.exponents: NDArray[np.int32] = np.zeros(len(self._tensors), np.int32)
-        """Of the quanta, base 2. Together with the elements this is what peers share."""
+        """The exponents of the quanta, base 2. Together with the elements this is what peers share."""
         self._bounds = [0] * len(self._tensors)
         """No element at home is larger than this, in quanta; may be more than the largest."""
         self._away: dict[int, int] = {}
-        """Where the tensors stand: perturbations by direction, each +1 or -1 of them."""
+        """The displacement of the tensors: perturbations by direction, each +1 or -1 of them."""
         self._away_step = 0
         self._is_torn = False
         for t in range(len(self._tensors)):
@@ -75,7 +75,7 @@ class Grid:
 
     @default_environment()
     def adopt(self) -> None:
-        """After elements and exponents have been overwritten with another peer's."""
+        """Take up elements and exponents that have been overwritten with another peer's."""
         self._is_torn = False
         self._away = {}
         self._bounds = [self._largest(t) for t in range(len(self._tensors))]
@@ -100,8 +100,8 @@ class Grid:
         self._away_step = step
 
     def come_home(self) -> None:
-        """From wherever it is. If a pass was interrupted nobody knows where: then nothing else can be done with the
-        grid before `adopt`."""
+        """Move the tensors home from wherever they are. If a pass was interrupted nobody knows where: then nothing else
+        can be done with the grid before `adopt`."""
         if self._away and not self._is_torn:
             self.displace(self._away_step, {})
 

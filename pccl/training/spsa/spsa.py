@@ -75,7 +75,7 @@ SEATS, CATCH_UP = 0, 2
 """Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
-"""Of steps for newcomers; where it would be more they get the weights."""
+"""The most bytes of steps that newcomers are sent; where it would be more they get the weights."""
 NEVER = 2**62
 
 logger = logging.getLogger(__name__)
@@ -83,11 +83,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SPSAOptions:
-    """What all peers must have alike."""
+    """The options of SPSA, which all peers must have alike."""
 
     learning_rate: float
-    """Of the estimate's mean over all directions of a step. Far smaller than for gradients: the estimate has the
-    gradient's mean, but the square of its length is about the number of parameters times that of the gradient."""
+    """The step size, for the mean of the estimate over all directions of a step. Far smaller than for gradients: the
+    estimate has the gradient's mean, but the square of its length is about the number of parameters times that of the
+    gradient."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
@@ -95,10 +96,10 @@ class SPSAOptions:
     directions: int = 1
     """Evaluated by each peer in a step, one after the other; a byte each."""
     unit: float = 2.0**-12
-    """Of the byte (`pccl.training.spsa.gradient_byte`): projected gradients are precise from 8 units and cut at
-    245760."""
+    """The unit of the byte (`pccl.training.spsa.gradient_byte`): projected gradients are precise from 8 units and cut
+    at 245760."""
     seed: int = 0
-    """Of all directions, 64 bits."""
+    """The seed of all directions, 64 bits."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "decay_steps", "epsilon", "unit"):
@@ -119,9 +120,9 @@ class SPSAOptions:
 
 @dataclass(frozen=True, slots=True)
 class SPSAStep(StepReport):
-    """What a step did. `revision` counts the steps so far, `world_size` the peers whose directions the weights have
-    moved along (1: alone), and the bytes are those of the exchange, which takes as many as there are directions from
-    each peer to each other one, and every `admit_every` steps those of the buffers."""
+    """The outcome of a step of SPSA. `revision` counts the steps so far, `world_size` the peers whose directions the
+    weights have moved along (1: alone), and the bytes are those of the exchange, which takes as many as there are
+    directions from each peer to each other one, and every `admit_every` steps those of the buffers."""
 
     loss: float
     """The mean of this peer's own evaluations, perturbed as they were."""
@@ -220,7 +221,7 @@ class SPSA(Checkpointed):
         yield from self._contract.buffers.module_tensors()
 
     def _weights_digest(self) -> bytes:
-        """Of revision and weights alone, which a log leads to."""
+        """Return the digest of revision and weights alone, which a log leads to."""
         self._grid.require_home()
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         hasher.update(self._grid.exponents.data.cast("B"))
@@ -256,7 +257,7 @@ class SPSA(Checkpointed):
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """After others were let in, or this peer was."""
+        """Begin anew after others were let in, or this peer was."""
         if admission.world_size < 2:
             self._grid.require_home()  # else it was compared with the others'
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
@@ -367,7 +368,8 @@ class SPSA(Checkpointed):
             self._contract.check(self.revision)
 
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
-        """This peer's bytes, and the mean loss. The weights stay where they were evaluated last."""
+        """Evaluate the loss along this peer's directions, and return their bytes and the mean loss. The weights stay
+        where they were evaluated last."""
         options = self._options
         codes = bytearray()
         losses = []

@@ -52,12 +52,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From `revision` to the next."""
+    """A step from `revision` to the next."""
 
     revision: int
     seats: tuple[int, ...]
     codes: tuple[bytes, ...]
-    """What the peer on each seat has brought in; all as many bytes."""
+    """The bytes that the peer on each seat has brought in, as many from each."""
 
     def encode(self) -> bytes:
         seats = struct.pack(f"<{len(self.seats)}I", *self.seats)
@@ -107,7 +107,7 @@ def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
 
 
 def entries_of(data: bytes) -> Iterator[Entry]:
-    """Of entries one after the other, up to one that is not whole. LogError."""
+    """Yield entries that lie one after the other, up to one that is not whole. LogError: one is wrong."""
     return (entry for _, entry in _split(data))
 
 
@@ -117,7 +117,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
 
 
 def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
-    """Of a whole file."""
+    """Yield the entries of a whole file, with the offset of each."""
     if not data.startswith(MAGIC):
         raise LogError(f"{name} is no log of steps")
     try:

@@ -48,7 +48,8 @@ def add_signs(
     directions: Sequence[int],
     amounts: Sequence[int],
 ) -> None:
-    """As `pccl.signs.add_signs`, for a flat float32 tensor. ValueError."""
+    """Add multiples of random signs to a flat float32 tensor, the same bits as `pccl.signs.add_signs`. ValueError: as
+    there."""
     if sum(map(abs, amounts)) > signs.SUM_MAX:
         raise ValueError(f"amounts {list(amounts)} sum up to more than {signs.SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)

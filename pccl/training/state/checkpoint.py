@@ -46,7 +46,7 @@ FORMER_FORMAT = 1
 """An npz without a manifest."""
 MANIFEST = "pccl"
 REST = "rest"
-"""Of the state, beside its tensors."""
+"""The name of the state beside its tensors."""
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 ONE_FILE = (".safetensors", ".npz")
 """A path that ends so is the file itself."""
@@ -59,10 +59,8 @@ logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """What can be saved beside the model: a torch optimizer, or an object of the user's.
-
-    `state_dict()` gives what `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it.
-    """
+    """An object that can be saved beside the model: a torch optimizer, or one of the user's. `state_dict()` gives what
+    `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it."""
 
     def state_dict(self) -> Any: ...
 
@@ -71,7 +69,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a training object saves, and gets back."""
+    """The state that a training object saves, and gets back."""
 
     revision: int
     state: dict[str, Any]
@@ -79,7 +77,7 @@ class Snapshot:
     layout: str
     """A line for each tensor of the model: name, shape, dtype. Who loads it must have the same."""
     options: str = ""
-    """What else must be the same, a line each."""
+    """The options that must be the same where it is loaded, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
-    """None: it is somebody else's file."""
+    """Return the manifest of a file; None if it is not a checkpoint of pccl."""
     if MANIFEST not in metadata:
         return None
     try:
@@ -274,7 +272,8 @@ class Checkpoints:
             prune()
 
     def _next_name(self) -> str:
-        """Of a save. Asked for before anything can fail on some ranks alone, so that all have come as far."""
+        """Return the name of the next save. Asked for before anything can fail on some ranks alone, so that all have
+        come as far."""
         if self._site is not None:
             return self._site.unique_name()
         self._saves += 1

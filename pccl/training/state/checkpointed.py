@@ -35,11 +35,11 @@ class Checkpointed(ABC):
     _checkpoints: Checkpoints | None = None
 
     LOADS: tuple[str, ...] = ()
-    """Further classes whose checkpoints this one takes."""
+    """The further classes whose checkpoints this one takes."""
 
     @abstractmethod
     def _snapshot(self) -> Snapshot:
-        """What decides the next step, as it is now. No copies."""
+        """Return what decides the next step, as it is at the time. No copies are made."""
 
     @abstractmethod
     def _restore(self, state: dict[str, Any], revision: int) -> None:
@@ -47,7 +47,7 @@ class Checkpointed(ABC):
         where it does not fit all the same."""
 
     def _former(self, loaded: Loaded) -> Snapshot:
-        """What a file of a former version holds. CheckpointError."""
+        """Return the state in a file of a former version. CheckpointError: this class takes none."""
         raise CheckpointError(
             f"{loaded.path} is of a former version, in which {type(self).__name__} had no checkpoints"
         )
@@ -129,7 +129,7 @@ class Checkpointed(ABC):
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
     def _found(self, path: Path) -> list[Piece]:
-        """What there is to load, oldest first."""
+        """Return the pieces that can be loaded, oldest first."""
         if is_one_file(path):
             path.stat()
             return [piece_at(path) if self._site is not None else Piece(path, 0, "")]

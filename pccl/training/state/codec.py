@@ -28,11 +28,11 @@ import msgpack
 import numpy as np
 
 Tree: TypeAlias = Any
-"""What msgpack takes: None, bool, int of 64 bits, float, str, bytes, and lists that begin with a tag."""
+"""The values that msgpack takes: None, bool, int of 64 bits, float, str, bytes, and lists that begin with a tag."""
 
 LIST, TUPLE, SET, DICT, COUNTER, INTEGER, COMPLEX, ARRAY, SCALAR, TENSOR = range(10)
 CHUNK_BYTES = 1 << 30
-"""Of one msgpack string, which holds less than 4 GiB."""
+"""The most bytes in one msgpack string, which holds less than 4 GiB."""
 DEPTH_MAX = 200
 PRIMITIVES = (type(None), bool, float, str, bytes)
 
@@ -43,7 +43,8 @@ def encode(state: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What was encoded. ValueError: these are no such bytes, or torch is needed for them and has not been imported."""
+    """Return the state that was encoded. ValueError: these are no such bytes, or torch is needed for them and has not
+    been imported."""
     try:
         tree = msgpack.unpackb(data, raw=False, unicode_errors="surrogatepass")
     except ValueError as error:
@@ -56,10 +57,10 @@ def decode(data: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two states begin to differ. A side that lacks it is "nothing"."""
+    """The first place where two states differ. A side that lacks it is "nothing"."""
 
     path: str
-    """As one would write it behind the state's name in Python: `['param_groups'][0]['lr']`."""
+    """The place as one would write it behind the state's name in Python: `['param_groups'][0]['lr']`."""
     ours: str
     theirs: str
     """The values there, shortened."""

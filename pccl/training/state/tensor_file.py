@@ -54,7 +54,7 @@ NUMPY_DTYPES = {
     "F8_E4M3": "|u1",
     "F8_E5M2": "|u1",
 }
-"""By safetensors' names. Those that NumPy lacks are their bits."""
+"""The NumPy types by safetensors' names. A type that NumPy lacks is its bits."""
 HEADER_BYTES_MAX = 1 << 30
 CHUNK_BYTES = 1 << 24
 NO_DIGEST = "0" * 64
@@ -98,7 +98,8 @@ def read(path: Path) -> Contents:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Without the tensors, and so without a look at whether the file is damaged. Errors as `read`."""
+    """Return the metadata without reading the tensors, and so without a look at whether the file is damaged. Errors as
+    `read`."""
     with _opened(path) as file:
         return _read_npz(file, path).metadata if _is_zip(file, path) else _metadata(_header(file, path), path)
 
@@ -155,7 +156,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """With those above it, durably."""
+    """Make a folder and those above it, durably."""
     if not path.is_dir():
         make_folder(path.absolute().parent)
         path.mkdir(exist_ok=True)
@@ -350,6 +351,6 @@ def _entry(array: NDArray[Any], dtype: str | None) -> Entry:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """As safetensors calls it; None: there is no name for it."""
+    """Return safetensors' name of a NumPy type; None: it has none."""
     little = dtype.newbyteorder("<").str
     return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)

@@ -43,10 +43,10 @@ VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Where a tensor is in a distributed one."""
+    """The place of a tensor in a distributed one."""
 
     place: str
-    """As `pccl.training.tensors.shards.describe` gives it."""
+    """The place as `pccl.training.tensors.shards.describe` gives it."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -59,7 +59,7 @@ class Parts:
     tensors: dict[str, Any] = field(default_factory=dict)
     """NumPy arrays, and torch tensors wherever they are, dense; they share the state's memory."""
     shards: dict[str, Shard] = field(default_factory=dict)
-    """Of those tensors that were distributed."""
+    """The shards of the tensors that were distributed."""
 
 
 def split(state: Any) -> Parts:

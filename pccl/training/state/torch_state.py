@@ -30,7 +30,7 @@ def layout_of(tensors: Mapping[str, Any]) -> str:
 
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """Those in the state of `optimizer`, named `optimizer 0 exp_avg` after the parameter's number."""
+    """Return the tensors in the state of `optimizer`, named `optimizer 0 exp_avg` after the parameter's number."""
     torch = sys.modules["torch"]
     return {
         f"optimizer {number} {name}": value
@@ -69,7 +69,7 @@ def _is_expanded(tensor: Any) -> bool:
 
 
 def class_of(optimizer: Any) -> str:
-    """As checkpoints name it."""
+    """Return the name of the optimizer's class in checkpoints."""
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""What the others build on to touch a model: parameters as one flat vector, the tensors in use, a rank's shards.
+"""The model as the other folders see it: parameters as one flat vector, the tensors in use, a rank's shards.
 
 Modules:
 

@@ -18,13 +18,13 @@ from typing import Any
 
 
 def optimized(optimizer: Any) -> list[Any]:
-    """Its parameters."""
+    """Return the parameters of the optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
-    """Of each tensor of the optimizer's state a name, the parameter, the key and itself. ValueError for a state that is
-    no tensor."""
+    """Yield for each tensor of the optimizer's state a name, the parameter, the key and the tensor. ValueError: a state
+    is no tensor."""
     torch = sys.modules["torch"]
     for number, parameter in enumerate(optimized(optimizer)):
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
@@ -49,7 +49,7 @@ def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> An
 
 
 class HeldTensors:
-    """Those that are there when this is made. Not thread-safe."""
+    """The tensors of a module and its optimizer that are there when this is made. Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
         """The optimizer's state exists already. ValueError as `state_tensors`."""
@@ -60,13 +60,14 @@ class HeldTensors:
         states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
         self._states = [(parameter, key, tensor) for _, parameter, key, tensor in states]
         self.tensors: dict[str, Any] = {name: tensor for name, _, tensor in parameters}
-        """By name; empty ones are left out."""
+        """The tensors by name; empty ones are left out."""
         self.tensors |= {name: tensor for name, _, _, tensor in states}
 
         self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
 
     def version(self) -> int:
-        """Another number once one of them has been written; by torch, and not through `.data`."""
+        """Return a number that is another one once a held tensor has been written; by torch, and not through
+        `.data`."""
         return sum(tensor._version for tensor in self._counted)
 
     def replaced(self) -> int | None:
@@ -80,7 +81,7 @@ class HeldTensors:
         return None
 
     def late(self) -> Iterator[tuple[str, Any, str, Any]]:
-        """As `state_tensors`, of what is not held. ValueError."""
+        """Yield the optimizer's tensors that are not held, as `state_tensors` does. ValueError."""
         held = {(id(parameter), key) for parameter, key, _ in self._states}
         for each in state_tensors(self._optimizer):
             if each[-1].numel() and (id(each[1]), each[2]) not in held:
@@ -90,7 +91,7 @@ class HeldTensors:
         return list(self.tensors)[place]
 
     def load_hook(self) -> Any:
-        """For `optimizer.register_load_state_dict_post_hook`."""
+        """Return a hook for `optimizer.register_load_state_dict_post_hook`, which calls `take_back`."""
         held = weakref.ref(self)
 
         def state_is_loaded(_: Any) -> None:
@@ -101,8 +102,9 @@ class HeldTensors:
         return state_is_loaded
 
     def take_back(self) -> None:
-        """After `optimizer.load_state_dict`: puts what was loaded into the tensors that are held, and these in use.
-        What it lacked, as that of an optimizer that has made no step, is zero. ValueError for other shapes."""
+        """Put what `optimizer.load_state_dict` has loaded into the tensors that are held, and these in use. A tensor
+        that it lacked, as the state of an optimizer that has made no step does, becomes zero. ValueError: shapes
+        differ."""
         torch = sys.modules["torch"]
         for parameter, key, tensor in self._states:
             state = self._optimizer.state[parameter]
@@ -125,7 +127,7 @@ class LateState:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        """By the parameter's number and key."""
+        """Return the late state by the parameter's number and key."""
         numbers = {id(parameter): number for number, parameter in enumerate(optimized(self._optimizer))}
         found: dict[int, dict[str, Any]] = {}
         for _, parameter, key, value in self._held.late():

@@ -55,8 +55,8 @@ class Replica(Part, Protocol):
     """The name of each parameter, and how many of the vector's elements it has."""
 
     def split(self, count: int) -> Sequence[Part]:
-        """So many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there are fewer
-        rows. The same parts wherever shapes are."""
+        """Return so many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there
+        are fewer rows. The same parts wherever shapes are."""
 
     def holds(self, parameter: Any) -> bool:
         """Whether it is one of those tensors or arrays."""
@@ -78,7 +78,7 @@ def replica_of(model: Any) -> Replica:
 
 
 def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, slice]]]:
-    """For each of `count` parts, which rows of which tensors are in it."""
+    """Return for each of `count` parts which rows of which tensors are in it."""
     sizes = [math.prod(shape) for shape in shapes]
     parts: list[list[tuple[int, slice]]] = [[] for _ in range(count)]
     first = 0

@@ -20,7 +20,8 @@ def local_shard(tensor: Any) -> Any:
 
 
 def describe(tensor: Any) -> str:
-    """Where the shard is among those of the site: equal for the same rank of another site. Empty without shards."""
+    """Return where the shard is among those of the site: equal for the same rank of another site. Empty without
+    shards."""
     if not is_distributed(tensor):
         return ""
     mesh = tensor.device_mesh

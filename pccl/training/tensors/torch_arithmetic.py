@@ -34,7 +34,8 @@ FACTORS = np.array(
 
 @contextmanager
 def default_torch_arithmetic(torch: Any) -> Iterator[None]:
-    """As `default_environment`, also for the elementwise operations that torch shares out among threads."""
+    """Compute in the default floating-point environment within the block, also in elementwise operations that torch
+    shares out among threads."""
     with default_environment():
         threads = torch.get_num_threads()
         if threads == 1 or _is_default_on_all(torch, threads):

@@ -32,7 +32,8 @@ class ContractPeer:
         options = {"shared": shared, "check_every": 1, **options}
         self.training = self._new_training(options)
         self.digests: dict[tuple[int, int], str] = {}
-        """By revision and the scheduler's epoch: not every outer step has an update, but each has an epoch."""
+        """The digests by revision and the scheduler's epoch: not every outer step has an update, but each has an
+        epoch."""
         self.worlds: list[int] = []
 
     def _new_training(self, options: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What all peers have in common, with torch: the same after every step, also for newcomers, or an error tells."""
+"""The contract with torch: what peers have in common is the same after every step, or an error tells."""
 
 from __future__ import annotations
 

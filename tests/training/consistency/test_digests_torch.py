@@ -37,8 +37,8 @@ def snapshots_made(
     every: int | None,
     waits_s: Iterable[float] = (0.0,),
 ) -> list[int]:
-    """After which of 300 steps, of a second each, two peers compare, where one of them takes `hash_s` to hash and then
-    waits for the other, each of `waits_s` in turn."""
+    """Return after which of 300 steps, of a second each, two peers compare, where one of them takes `hash_s` to hash
+    and then waits for the other, each of `waits_s` in turn."""
     clock, waits = Clock(), cycle(waits_s)
     monkeypatch.setattr(digests, "time", clock)
 

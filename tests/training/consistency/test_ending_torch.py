@@ -104,7 +104,7 @@ def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) ->
 
 
 def test_who_is_a_step_ahead_compares_another_state_and_goes_on(master: MasterNode) -> None:
-    """As with an average on its way."""
+    """The same happens with an average on its way."""
     ahead, leaver = Cluster(master.address).join(2)
 
     def leave() -> None:
@@ -179,7 +179,7 @@ def test_one_of_connect_compares_as_it_is_closed(master: MasterNode) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_ends_without_closing_compares_too(master: MasterNode) -> None:
-    """And has a status that says so, with what it has printed and registered for its end all the same."""
+    """Its exit status says so, and what it has printed and registered for its end comes all the same."""
     code = "import atexit, sys, torch; from tests.training.consistency.test_ending_torch import stepped; "
     code += "atexit.register(print, 'the last words'); print('made a step', end=''); "
     code += "ddp = stepped(sys.argv[1], sys.argv[2] == '1')"

@@ -45,7 +45,7 @@ class Member:
         """Trained on since the last claim."""
 
     def train(self, batches: int) -> None:
-        """At most so many: fewer where the epoch ends."""
+        """Train on so many batches, or fewer where the epoch ends."""
         source = self.sampler.track(self.loader) if self.loader is not None else iter(self.sampler)
         for _, batch in zip(range(batches), source, strict=False):
             self.samples += batch
@@ -71,12 +71,12 @@ class Group:
         self.members: list[Member] = []
         self.born = 0
         self.used: Counter[int] = Counter()
-        """How often each position is, in committed steps."""
+        """The use count of each position, in committed steps."""
         self.flights = 0
         self.steps = 0
 
     def admit(self, count: int) -> None:
-        """With nothing on its way. Newcomers take up the state as it travels."""
+        """Admit members with nothing on its way. Newcomers take up the state as it travels."""
         assert self.flights == 0
         data = codec.encode(self.members[0].sampler.state_dict()) if self.members else None
         for _ in range(count):
@@ -140,7 +140,7 @@ class Group:
             self._land(0.0)
 
     def _check(self) -> None:
-        """That what is used is what the members think."""
+        """Check that what is used is what the members think."""
         assert max(self.used.values(), default=0) <= 1
         state = self.members[0].sampler.state_dict()
         free = {position for begin, end in state["free"] for position in range(begin, end)}

@@ -1,4 +1,4 @@
-"""What peers train on in outer steps, with losses and newcomers: audited from their logs."""
+"""Samples that peers train on in outer steps, with losses and newcomers: audited from their logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes have trained on that are killed and joined while they train, audited from their logs."""
+"""Samples of processes that are killed and joined while they train, audited from their logs."""
 
 from __future__ import annotations
 

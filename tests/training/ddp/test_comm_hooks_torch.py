@@ -37,7 +37,8 @@ def expected(count: int, steps: int) -> Any:
 
 
 def two_rounds(state: Any, bucket: GradBucket) -> Any:
-    """As PowerSGD has them: what is sent next depends on what came; alone and with others the same."""
+    """Average in two rounds, as PowerSGD does: what is sent next depends on what came; alone and with others the
+    same."""
     assert bucket.buffer().numel() == sum(p.numel() for p in bucket.parameters())
     assert [g.shape for g in bucket.gradients()] == [p.shape for p in bucket.parameters()]
     state.add((bucket.index(), bucket.is_last()))

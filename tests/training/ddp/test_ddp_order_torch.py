@@ -1,4 +1,4 @@
-"""What a program may do between the backward pass and the step, and in which order; what else it is told."""
+"""The order of a program's calls between the backward pass and the step, and the errors of a wrong one."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def adamw(module: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [DDP, DiLoCo])
 def test_another_optimizers_checkpoint_is_refused_naming_both(tmp_path: Path, kind: Any) -> None:
-    """Also where the tensors are alike."""
+    """It is refused even where the tensors are alike."""
     communicator = Communicator("127.0.0.1:1")
     trainings = []
     for new_optimizer in (adam, adamw, adam):

@@ -21,7 +21,7 @@ SMALL = 40
 
 @pytest.fixture(scope="module", autouse=True)
 def _process_group() -> Iterator[None]:
-    """Of this process alone; all peers in it share it, and never use it together."""
+    """Make a process group of this process alone; all peers in it share it, and never use it together."""
     if torch.distributed.is_initialized():
         yield
         return

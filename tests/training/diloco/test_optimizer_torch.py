@@ -39,7 +39,7 @@ class Trained:
         return str(self.optimizer.diloco.digest())
 
     def train(self, count: int = 1) -> None:
-        """So many times as many inner steps as the loops without this class make in an outer one."""
+        """Make `count` times as many inner steps as the loops without this class make in an outer one."""
         for _ in range(count):
             inner_steps(self.module, self.optimizer, self.number, self.made)
             self.made += 1

@@ -76,7 +76,7 @@ class SiteOfRanks:
         return [partial(getattr(rank, method), *args) for rank in self.ranks]
 
     def kill(self, rank: int = 0) -> None:
-        """As when a process dies: its connections break without a word, and its mates wait for it in vain."""
+        """End as a process dies: its connections break without a word, and its mates wait for it in vain."""
         self.ranks[0].inner.barrier.abort()
         session = self.ranks[rank].communicator._inner._session
         assert session is not None
@@ -98,7 +98,7 @@ def close(sites: list[SiteOfRanks]) -> None:
 
 
 def assert_parity(sites: list[SiteOfRanks]) -> None:
-    """Of every shard, after every outer step."""
+    """Every shard is the same at all sites after every outer step."""
     for rank in range(RANKS):
         seen = [site.ranks[rank].digests for site in sites]
         for revision in set().union(*seen):

@@ -457,7 +457,7 @@ def test_who_has_joined_does_not_load(master: MasterNode, tmp_path: Path) -> Non
 
 
 class Gate:
-    """In place of `os.fsync`: who calls it waits until it is opened."""
+    """A stand-in for `os.fsync`: its callers wait until it is opened."""
 
     def __init__(self) -> None:
         self.opened, self.reached = threading.Event(), threading.Event()
@@ -620,7 +620,7 @@ def test_an_interrupt_at_any_call_leaves_whole_checkpoints(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
-    """It saves after every step in the background, and each of its successors begins where it can."""
+    """It saves after every step in the background, and each process that follows begins where it can."""
     code = """if True:
         import sys
         import numpy as np

@@ -168,7 +168,7 @@ def test_buffers_are_saved_where_they_are(tmp_path: Path, make: Callable[[Any], 
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, DDP])
 def test_the_state_after_loading_is_that_of_the_save(tmp_path: Path, kind: Any) -> None:
-    """With running statistics, which have moved on from what peers have in common, and with a scheduler."""
+    """That includes running statistics, which have moved on from what peers have in common, and a scheduler."""
 
     def made(address: str) -> tuple[Any, Any, Any]:
         module = with_statistics()
