@@ -30,6 +30,8 @@ SEND_ONLY = SharedStateSyncStrategy.SEND_ONLY.value
 
 @dataclass(frozen=True)
 class Elected:
+    """The shared state that a group adopts."""
+
     revision: int
     root: bytes
     donors: list[int]
@@ -43,6 +45,8 @@ class Elected:
 
 @dataclass(frozen=True)
 class NotElected:
+    """The reason why the offers cannot be brought together."""
+
     code: Result
     reason: str
 
@@ -99,6 +103,7 @@ def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: i
 
 
 def _send_only_conflict(candidates: Mapping[int, SyncOffer], protected: list[int], revision: int) -> str | None:
+    """Return why the offers of SEND_ONLY peers cannot be kept, or None."""
     for peer in protected[1:]:
         a, b = candidates[protected[0]], candidates[peer]
         if a.root != b.root or a.revision != b.revision:
@@ -115,6 +120,7 @@ def _send_only_conflict(candidates: Mapping[int, SyncOffer], protected: list[int
 
 
 def _schema_difference(offers: Mapping[int, SyncOffer]) -> str | None:
+    """Return how the tensors of two offers differ, or None if all offer the same."""
     first, *others = sorted(offers)
     schema = offers[first].tensors
     for peer in others:

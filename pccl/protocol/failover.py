@@ -140,6 +140,7 @@ class Failover:
         return self._drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
+        """Take in a message."""
         self._now = now
         host = self.master.host_of(connection)
         if connection in self._claims:
@@ -243,7 +244,8 @@ class Failover:
         """Hear a peer that has lost its master: let it wait here, or say why not."""
         who = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            text = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}; upgrade one"
+            spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+            text = f"{spoken}; install the same version of pccl on both"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
         ended = self._founding.ended
@@ -485,6 +487,7 @@ class Failover:
     # Newcomers.
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
+        """Hear a newcomer while no run is led: hold it, send it away, or let it found a run."""
         if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
             self._founding.hold(connection, host, message, self._now)
             who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"

@@ -22,6 +22,8 @@ TEXT_CHARACTERS_MAX = 300
 
 
 class History:
+    """The events of one run, as far as they are kept."""
+
     def __init__(self) -> None:
         self.totals = Totals()
         self._steps: dict[int, Totals] = {}

@@ -22,6 +22,8 @@ RUNS_HEARD_OF_MAX = 16
 
 
 class KnownRuns:
+    """The fence of this process and the last views of other runs."""
+
     def __init__(self, fence: Fence | None) -> None:
         self.fence = fence
         """The record of the run that this process, or one before it with the same state, has led last."""

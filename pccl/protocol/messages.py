@@ -839,7 +839,7 @@ class LinkHello(Message, frozen=True):
     index: int
     """The number of the connection within the link, from 0."""
     count: int
-    """Number of connections that the link begins with."""
+    """Number of connections that the dialer makes for the link at first."""
     auth: bytes = b""
     encrypt: bool = False
     """Whether what follows is encrypted with the handshake's payload keys. The acceptor must want the same."""

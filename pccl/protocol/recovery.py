@@ -104,6 +104,7 @@ def _run_state(
     now: float,
     name: str,
 ) -> RunState:
+    """Return the state of the run as recovery reports have shown it."""
     threads = max(each.engine_threads for each in recovered.members.values())
     secrets = Counter(each.secret for each in recovered.members.values())
     secret = max(secrets, key=lambda each: (secrets[each], each))
@@ -150,6 +151,7 @@ def _highest_peer(recovered: Recovered) -> int:
 
 
 def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:
+    """Return a peer that goes on as a member of the run."""
     me = report.me
     # The dead master may have seen it elsewhere: each, from its own machine, at a loopback address.
     hosts = list(dict.fromkeys([*me.hosts, survivor.host]))

@@ -306,6 +306,7 @@ def _own_epoch(report: m.RecoveryReport) -> int:
 
 
 def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGroup:
+    """Return a group as the reports of its peers show it."""
     ours = {peer: members[peer] for peer in ring.peers if peer in members}
     is_steady = len(ours) == len(ring.peers) and all(
         each.is_running and _own_epoch(each) == ring.epoch for each in ours.values()
@@ -325,6 +326,7 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
 
 
 def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
+    """Note the pairs that go without a link."""
     is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
     if is_mesh:
         return  # a link that was lost since is told anew
@@ -336,6 +338,7 @@ def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.Recove
 
 
 def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
+    """Note how the last joint calls of a group ended, and which of its peers have the state of the last sync."""
     for each in ours.values():
         for outcome in each.outcomes:
             if outcome.kind not in group.results or group.results[outcome.kind].call_number < outcome.call_number:

@@ -50,6 +50,7 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
 
 
 def _group(state: RunState, group: Group, now: float) -> GroupStatus:
+    """Return how one group stands."""
     return GroupStatus(
         group=group.number,
         ring=list(group.ring),
@@ -71,6 +72,7 @@ def _group(state: RunState, group: Group, now: float) -> GroupStatus:
 def _member(
     state: RunState, member: Member, absent: dict[str, list[int]], stalled: list[StalledOp], now: float
 ) -> MemberStatus:
+    """Return how one peer stands."""
     wait = member.wait
     group = state.groups.get(member.hello.group)
     asked_at = state.asked_at.get(member.peer)

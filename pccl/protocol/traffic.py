@@ -24,6 +24,8 @@ EPOCHS_KEPT = 8
 
 @dataclass
 class _Reported:
+    """The last report of a peer, and its traffic so far."""
+
     group: int
     report: Report
     at: float

@@ -120,6 +120,7 @@ class Admission:
         return None
 
     def _welcome(self, connection: int, host: str, hello: m.Hello) -> Member:
+        """Give a newcomer its number and let it wait."""
         state = self._state
         peer = state.next_peer
         state.next_peer += 1

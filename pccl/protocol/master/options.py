@@ -12,6 +12,8 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True)
 class MasterOptions:
+    """The settings of a master."""
+
     peer_timeout_s: float = 5.0
     """Seconds that a peer may go without a heartbeat."""
     engine_threads: int = 1

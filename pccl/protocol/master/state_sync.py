@@ -69,6 +69,7 @@ class StateSync:
         return True
 
     def _begin(self, group: Group) -> bool:
+        """Elect a state among the offers of a group and tell all who fetches it from whom."""
         members = [self._state.members[peer] for peer in group.ring]
         offers = {
             member.peer: member.wait.offer

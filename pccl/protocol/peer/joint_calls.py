@@ -35,6 +35,8 @@ class OpenOps(Protocol):
 
 @dataclass
 class _Call:
+    """One joint call of this peer's caller."""
+
     call: int
     kind: str
     offer: m.SyncOffer | None

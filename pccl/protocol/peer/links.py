@@ -45,6 +45,8 @@ GRACE_S = 0.5
 
 @dataclass
 class _Link:
+    """One link, from the time when it begins to be made."""
+
     link: int
     peer: int
     made_in: int

@@ -384,6 +384,7 @@ class Peer:
         )
 
     def _recovery_report(self) -> m.RecoveryReport:
+        """Return all that this peer knows of its run and the next master may not."""
         view, stand = self.view, self._pre_vote()
         commits, aborts = self.ops.verdicts()
         ring = linked_peers(view.ring, self.peer) if view is not None else []
@@ -464,6 +465,7 @@ class Peer:
             self._flush = None
 
     def _on_prepare(self, message: m.Prepare) -> None:
+        """Take in the next view: settle the ops that it ends, and make the links that it needs."""
         if message.view <= self.last_view:
             raise ProtocolError(f"Prepare of view {message.view} after {self.last_view}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
@@ -506,6 +508,7 @@ class Peer:
             self._outbox.act(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
 
     def _on_install(self, message: m.Install) -> None:
+        """Put the prepared view in force."""
         prepared = self._prepared
         if prepared is None or message.view != prepared.view:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")

@@ -28,6 +28,8 @@ Failure = tuple[Result, str]
 
 
 class OpState(Enum):
+    """The states of an op, as the module describes them."""
+
     QUEUED = auto()
     RUNNING = auto()
     DONE = auto()

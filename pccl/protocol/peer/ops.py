@@ -196,6 +196,7 @@ class Ops:
             self._start(self._queued.popleft())
 
     def _start(self, op: Op) -> None:
+        """Submit an op to the engine, end it at once where its end is known, or let it wait for a new epoch."""
         view = self._view
         assert view is not None
         op.world_size = view.world_size
