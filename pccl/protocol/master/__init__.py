@@ -10,6 +10,7 @@
     liveness        heartbeats, absence, and who is taken for dead
     link_failures   links that broke or cannot be made, and who is evicted for them
     op_verdicts     commits, aborts, abort votes, flushes and renewal of epochs
+    view_stages     flush, prepare and install: how one view follows another
     waits           who waits in which joint call, and how such calls end
     joint_calls     when a joint call is complete, and which can never be
     state_sync      sync_shared_state

@@ -7,25 +7,11 @@ the one before are settled in the same way on all of them.
 Events come in through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns the effects to carry
 out, in order. Within one control connection order is kept, and the rules below rest on that.
 
-A change of view runs through three stages:
+After each event every step is taken that has become possible (`_advance`). A master that is `deposed` takes none and
+evicts nobody: another one may lead, and knows better.
 
-    flush     a group that lost a peer (or a link) stops its ops; every survivor says which of them are done
-    prepare   all peers of the next view hear of it, make the links they lack, and answer. Those that keep their ring
-              only say that they have heard it, see `leadership`
-    install   the view is in force, ops start in it
-
-    1  View numbers only grow. A further loss during a change starts again the stages that it needs, because the view
-       that was prepared must not come into force with a peer that is gone.
-    2  Groups are flushed and formed anew one by one, so a loss in one group neither stops nor aborts ops of another.
-       The *epoch* of a group's ring is the view in which it last changed. Ops are named by it, so a frame or message of
-       an older ring is never taken for one of the present.
-    3  A small group makes links between all pairs. If they all stand it is a mesh, and ops may take the direct
-       algorithm (`Install.is_meshed`), up to a size that depends on the links' speeds (`direct_limit`) as they are
-       known when the ring is installed. A link that is not needed and does not stand costs nothing but that.
-    4  A master that is `deposed` does nothing further and evicts nobody: another one may lead, and knows better.
-
-Who is admitted, taken for dead, evicted for its links, and how ops and joint calls end is decided by the parts, each
-with its own rules. `failover` drives this machine and replaces it.
+How a view follows another (`view_stages`), who is admitted, taken for dead or evicted for its links, and how ops and
+joint calls end is decided by the parts, each with its own rules. `failover` drives this machine and replaces it.
 
 The work for a message does not grow with the number of peers: who waits in what is counted, and what is due at some
 time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers, and a
@@ -39,13 +25,9 @@ from itertools import islice
 from typing import Any
 
 from pccl.protocol import messages as m
-from pccl.protocol import topology
-from pccl.protocol.direct_limit import direct_limit
 from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.insertion import with_newcomers
-from pccl.protocol.ledger import Ledger
 from pccl.protocol.master.admission import Admission
-from pccl.protocol.master.effects import Effect, Persist
+from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.joint_calls import JointCalls
 from pccl.protocol.master.leadership import Leadership
 from pccl.protocol.master.link_failures import LinkFailures
@@ -54,6 +36,7 @@ from pccl.protocol.master.op_verdicts import OpVerdicts
 from pccl.protocol.master.ring_change import RingChange
 from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
 from pccl.protocol.master.state_sync import StateSync
+from pccl.protocol.master.view_stages import ViewStages
 from pccl.protocol.master.waits import Waits
 from pccl.protocol.messages import OpRef
 from pccl.protocol.probation import Probation
@@ -94,11 +77,12 @@ class Master:
         self._calls = JointCalls(
             state, waits, self._admission, self._verdicts, state_sync, self._ring_change, self._evict, unheard
         )
+        self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._calls)
         self._handlers: dict[type[m.Message], Callable[[Member, Any], None]] = {
             m.Leave: self._on_leave,
             m.JointCall: self._calls.enter,
             m.JointCancel: self._calls.cancel,
-            m.LinksReady: self._on_links_ready,
+            m.LinksReady: self._stages.links_ready,
             m.LinkFailed: self._links.link_failed,
             m.Tried: self._admission.tried,
             m.LinkLost: self._links.link_lost,
@@ -399,7 +383,7 @@ class Master:
     def _abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
         self._calls.abort_hopeless(group, op, vote)
 
-    # The stages of a view.
+    # What follows from an event.
 
     def _advance(self) -> list[Effect]:
         """Take every step that has become possible. Called after each event."""
@@ -411,7 +395,7 @@ class Master:
                 self._lose_dead()
                 or self._verdicts.settle_flushes()
                 or self._admit_first()
-                or self._step_view()
+                or self._stages.step()
                 or self._calls.step()
             )
         if not self.deposed:
@@ -426,134 +410,11 @@ class Master:
         change.admitting = set(self.admissible)
         return bool(change.admitting)
 
-    def _step_view(self) -> bool:
-        """Take the next step of a change of view. Return False if none can be taken now."""
-        groups, change = self.state.groups.values(), self.state.change
-        if any(group.awaiting_flush for group in groups):
-            return False
-        if change.is_renewing or change.admitting or any(group.changed for group in groups):
-            self._prepare()
-            return True
-        if not change.is_preparing or self._links.waits_for_absent():
-            return False
-        if not self._links.judge():
-            if change.awaiting_ready or not self.leadership.is_known_to_enough(change.unaware):
-                return False
-            self._install()
-        return True
-
-    def _prepare(self) -> None:
-        """Begin a view: take newcomers in, give changed rings a new epoch, and tell all who are in it."""
-        state, change = self.state, self.state.change
-        state.view += 1
-        change.is_renewing = False
-        self._take_in(change.admitting)
-        change.admitting.clear()
-        for number in [number for number, group in state.groups.items() if not group.ring]:
-            del state.groups[number]
-        affected: set[int] = set()
-        for group in state.groups.values():
-            assert group.running or group.changed or group.epoch
-            if group.changed:
-                assert not group.running
-                group.changed = False
-                group.epoch = state.view
-            if not group.running:
-                affected.update(group.ring)
-                group.missing.clear()
-        relink = self._links.prepare()
-        change.is_preparing = True
-        change.awaiting_ready = set(affected)
-        listed = sorted(peer for group in state.groups.values() for peer in group.ring)
-        state.outbox.append(Persist(self.leadership.prepare(listed)))
-        change.unaware = set(listed) - affected
-        self._announce(listed, relink)
-        state.told = set(listed)
-        # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
-        # (after a further loss) has no such op open any more.
-        self._liveness.suspect_cut()  # those who make their links anew are no observers
-
-    def _take_in(self, peers: Iterable[int]) -> None:
-        """Put newcomers into the rings of their groups."""
-        state = self.state
-        newcomers: dict[int, list[int]] = {}
-        for peer in peers:
-            newcomers.setdefault(state.members[peer].hello.group, []).append(peer)
-        for number, found in newcomers.items():
-            group = state.groups.setdefault(number, Group(number))
-            # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
-            group.running = False
-            group.ledger = Ledger(())
-            group.changed = True
-            group.ring = with_newcomers(group.ring, found, state.link_metrics)
-
-    def _announce(self, listed: Sequence[int], relink: list[tuple[int, int]]) -> None:
-        """Send Prepare to all who are in the view."""
-        state = self.state
-        rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in state.groups.values()]
-        members = [state.members[peer].as_record() for peer in listed]
-        new_members = [member for member in members if member.peer not in state.told]
-        for group in state.groups.values():
-            verdicts, reasons = list(group.commits), list(group.aborts.values())
-            lost = list(state.lost)
-            to_all = m.Prepare(state.view, new_members, rings, verdicts, relink, lost, reasons)
-            to_new = m.Prepare(state.view, members, rings, verdicts, relink, lost, reasons)
-            for peer in group.ring:
-                state.ask(peer, to_all if peer in state.told else to_new)
-
-    def _install(self) -> None:
-        """Put the prepared view in force."""
-        state = self.state
-        state.change.is_preparing = False
-        state.installed_view = state.view
-        number = state.joint_calls_ended + 1 if self._calls.is_updating else state.joint_calls_ended
-        for group in state.groups.values():
-            if not group.running:
-                self._form(group)
-            install = m.Install(state.view, group.is_meshed, number, group.direct_limit, group.is_local)
-            for peer in group.ring:
-                member = state.members[peer]
-                if not member.accepted:
-                    member.accepted = True
-                    group.accepted += 1
-                    state.accepted_count += 1
-                    state.history.joined(state.now)
-                state.send(member.connection, install)
-        state.lost.clear()
-        self.leadership.installed()
-        sizes = ", ".join(f"group {group.number}: {group.ring}" for group in state.groups.values())
-        state.log("info", f"view {state.view} installed; {sizes or 'nobody left'}")
-        self._calls.view_installed()
-
-    def _form(self, group: Group) -> None:
-        """Let ops start in a group whose ring is in force."""
-        group.running = True
-        self._liveness.links_made(group)
-        group.linked = topology.linked_pairs(group.ring) - group.linkless
-        group.direct_limit = direct_limit(group.ring, self.state.link_metrics)
-        group.is_local = self.state.link_metrics.are_on_one_host(group.ring)
-        group.commits = []
-        group.aborts = {}
-        group.open_ops.clear()
-        group.is_mutual = group.is_meshed
-        group.ledger = Ledger(group.ring, group.is_mutual)
-
     # Messages of accepted or pending peers.
 
     def _on_leave(self, member: Member, message: m.Leave) -> None:
         self.state.close(member.connection)
         self._remove(member.peer, f"left{': ' + message.reason if message.reason else ''}", is_leaving=True)
-
-    def _on_links_ready(self, member: Member, message: m.LinksReady) -> None:
-        state, change = self.state, self.state.change
-        is_due = member.peer in change.awaiting_ready or member.peer in change.unaware
-        if message.view != state.view or not is_due:
-            return
-        change.awaiting_ready.discard(member.peer)
-        change.unaware.discard(member.peer)
-        state.answered(member)
-        for other, reason in [*message.failed, *message.missing]:
-            self._links.note_failed(member, other, reason)
 
     def _on_report(self, member: Member, message: m.Report) -> None:
         state = self.state
