@@ -130,13 +130,13 @@ class Staging:
         """The op has been aborted: what has not been copied yet need not be."""
         self._is_over = True
 
-    def release(self, told: Callable[[], None]) -> None:
+    def release(self, released: Callable[[], None]) -> None:
         """For a caller that wants its array back before there is a result: as soon as it has been copied, or will not
         be. What the device was given to copy of an op that was abandoned may still be copied, to where nobody looks."""
         if self._is_over:
-            told()
+            released()
         else:
-            helper_of(self._device).run(lambda _: told())  # after `_read`, in the same thread
+            helper_of(self._device).run(lambda _: released())  # after `_read`, in the same thread
 
     def _read(self, cargo: Cargo, pool: HostPool, ready: Ready, failed: Callable[[BaseException], None]) -> None:
         under_way: list[tuple[Event | None, Callable[[], None]]] = []

@@ -58,6 +58,6 @@ class FastPath:
         kind, op = report
         made = self.submissions[op]
         if kind == "ran":
-            machine.op_ran(made.tag, made.sequence)
+            machine.op_fast_completed(made.tag, made.sequence)
         else:
-            machine.op_started(op, made.tag, made.sequence, now)
+            machine.op_handed_over(op, made.tag, made.sequence, now)

@@ -120,7 +120,7 @@ class Peer:
         self.deadline, self.tick = self.ops.deadline, self.ops.tick
         self.launch, self.cancel, self.hasten = self.ops.launch, self.ops.cancel, self.ops.hasten
         self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
-        self.op_started, self.op_ran = self.ops.started, self.ops.ran
+        self.op_handed_over, self.op_fast_completed = self.ops.handed_over, self.ops.fast_completed
         self.op_done, self.op_completed, self.op_ended = self.ops.done, self.ops.completed, self.ops.ended
         self.op_frozen, self.op_refused, self.op_mismatch = self.ops.stopped, self.ops.refused, self.ops.mismatched
         self.peer_at, self.link_limited = self.links.peer_at, self.links.limited

@@ -121,7 +121,7 @@ class Ops:
         """Return the use count of a tag in this epoch. May be called from any thread."""
         return self.uses.made(tag)
 
-    def started(self, op: int, tag: int, sequence: int, now: float) -> None:
+    def handed_over(self, op: int, tag: int, sequence: int, now: float) -> None:
         """Take over an op that was started as `plain_start` has said, and runs."""
         assert self._view is not None
         assert self.is_running
@@ -130,7 +130,7 @@ class Ops:
         assert ref.sequence == sequence
         self._submit(entry, ref)
 
-    def ran(self, tag: int, sequence: int) -> None:
+    def fast_completed(self, tag: int, sequence: int) -> None:
         """Note that an op that was started so is committed: all participants are done."""
         self.has_committed = True
         ref = self.uses.make(tag)

@@ -42,7 +42,7 @@ BYTES_MAX = 8 << 20
 
 @dataclass(slots=True)
 class _Opening:
-    """The fast path from one opening to the next."""
+    """An opening of the fast path, until it is closed."""
 
     numbers: list[int]
     """The opening's number in each engine thread."""
@@ -65,8 +65,8 @@ class FastPath:
         self._requests: deque[OpRequest] = deque()
 
     def attach(self) -> None:
-        """Make the ways into the engine threads, whose number is set. That they are closed one after the other does not
-        matter: an op takes one of them."""
+        """Make the ways into the engine threads, whose number is set by now. They are closed one after the other, which
+        does not matter, since an op takes one of them."""
         self._paths = self._engine.new_fast_paths()
 
     @property

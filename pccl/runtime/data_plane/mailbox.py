@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class Mailbox:
-    """`post` and `wake` are for any thread, all else is for the owner."""
+    """Calls that wait for the owner of the mailbox. `post` and `wake` are for any thread, all else is for the owner."""
 
     def __init__(self) -> None:
         """Open the descriptors. OSError if the system denies them."""
@@ -18,7 +18,7 @@ class Mailbox:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._is_awake = False
-        """Something was written since the last look; without it a look would cost a system call each time."""
+        """Whether something was written since the last look; without it a look would cost a system call each time."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable after `wake`, until `empty`."""

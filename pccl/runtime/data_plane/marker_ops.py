@@ -21,7 +21,7 @@ class _Marker:
     op: int
     epoch: int
     is_closed: bool = False
-    """The engine was told to end it."""
+    """Whether the engine was told to end it."""
 
 
 class MarkerOps:

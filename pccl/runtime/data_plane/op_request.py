@@ -17,7 +17,7 @@ class OpRequest:
     """A `pccl_op_request`, filled anew for each op. Only from one thread at a time."""
 
     def __init__(self, group: int, segment_bytes: int = 0) -> None:
-        """`segment_bytes` 0: what suits the op."""
+        """Make a request to fill. `segment_bytes` 0: what suits each op."""
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
         self._spread_count = 0

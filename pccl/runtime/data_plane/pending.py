@@ -41,7 +41,7 @@ class PendingOp:
         self.copy: PrivateCopy | None = None
         """The memory of an op that was detached and goes on; it has the result where the op succeeds."""
         self.is_detached = False
-        """The op does not work on its caller's arrays, or will not when it is released."""
+        """Whether the op does not work on its caller's arrays, or will not when it is released."""
         self.tag = spec.tag
         self.name = spec.tag, spec.pair
         """The op's name, which no other op in flight has."""

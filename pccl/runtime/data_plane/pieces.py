@@ -14,7 +14,7 @@ from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import Collective, DataType, ReduceAlgorithm, ReduceOp
 
 PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
-"""Size of the pieces of an op, the same on all peers. 0: no op is divided."""
+"""Size of the pieces of an op, which all peers should have alike. 0: no op is divided."""
 
 
 def piece_elements(item_bytes: int) -> int:

@@ -312,7 +312,7 @@ class MasterServer:
         self._forget(client)
         if self._clients.get(number) is not old:
             return "the session has just ended"
-        old.connection.is_taken_over()
+        old.connection.give_session_up()
         old.reading.cancel()
         client.number = number
         self._clients[number] = client

@@ -76,7 +76,7 @@ class ControlConnection(Generic[M]):
         self._wake = trio.Event()
         self._sender_ended = trio.Event()
         self._closing = False
-        self._is_taken_over = False
+        self._has_given_session_up = False
         self._tls: TlsEnd | None = None
 
     def bound_silence(self, timeout_s: float) -> None:
@@ -106,10 +106,10 @@ class ControlConnection(Generic[M]):
         self.session = session
         self._send(b"".join(frames))
 
-    def is_taken_over(self) -> None:
-        """Give the session up to another connection: nothing more is read here."""
+    def give_session_up(self) -> None:
+        """Give the session up, which another connection carries on: nothing more is read here."""
         self.session = None
-        self._is_taken_over = True
+        self._has_given_session_up = True
         self.shutdown()
 
     def _send(self, data: bytes) -> None:
@@ -168,7 +168,7 @@ class ControlConnection(Generic[M]):
         while True:
             messages = [message for message in self._decoder.feed(data) if not self._heard_ack(message)]
             for _ in messages:
-                self.count()
+                self.note_delivery()
             if messages:
                 return messages  # type: ignore[return-value]  # no Ack is left
             data = await self._receive_some()
@@ -181,8 +181,8 @@ class ControlConnection(Generic[M]):
         self.session.acknowledge(message.received)
         return True
 
-    def count(self) -> None:
-        """Note that the machine gets a message of the session."""
+    def note_delivery(self) -> None:
+        """Note that a message of the session is delivered to the machine, and acknowledge it now and then."""
         ack = self.session.receive() if self.session is not None else None
         if ack is not None:
             self._send(encode(ack))
@@ -214,7 +214,7 @@ class ControlConnection(Generic[M]):
         """Return what has come, b"" at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
-            if self._is_taken_over:
+            if self._has_given_session_up:
                 raise ConnectionLost("another connection carries its session")
             try:
                 return self._sock.recv(RECEIVE_BYTES, flags)

@@ -222,7 +222,7 @@ class Control:
         if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and not dialled.is_proven:
             raise AuthError(answer.reason)
         connection.trust()
-        connection.count()
+        connection.note_delivery()
         return answer
 
     def welcomed(self, timeout_s: float) -> None:

@@ -98,7 +98,7 @@ class EngineBridge:
         for each, op in sorted(completed, key=lambda one: one[0].sequence) if has_threads else completed:
             assert op.epoch is not None
             self._counters.op_ended(op.epoch, is_committed=True)
-            machine.op_ran(op.tag, each.sequence)
+            machine.op_fast_completed(op.tag, each.sequence)
         if len(completed) == len(heard):
             return
         failed = next((event for event in heard if type(event) is events.EngineFailed), None)
@@ -116,7 +116,7 @@ class EngineBridge:
 
     def _op_handed_over(self, machine: ps.Peer, event: events.OpHandedOver) -> None:
         op = self._table.ops[event.op] = self._fast_path.handed_over(event)
-        machine.op_started(event.op, op.tag, event.sequence, trio.current_time())
+        machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time())
 
     @staticmethod
     def _op_mismatch(machine: ps.Peer, event: events.OpMismatch) -> None:

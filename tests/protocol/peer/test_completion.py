@@ -124,7 +124,7 @@ def test_there_is_none_where_anything_else_may_come_of_it(mesh: Rig) -> None:
 
 def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> None:
     commit(mesh, 1)
-    mesh.machine.op_started(2, TAG, 1, 0.0)
+    mesh.machine.op_handed_over(2, TAG, 1, 0.0)
     assert mesh.launch(3, tag=TAG + 1)
     assert mesh.done(2) == []
     assert completed(mesh, 2) == [ps.OpResult(2, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(2)]
@@ -133,7 +133,7 @@ def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> No
 
 def test_what_ran_elsewhere_is_reported(mesh: Rig) -> None:
     commit(mesh, 1)
-    mesh.machine.op_ran(TAG, 1)
+    mesh.machine.op_fast_completed(TAG, 1)
     assert said(mesh.hear(m.AbortVoteRequest(1, TAG, 1, Result.TIMEOUT, "late"))) == [m.AbortVote(1, TAG, 1, True)]
     mesh.machine.link_lost(mesh.links[3], "reset")
     (lost,) = said(mesh.effects())

@@ -23,8 +23,8 @@ from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, reduce
 
 MACHINE = (
     "launch",
-    "op_ran",
-    "op_started",
+    "op_fast_completed",
+    "op_handed_over",
     "op_done",
     "op_completed",
     "drain",
@@ -112,8 +112,8 @@ def test_a_fault_in_one_session_ends_that_one_alone(
     clusters: tuple[Cluster, Cluster], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, others = clusters
-    after = 0 if name == "op_started" else random.randrange(20)
-    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", 0 if name == "op_started" else 5)
+    after = 0 if name == "op_handed_over" else random.randrange(20)
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", 0 if name == "op_handed_over" else 5)
     print(f"after {after}")
     broken = cluster[0]
     with going_on(others):
