@@ -120,8 +120,8 @@ class HeartbeatThread:
 async def keep_heartbeats(
     thread: HeartbeatThread, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float
 ) -> str:
-    """Exchanges heartbeats until the other side gives none for `timeout_s`; returns in what way. `connect` makes a
-    connection to it, or raises ConnectionLost. There is more time for the first."""
+    """Exchange heartbeats until the other side gives none for `timeout_s`; return how that ended. `connect` makes a
+    connection to it, or raises ConnectionLost. The first heartbeat may take FIRST_HEARTBEAT_S."""
     deadline = trio.current_time() + max(timeout_s, FIRST_HEARTBEAT_S)
     for connection in range(1, 2**63):
         failure = "no answer"

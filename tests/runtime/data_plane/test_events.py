@@ -1,0 +1,33 @@
+"""Every kind of event of the engine is read, and has somebody who hears of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+from pccl.runtime.data_plane.events import READERS, EngineEvent, EngineFailed, OpFastCompleted, OpRefused
+from pccl.runtime.data_plane.staged_ops import OF_AN_OP
+from pccl.runtime.extension import lib
+from pccl.runtime.session.engine_bridge import OPS_AS_EXPECTED, EngineBridge
+from pccl.runtime.session.op_table import OpTable
+from pccl.runtime.session.reports import WorkCounters
+
+KINDS = set(get_args(EngineEvent))
+
+
+def test_every_kind_of_the_library_is_read() -> None:
+    names = [name for name in dir(lib) if name.startswith("PCCL_EVENT_")]
+    assert len(names) == len(KINDS - {OpRefused}), "which `EngineThreads` makes"
+    assert {getattr(lib, name) for name in names} == set(READERS)
+
+
+def test_the_session_hears_of_every_kind() -> None:
+    """Ops of the fast path are told before all else, and a failed engine ends the session."""
+    nobody = cast(Any, None)
+    bridge = EngineBridge(nobody, nobody, OpTable(), WorkCounters())
+    assert set(bridge._reports) | {OpFastCompleted, EngineFailed} == KINDS
+
+
+def test_events_of_ops_have_a_number() -> None:
+    assert OF_AN_OP | OPS_AS_EXPECTED <= KINDS
+    for kind in OF_AN_OP | OPS_AS_EXPECTED:
+        assert kind.__match_args__[0] == "op"
