@@ -1,5 +1,5 @@
-/* engine_world.h: several engines in one process, each linked with each other, and waiting for what they
- * tell. Shared by the engine's tests and benchmark. */
+/* engine_world.h: several engines in one process, each linked with each other, and waiting for their events. Shared by
+ * the engine's tests, fuzzer and benchmark. */
 #ifndef PCCL_ENGINE_WORLD_H
 #define PCCL_ENGINE_WORLD_H
 

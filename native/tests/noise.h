@@ -1,4 +1,4 @@
-/* noise.h: bytes at random, the same in every run. Shared by the tests of what is done to bytes. */
+/* noise.h: pseudo-random bytes, the same in every run, for the tests of kernels and checksums. */
 #ifndef PCCL_NOISE_H
 #define PCCL_NOISE_H
 

@@ -1,4 +1,5 @@
-/* Ranks that tell each other when they are done: whoever is told that all are may take its buffers back at once. */
+/* Mutual completion: once an op is complete for a rank, it may take its buffers back at once, whatever the others
+ * know. */
 #include "trial.h"
 
 #include "proxy.h"

@@ -1,4 +1,4 @@
-/* One engine whose peer is the test itself: what it says and hears of being done. */
+/* One engine whose peer is the test itself: DONE frames to it and from it. */
 #include "engine_wire.h"
 
 static void wire_submit_completing(wire *w)

@@ -1,4 +1,4 @@
-/* One connection without an engine: what it tells of what is under way. */
+/* One connection without an engine: what it reports as under way. */
 #include "check.h"
 #include "conn.h"
 

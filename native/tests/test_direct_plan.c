@@ -1,4 +1,4 @@
-/* The order of folding and of serving, beside lists of ranks. */
+/* The direct plan: the order of folding and of serving, beside lists of ranks. */
 #include "check.h"
 #include "direct_plan.h"
 

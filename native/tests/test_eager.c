@@ -105,9 +105,7 @@ static void large_or_divided_ops_wait(void)
     trial *const all[] = {&large, &divided, &small};
     for (int i = 0; i < 3; i++) {
         trial_submit(all[i], &w, 1);
-        trial_await_done(all[i], &w);
-        trial_end_all(all[i], &w, 1);
-        trial_check_results(all[i]);
+        trial_commit_all(all[i], &w);
         trial_close(all[i]);
     }
     world_close(&w);
@@ -166,9 +164,7 @@ static void nothing_is_eager_without_a_limit(void)
     wait_for_sent(&w.nodes[0], PCCL_FRAME_BYTES);
     CHECK(stats_of(&w.nodes[0]).tx_payload_bytes == 0);
     trial_submit(&t, &w, 1);
-    trial_await_done(&t, &w);
-    trial_end_all(&t, &w, 1);
-    trial_check_results(&t);
+    trial_commit_all(&t, &w);
     trial_close(&t);
     world_close(&w);
 }
@@ -277,9 +273,7 @@ static void dead_epochs_open_the_window(void)
         next.epoch = epoch + 1;
         trial_submit(&next, &w, 1);
         trial_submit(&next, &w, 0);
-        trial_await_done(&next, &w);
-        trial_end_all(&next, &w, 1);
-        trial_check_results(&next);
+        trial_commit_all(&next, &w);
         trial_close(&next);
     }
     for (int rank = 0; rank < 2; rank++) {

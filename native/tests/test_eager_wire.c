@@ -1,4 +1,4 @@
-/* One engine, rank 1 of three, whose peers are the test itself: payload that comes with an announcement. */
+/* One engine, rank 1 of three, whose peers are the test itself: payload that comes before or with an announcement. */
 #include "direct_wire.h"
 
 /* The dialogue of a small op, with payload before or after its submission. */

@@ -84,18 +84,13 @@ static void a_flipped_bit_never_reaches_a_result(void)
         trial_submit_all(&t, &p.w);
         node *receiver = &p.w.nodes[faulty == &p.pumps[0] ? 1 : 0];
         if (connections == 2) {
-            trial_await_done(&t, &p.w);
-            trial_end_all(&t, &p.w, 1);
-            trial_check_results(&t);
+            trial_commit_all(&t, &p.w);
             CHECK(!node_has_event(receiver, PCCL_EVENT_LINK_LOST, link_number(0, 1)));
         } else {
             event = node_wait(receiver, PCCL_EVENT_LINK_LOST, link_number(0, 1));
             CHECK_MSG(strstr(event.detail, "cannot be decrypted") != NULL, "'%s'", event.detail);
-            for (uint32_t rank = 0; rank < 2; rank++) {
-                if (node_has_event(&p.w.nodes[rank], PCCL_EVENT_OP_DONE, t.number))
-                    trial_check_result(&t, rank);
-                trial_abort(&t, &p.w, rank);
-            }
+            for (uint32_t rank = 0; rank < 2; rank++)
+                trial_abort_checked(&t, &p.w, rank);
         }
         proxied_close(&p);
         trial_close(&t);
@@ -117,9 +112,7 @@ static void ops_survive_lost_connections(void)
         wait_for_connections(&p.w, (p.w.size - 1) * connections);
         proxied_start(&p);
         trial_submit_all(&t, &p.w);
-        trial_await_done(&t, &p.w);
-        trial_end_all(&t, &p.w, 1);
-        trial_check_results(&t);
+        trial_commit_all(&t, &p.w);
         proxied_close(&p);
         trial_close(&t);
     }

@@ -1,5 +1,6 @@
-/* What the system denies this machine: it is waited for where it may come back, never told of as a peer's fault, and
- * aborts nothing. Calls of the engine to sendmsg, readv and malloc come through here (the Makefile's --wrap). */
+/* Memory and descriptors that the system denies this machine: the engine waits where they may come back, never blames a
+ * peer for them, and aborts nothing. Calls of the engine to sendmsg, readv and malloc come through here (the Makefile's
+ * --wrap). */
 #include "wire.h"
 
 #include <dirent.h>

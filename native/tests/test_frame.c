@@ -1,3 +1,4 @@
+/* Frames: headers that come out as they went in, and every way in which one can be wrong. */
 #include "check.h"
 #include "crc32c.h"
 #include "frame.h"

@@ -1,4 +1,4 @@
-/* Scratch that is kept for reuse, and how much of it. */
+/* The pool: what is reused, and how much is held. */
 #include "check.h"
 #include "pool.h"
 

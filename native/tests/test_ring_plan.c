@@ -1,4 +1,4 @@
-/* The plan beside a naive simulation of the ring: tokens that walk from rank to rank. */
+/* The ring plan beside a naive simulation of the ring: tokens that walk from rank to rank. */
 #include "check.h"
 #include "ring_plan.h"
 

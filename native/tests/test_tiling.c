@@ -1,4 +1,4 @@
-/* The arithmetic beside counting. */
+/* Tilings: their arithmetic beside plain counting. */
 #include "check.h"
 #include "tiling.h"
 

@@ -1,4 +1,4 @@
-/* What a member announces goes into a table: names that it chooses must not all fall into one chain. */
+/* The unexpected queue: keys that a peer chooses must not all fall into one chain, and nothing stays for ever. */
 #include "unexpected.h"
 #include "check.h"
 #include "keyed_hash.h"

@@ -1,5 +1,5 @@
-/* trial.h: one op on all ranks of a world, with a model that folds the ranks' inputs in the algorithm's order.
- * Shared by test_engine.c and test_eager.c. */
+/* trial.h: one op on all ranks of a world, with a model that folds the ranks' inputs in the algorithm's order. Shared
+ * by the tests of whole engines. */
 #ifndef PCCL_TRIAL_H
 #define PCCL_TRIAL_H
 
@@ -190,6 +190,14 @@ static inline void trial_check_results(const trial *t)
     free(expected);
 }
 
+/* All ranks commit once they are done, and have the right result. */
+static inline void trial_commit_all(const trial *t, world *w)
+{
+    trial_await_done(t, w);
+    trial_end_all(t, w, 1);
+    trial_check_results(t);
+}
+
 static inline void trial_check_inputs_kept(const trial *t, uint32_t rank)
 {
     CHECK(memcmp(t->send[rank], t->inputs[rank], t->bytes) == 0);
@@ -210,14 +218,20 @@ static inline pccl_event trial_abort(const trial *t, world *w, uint32_t rank)
     return ended;
 }
 
+/* Aborts it on this rank, whose result is right if it is done. */
+static inline void trial_abort_checked(const trial *t, world *w, uint32_t rank)
+{
+    if (node_has_event(&w->nodes[rank], PCCL_EVENT_OP_DONE, t->number))
+        trial_check_result(t, rank);
+    trial_abort(t, w, rank);
+}
+
 static inline void trial_run(world *w, const pccl_op_shape *shape, int in_place)
 {
     trial t;
     trial_open(&t, shape, in_place);
     trial_submit_all(&t, w);
-    trial_await_done(&t, w);
-    trial_end_all(&t, w, 1);
-    trial_check_results(&t);
+    trial_commit_all(&t, w);
     trial_close(&t);
 }
 

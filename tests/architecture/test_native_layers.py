@@ -95,6 +95,11 @@ def test_files_are_short() -> None:
     assert {name: count for name, count in lines.items() if count > LINES_MAX} == {}
 
 
+def test_headers_open_with_their_names_and_what_they_are_for() -> None:
+    headers = [HEADER, *SOURCES.glob("*.h"), *(NATIVE / "tests").glob("*.h")]
+    assert [h.name for h in headers if not h.read_text(encoding="utf-8").startswith(f"/* {h.name}: ")] == []
+
+
 def _declared(path: Path) -> set[str]:
     """The functions that a header declares and does not define."""
     text = re.sub(r"^#.*(?:\\\n.*)*", "", _code(path), flags=re.MULTILINE)
