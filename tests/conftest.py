@@ -64,7 +64,7 @@ def devices() -> Iterator[list[FakeDevice]]:
 
 
 @pytest.fixture
-def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What peers do is in what their master shows without the usual pauses."""
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.01)
     monkeypatch.setattr("pccl.runtime.master.status_board.REFRESH_S", 0.0)

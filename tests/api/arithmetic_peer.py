@@ -9,6 +9,7 @@ Prints a line of digests, which are the same for all peers of the run.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +197,7 @@ KINDS = {
 
 
 def main() -> None:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # torch's threads, on few cores
     environment, when, peers, kind, address = sys.argv[1:]
     print(*KINDS[kind](address, int(peers), Enter(environment, when)))
 

@@ -29,7 +29,7 @@ from pccl import (
 from tests.support.cluster import Cluster, run_of
 
 Array = npt.NDArray[Any]
-CrewOf = Callable[[int, int], Cluster]
+ClusterOf = Callable[[int, int], Cluster]
 
 INTEGERS = [d for d in DataType if not d.is_float]
 FLOATS = [DataType.FLOAT16, DataType.FLOAT, DataType.DOUBLE]
@@ -57,18 +57,18 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @pytest.fixture(scope="module")
-def crew_of() -> Iterator[CrewOf]:
+def cluster_of() -> Iterator[ClusterOf]:
     """Runs that are kept, by world and segment size: making one takes longer than a reduce."""
-    crews: dict[tuple[int, int], Cluster] = {}
+    clusters: dict[tuple[int, int], Cluster] = {}
     with ExitStack() as stack:
 
         def get(world: int, segment_bytes: int) -> Cluster:
             key = world, segment_bytes
-            if key not in crews:
+            if key not in clusters:
                 connections = 1 + segment_bytes % 3  # some number, so that there are runs with one and with more
                 options = {"segment_bytes": segment_bytes, "p2p_connection_pool_size": connections}
-                crews[key] = stack.enter_context(run_of(world, **options))
-            return crews[key]
+                clusters[key] = stack.enter_context(run_of(world, **options))
+            return clusters[key]
 
         yield get
 
@@ -97,7 +97,14 @@ def reduced(
 @given(worlds, segments, counts, seeds, st.sampled_from(INTEGERS), st.sampled_from(ReduceOp), st.booleans())
 @example(4, 0, 3, 1, DataType.INT8, ReduceOp.AVG, True).via("fewer elements than peers, rounded to minus infinity")
 def test_integers_equal_numpy(
-    crew_of: CrewOf, world: int, segment: int, count: int, seed: int, dtype: DataType, op: ReduceOp, in_place: bool
+    cluster_of: ClusterOf,
+    world: int,
+    segment: int,
+    count: int,
+    seed: int,
+    dtype: DataType,
+    op: ReduceOp,
+    in_place: bool,
 ) -> None:
     numpy_dtype = dtype.to_numpy_dtype()
     limits = np.iinfo(numpy_dtype)
@@ -108,14 +115,14 @@ def test_integers_equal_numpy(
     expected = reduce(NUMPY_OPS[op], inputs)
     if op is ReduceOp.AVG:
         expected //= numpy_dtype.type(world)
-    results, _ = reduced(crew_of(world, segment), inputs, in_place, op=op)
+    results, _ = reduced(cluster_of(world, segment), inputs, in_place, op=op)
     np.testing.assert_array_equal(results[0], expected)
 
 
 @settings(max_examples=40)
 @given(worlds, segments, counts, seeds, st.sampled_from(FLOATS), st.sampled_from([ReduceOp.MIN, ReduceOp.MAX]))
 def test_least_and_greatest_float_equal_numpy(
-    crew_of: CrewOf, world: int, segment: int, count: int, seed: int, dtype: DataType, op: ReduceOp
+    cluster_of: ClusterOf, world: int, segment: int, count: int, seed: int, dtype: DataType, op: ReduceOp
 ) -> None:
     random = np.random.default_rng(seed)
     special = np.array([np.nan, np.inf, -np.inf, 0.0], dtype.to_numpy_dtype())
@@ -125,7 +132,7 @@ def test_least_and_greatest_float_equal_numpy(
         odd = random.random(count) < 0.1
         values[odd] = random.choice(special, int(odd.sum()))
         inputs.append(values)
-    results, _ = reduced(crew_of(world, segment), inputs, True, op=op)
+    results, _ = reduced(cluster_of(world, segment), inputs, True, op=op)
     np.testing.assert_array_equal(results[0], reduce(NUMPY_OPS[op], inputs))
 
 
@@ -143,11 +150,18 @@ def exact(inputs: list[Array], op: ReduceOp) -> tuple[Array, Array]:
     st.booleans(),
 )
 def test_floats_are_within_rounding_of_the_exact_result(
-    crew_of: CrewOf, world: int, segment: int, count: int, seed: int, dtype: DataType, op: ReduceOp, in_place: bool
+    cluster_of: ClusterOf,
+    world: int,
+    segment: int,
+    count: int,
+    seed: int,
+    dtype: DataType,
+    op: ReduceOp,
+    in_place: bool,
 ) -> None:
     random = np.random.default_rng(seed)
     inputs = [random.normal(0, 4, count).astype(dtype.to_numpy_dtype()) for _ in range(world)]
-    results, _ = reduced(crew_of(world, segment), inputs, in_place, op=op)
+    results, _ = reduced(cluster_of(world, segment), inputs, in_place, op=op)
     expected, magnitude = exact(inputs, op)
     unit = UNIT_ROUNDOFF[dtype]
     allowed = (world + 1) * unit * magnitude + world * unit * SMALLEST_NORMAL.get(dtype, 0.0)
@@ -161,14 +175,14 @@ def widened(bits: Array) -> Array:
 
 @settings(max_examples=30)
 @given(worlds, segments, counts, seeds, st.sampled_from(ReduceOp))
-def test_bfloat16(crew_of: CrewOf, world: int, segment: int, count: int, seed: int, op: ReduceOp) -> None:
+def test_bfloat16(cluster_of: ClusterOf, world: int, segment: int, count: int, seed: int, op: ReduceOp) -> None:
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(seed)
     bits = [
         (random.normal(0, 4, count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for _ in range(world)
     ]
     tensors = [torch.from_numpy(x.copy()).view(torch.bfloat16) for x in bits]
-    crew_of(world, segment).each(lambda peer, i: peer.all_reduce(tensors[i], op=op))
+    cluster_of(world, segment).each(lambda peer, i: peer.all_reduce(tensors[i], op=op))
     results = [tensor.view(torch.uint16).numpy() for tensor in tensors]
     assert all(result.tobytes() == results[0].tobytes() for result in results)
     expected, magnitude = exact([widened(x) for x in bits], op)
@@ -178,44 +192,49 @@ def test_bfloat16(crew_of: CrewOf, world: int, segment: int, count: int, seed: i
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_infinity_and_nan_are_summed_as_numpy_does(crew_of: CrewOf, dtype: DataType) -> None:
+def test_infinity_and_nan_are_summed_as_numpy_does(cluster_of: ClusterOf, dtype: DataType) -> None:
     inputs = [
         np.array(x, dtype.to_numpy_dtype())
         for x in ([np.inf, np.inf, np.nan, 1, 0], [1, -np.inf, 1, np.nan, 0], [1, 1, 1, np.inf, 0])
     ]
     with np.errstate(invalid="ignore"):
         expected = reduce(np.add, inputs)
-    results, _ = reduced(crew_of(3, 0), inputs, True, op=ReduceOp.SUM)
+    results, _ = reduced(cluster_of(3, 0), inputs, True, op=ReduceOp.SUM)
     np.testing.assert_array_equal(results[0], expected)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (0,), (4, 0, 2)])
-def test_any_shape_is_reduced_as_a_whole(crew_of: CrewOf, shape: tuple[int, ...]) -> None:
+def test_any_shape_is_reduced_as_a_whole(cluster_of: ClusterOf, shape: tuple[int, ...]) -> None:
     inputs = [np.full(shape, i, np.int32) for i in range(3)]
-    results, infos = reduced(crew_of(3, 0), inputs, True, op=ReduceOp.SUM)
+    results, infos = reduced(cluster_of(3, 0), inputs, True, op=ReduceOp.SUM)
     np.testing.assert_array_equal(results[0], np.full(shape, 3, np.int32))
     assert (infos[0].tx_bytes == 0) == (inputs[0].size == 0)
 
 
-def test_shapes_of_results_may_differ_where_counts_agree(crew_of: CrewOf) -> None:
+def test_shapes_of_results_may_differ_where_counts_agree(cluster_of: ClusterOf) -> None:
     sends = [np.ones((2, 6), np.float32)] * 2
     recvs = [np.zeros(12, np.float32), np.zeros((3, 4), np.float32)]
-    crew_of(2, 0).each(lambda peer, i: peer.all_reduce(sends[i], recvs[i], op=ReduceOp.SUM))
+    cluster_of(2, 0).each(lambda peer, i: peer.all_reduce(sends[i], recvs[i], op=ReduceOp.SUM))
     assert all(np.all(recv == 2) for recv in recvs)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_bytes_moved_are_those_of_a_ring(crew_of: CrewOf, world: int) -> None:
+def test_bytes_moved_are_those_of_a_ring(cluster_of: ClusterOf, world: int) -> None:
     inputs = [np.zeros(60_000, np.float32) for _ in range(world)]
-    _, infos = reduced(crew_of(world, 0), inputs, True, op=ReduceOp.SUM)
+    _, infos = reduced(cluster_of(world, 0), inputs, True, op=ReduceOp.SUM)
     each = 2 * (world - 1) * inputs[0].nbytes // world
     assert [(info.tx_bytes, info.rx_bytes) for info in infos] == [(each, each)] * world
 
 
-def test_a_descriptor_that_says_what_the_arrays_are_changes_nothing(crew_of: CrewOf) -> None:
+def test_a_descriptor_that_says_what_the_arrays_are_changes_nothing(cluster_of: ClusterOf) -> None:
     inputs = [np.arange(10, dtype=np.float32)] * 2
     results, _ = reduced(
-        crew_of(2, 0), inputs, False, op=ReduceOp.SUM, tag=5, operand_descriptor=ReduceOperandDescriptor(DataType.FLOAT)
+        cluster_of(2, 0),
+        inputs,
+        False,
+        op=ReduceOp.SUM,
+        tag=5,
+        operand_descriptor=ReduceOperandDescriptor(DataType.FLOAT),
     )
     np.testing.assert_array_equal(results[0], inputs[0] * 2)
 
@@ -247,7 +266,7 @@ def block_ranges(values: Array, quantization: QuantizationOptions) -> Array:
     *(st.sampled_from([ReduceOp.SUM, ReduceOp.AVG]), st.booleans()),
 )
 def test_quantized_error_is_bounded_by_the_ranges_of_the_blocks(
-    crew_of: CrewOf,
+    cluster_of: ClusterOf,
     world: int,
     segment: int,
     count: int,
@@ -260,7 +279,7 @@ def test_quantized_error_is_bounded_by_the_ranges_of_the_blocks(
     random = np.random.default_rng(seed)
     inputs = [random.normal(0, 1, count).astype(dtype.to_numpy_dtype()) for _ in range(world)]
     inputs[0][random.integers(count)] = 1000  # must spoil its own block only
-    results, _ = reduced(crew_of(world, segment), inputs, in_place, op=op, quantization_options=quantization)
+    results, _ = reduced(cluster_of(world, segment), inputs, in_place, op=op, quantization_options=quantization)
     expected, magnitude = exact(inputs, op)
     steps = 2 ** (8 * quantization.quantized_datatype.itemsize) - 1
     # Every hop quantizes a partial sum, whose blocks are no wider than those of all peers together.
@@ -275,8 +294,8 @@ def test_quantized_error_is_bounded_by_the_ranges_of_the_blocks(
 
 
 @pytest.mark.parametrize(("quantized", "shrinks_to"), [(DataType.UINT8, 0.27), (DataType.INT16, 0.52)])
-def test_quantized_bytes_are_fewer(crew_of: CrewOf, quantized: DataType, shrinks_to: float) -> None:
-    cluster = crew_of(2, 0)
+def test_quantized_bytes_are_fewer(cluster_of: ClusterOf, quantized: DataType, shrinks_to: float) -> None:
+    cluster = cluster_of(2, 0)
     inputs = [np.random.default_rng(i).normal(0, 1, 100_000).astype(np.float32) for i in range(2)]
 
     def wire_bytes() -> int:
@@ -292,8 +311,8 @@ def test_quantized_bytes_are_fewer(crew_of: CrewOf, quantized: DataType, shrinks
     assert wire_bytes() - between <= 1.05 * shrinks_to * (between - before)
 
 
-def test_no_algorithm_means_no_quantization(crew_of: CrewOf) -> None:
+def test_no_algorithm_means_no_quantization(cluster_of: ClusterOf) -> None:
     inputs = [np.array([1.0, 1e9, -3.5], np.float32)] * 2
     off = QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
-    results, _ = reduced(crew_of(2, 0), inputs, True, op=ReduceOp.SUM, quantization_options=off)
+    results, _ = reduced(cluster_of(2, 0), inputs, True, op=ReduceOp.SUM, quantization_options=off)
     np.testing.assert_array_equal(results[0], inputs[0] * 2)

@@ -30,7 +30,7 @@ from pccl import (
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, run_of, together, until
 
 Array = npt.NDArray[Any]
-CrewOf = Callable[[int, int], Cluster]
+ClusterOf = Callable[[int, int], Cluster]
 
 worlds = st.integers(2, 5)
 segments = st.sampled_from([8, 40, 1000, 0])
@@ -46,18 +46,18 @@ loops = pytest.mark.parametrize("algorithm", list(ReduceAlgorithm))
 
 
 @pytest.fixture(scope="module")
-def crew_of() -> Iterator[CrewOf]:
+def cluster_of() -> Iterator[ClusterOf]:
     """Runs that are kept, by world and segment size: making one takes longer than an op."""
-    crews: dict[tuple[int, int], Cluster] = {}
+    clusters: dict[tuple[int, int], Cluster] = {}
     with ExitStack() as stack:
 
         def get(world: int, segment_bytes: int) -> Cluster:
             key = world, segment_bytes
-            if key not in crews:
+            if key not in clusters:
                 connections = 1 + segment_bytes % 3
                 options = {"segment_bytes": segment_bytes, "p2p_connection_pool_size": connections}
-                crews[key] = stack.enter_context(run_of(world, **options))
-            return crews[key]
+                clusters[key] = stack.enter_context(run_of(world, **options))
+            return clusters[key]
 
         yield get
 
@@ -81,7 +81,7 @@ def check_members(cluster: Cluster, infos: list[CollectiveInfo]) -> None:
 @settings(max_examples=150)
 @given(worlds, segments, shapes, dtypes, seeds, algorithms, st.sampled_from(["made", "given", "in place"]))
 def test_all_gather(
-    crew_of: CrewOf,
+    cluster_of: ClusterOf,
     world: int,
     segment: int,
     shape: tuple[int, ...],
@@ -90,7 +90,7 @@ def test_all_gather(
     algorithm: ReduceAlgorithm | None,
     recv: str,
 ) -> None:
-    cluster = crew_of(world, segment)
+    cluster = cluster_of(world, segment)
     inputs = inputs_of(world, shape, dtype, seed)
     sends = [x.copy() for x in inputs]
     recvs: list[Any] = [None] * world
@@ -115,7 +115,7 @@ def test_all_gather(
 @settings(max_examples=100)
 @given(worlds, segments, shapes, dtypes, seeds, algorithms)
 def test_broadcast(
-    crew_of: CrewOf,
+    cluster_of: ClusterOf,
     world: int,
     segment: int,
     shape: tuple[int, ...],
@@ -123,7 +123,7 @@ def test_broadcast(
     seed: int,
     algorithm: ReduceAlgorithm | None,
 ) -> None:
-    cluster = crew_of(world, segment)
+    cluster = cluster_of(world, segment)
     inputs = inputs_of(world, shape, dtype, seed)
     arrays = [x.copy() for x in inputs]
     root = seed % world
@@ -150,7 +150,7 @@ def test_broadcast(
     st.booleans(),
 )
 def test_reduce_scatter_gives_parts_of_what_all_reduce_does(
-    crew_of: CrewOf,
+    cluster_of: ClusterOf,
     world: int,
     segment: int,
     shape: tuple[int, ...],
@@ -160,7 +160,7 @@ def test_reduce_scatter_gives_parts_of_what_all_reduce_does(
     algorithm: ReduceAlgorithm,
     is_made: bool,
 ) -> None:
-    cluster = crew_of(world, segment)
+    cluster = cluster_of(world, segment)
     random = np.random.default_rng(seed)
     inputs = [(random.normal(0, 50, shape)).astype(dtype.to_numpy_dtype()) for _ in range(world)]
     whole = [np.array(x) for x in inputs]
@@ -183,8 +183,8 @@ def test_reduce_scatter_gives_parts_of_what_all_reduce_does(
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_nobody_passes_a_barrier_before_all_have_come(crew_of: CrewOf, world: int) -> None:
-    cluster = crew_of(world, 0)
+def test_nobody_passes_a_barrier_before_all_have_come(cluster_of: ClusterOf, world: int) -> None:
+    cluster = cluster_of(world, 0)
     come: list[int] = []
     seen: list[int] = []
     gate = threading.Event()
@@ -241,17 +241,17 @@ def test_encrypted(algorithm: ReduceAlgorithm) -> None:
         cluster.close_all()
 
 
-def test_bytes_are_gathered(crew_of: CrewOf) -> None:
-    cluster = crew_of(3, 0)
+def test_bytes_are_gathered(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3, 0)
     sends = [b"\x01", bytearray(b"\x02"), memoryview(b"\x03")]
     for info in cluster.each(lambda peer, i: peer.all_gather(sends[i])):
         assert info.array.tolist() == [[1], [2], [3]]
         assert info.array.dtype == np.uint8
 
 
-def test_torch_tensors(crew_of: CrewOf) -> None:
+def test_torch_tensors(cluster_of: ClusterOf) -> None:
     torch = pytest.importorskip("torch")
-    cluster = crew_of(2, 0)
+    cluster = cluster_of(2, 0)
     for dtype in [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]:
         sends = [torch.tensor([[i, 0, 1]]).to(dtype) for i in range(2)]
         for info in cluster.each(lambda peer, i, sends=sends: peer.all_gather(sends[i])):
@@ -264,8 +264,8 @@ def test_torch_tensors(crew_of: CrewOf) -> None:
     assert [info.array.tolist() for info in infos] == [[1, 3], [4]]
 
 
-def test_many_in_flight_with_all_reduce_among_them(crew_of: CrewOf) -> None:
-    cluster = crew_of(3, 0)
+def test_many_in_flight_with_all_reduce_among_them(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3, 0)
 
     def call(peer: Communicator, i: int) -> None:
         tags = np.random.default_rng(i).permutation(40)
@@ -295,8 +295,8 @@ def test_many_in_flight_with_all_reduce_among_them(crew_of: CrewOf) -> None:
     cluster.each(call)
 
 
-def test_one_tag_serves_all_kinds_in_turn(crew_of: CrewOf) -> None:
-    cluster = crew_of(2, 0)
+def test_one_tag_serves_all_kinds_in_turn(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2, 0)
 
     def call(peer: Communicator, i: int) -> list[Any]:
         x = np.array([i, 5])
@@ -390,8 +390,8 @@ def fails_for_all(cluster: Cluster, call: Callable[[Communicator, int], Any], re
 
 
 @loops
-def test_what_differs_is_shown_to_all(crew_of: CrewOf, algorithm: ReduceAlgorithm) -> None:
-    cluster = crew_of(3, 0)
+def test_what_differs_is_shown_to_all(cluster_of: ClusterOf, algorithm: ReduceAlgorithm) -> None:
+    cluster = cluster_of(3, 0)
     x = [np.arange(6.0) for _ in range(3)]
     fails_for_all(
         cluster,
@@ -416,8 +416,8 @@ def test_what_differs_is_shown_to_all(crew_of: CrewOf, algorithm: ReduceAlgorith
     assert all(np.array_equal(array, np.arange(6.0)) for array in x)
 
 
-def test_arguments_that_do_not_fit_the_world_fail_for_all(crew_of: CrewOf) -> None:
-    cluster = crew_of(3, 0)
+def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3, 0)
     x = np.arange(4)
     fails_for_all(
         cluster,
@@ -448,8 +448,8 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(crew_of: CrewOf) -> No
         )
 
 
-def test_what_is_wrong_by_itself_is_told_at_once(crew_of: CrewOf) -> None:
-    peer = crew_of(2, 0)[0]
+def test_what_is_wrong_by_itself_is_told_at_once(cluster_of: ClusterOf) -> None:
+    peer = cluster_of(2, 0)[0]
     x = np.arange(4)
     read_only = x.copy()
     read_only.flags.writeable = False
@@ -474,8 +474,8 @@ def test_what_is_wrong_by_itself_is_told_at_once(crew_of: CrewOf) -> None:
     assert refusal(lambda: unconnected.membership).result is Result.NOT_INITIALIZED
 
 
-def test_a_timeout_aborts_for_all(crew_of: CrewOf) -> None:
-    cluster = crew_of(3, 0)
+def test_a_timeout_aborts_for_all(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3, 0)
     arrays = [np.full(300_000, i) for i in range(3)]
     calls = {
         "all_gather": lambda peer, i: peer.all_gather(arrays[i], timeout=0.2 if i else None),
@@ -545,7 +545,7 @@ def test_a_root_that_has_left_is_lost_for_all() -> None:
         assert [x.tolist() for x in arrays] == [[1], [1]]
 
 
-def test_after_the_end_calls_fail(crew_of: CrewOf) -> None:
+def test_after_the_end_calls_fail(cluster_of: ClusterOf) -> None:
     with run_of(2) as cluster:
         handle = cluster[0].all_gather_async(np.arange(3))
         cluster[0].close()

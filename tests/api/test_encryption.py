@@ -333,14 +333,14 @@ def first_bodies(log: bytes) -> tuple[list[bytes], bytes]:
     return bodies, log
 
 
-def can_be_read(sealed_bytes: bytes, keys: Keys) -> bool:
+def can_be_read(encrypted_bytes: bytes, keys: Keys) -> bool:
     """Whether the first box opens with these keys of its sender."""
     made = ffi.new("pccl_records **")
     assert lib.pccl_records_create(encrypted.link_keys(keys[::-1]), made) == lib.PCCL_OK
     boxes = ffi.gc(made[0], lib.pccl_records_free)
     size, at = ffi.new("size_t *"), ffi.new("uint8_t const **")
     room = lib.pccl_records_in(boxes, size)
-    some = sealed_bytes[: size[0]]
+    some = encrypted_bytes[: size[0]]
     ffi.memmove(room, some, len(some))
     lib.pccl_records_received(boxes, len(some))
     status: int = lib.pccl_records_decrypt(boxes, at, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,10 @@ from pccl import MasterNode
 from pccl._floating_point import default_environment
 from tests.api import odd_arithmetic
 from tests.api.arithmetic_peer import KINDS
-from tests.support.cluster import WAIT_S, Background
+from tests.processes.fork_server import Forked, fork_server, is_available
+from tests.support.cluster import WAIT_S, Background, together
 
+MODULE = "tests.api.arithmetic_peer"
 ROOT = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("ddp", "torch_diloco")
 PEERS = [("usual", "before"), ("flush", "before"), ("flush", "after"), ("downward", "before")]
@@ -55,24 +56,24 @@ def test_peers_in_any_environment_get_the_same_bits_of_torch(master: MasterNode,
     _get_the_same_bits(master, kind)
 
 
+def _process(*arguments: str) -> subprocess.Popen[str] | Forked:
+    if is_available():
+        return fork_server(MODULE).fork(sys.stderr.fileno(), arguments)
+    return subprocess.Popen([sys.executable, "-m", MODULE, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
 def _get_the_same_bits(master: MasterNode, kind: str) -> None:
-    arguments = [sys.executable, "-m", "tests.api.arithmetic_peer"]
-    processes = [
-        subprocess.Popen(
-            [*arguments, environment, when, str(len(PEERS)), kind, master.address],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # torch's threads, on few cores
-        )
-        for environment, when in PEERS
-    ]
+    processes = [_process(environment, when, str(len(PEERS)), kind, master.address) for environment, when in PEERS]
     try:
-        lines = [process.communicate(timeout=2 * WAIT_S)[0].split() for process in processes]
+        printed = together([process.stdout.read for process in processes])  # type: ignore[union-attr]
+        ends = [process.wait(WAIT_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * len(PEERS)
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
+    lines = [each.split() for each in printed]
+    assert ends == [0] * len(PEERS)
     assert lines[0]
     for (environment, when), line in zip(PEERS, lines, strict=True):
         differing = [i for i, (mine, usual) in enumerate(zip(line, lines[0], strict=True)) if mine != usual]

@@ -19,7 +19,7 @@ from tests.support.cluster import WAIT_S
 SCRIPT = Path(__file__).resolve().parents[1] / "processes" / "reference_script.py"
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.slow)])
 def test_the_usual_loop(library: str) -> None:
     if library == "torch":
         pytest.importorskip("torch")

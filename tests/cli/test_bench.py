@@ -78,6 +78,7 @@ def test_encrypted(tmp_path: Path) -> None:
     assert report["rows"][0]["pccl"]["median_s"] > 0
 
 
+@pytest.mark.slow
 def test_sweep(tmp_path: Path) -> None:
     """Every result is checked against the bound of its quantization."""
     table, report = _bench(
@@ -122,6 +123,7 @@ def test_memory_is_bounded(tmp_path: Path, place: str) -> None:
         assert row["memory"]["held_bytes_max"] - copy <= 64 << 20
 
 
+@pytest.mark.slow
 def test_against_gloo_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="compares with torch's Gloo")
     table, report = _bench(
@@ -136,6 +138,7 @@ def test_against_gloo_of_torch(tmp_path: Path) -> None:
         assert row["per_cent_of_raw_ring"] is not None
 
 
+@pytest.mark.slow
 def test_one_peer_per_host_against_gloo_of_torch(master: MasterNode, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="compares with torch's Gloo")
 

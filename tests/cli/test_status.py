@@ -42,7 +42,7 @@ def pccl_status(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     return run
 
 
-@pytest.mark.usefixtures("told_at_once")
+@pytest.mark.usefixtures("reported_at_once")
 def test_json_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
     cluster.join(3)
     cluster.each(lambda peer, i: peer.all_reduce(np.ones(10, np.float32), op=ReduceOp.SUM))
@@ -66,7 +66,7 @@ def test_table_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
     assert "peer 2" in done.stdout
 
 
-@pytest.mark.usefixtures("told_at_once")
+@pytest.mark.usefixtures("reported_at_once")
 def test_measured_links_are_shown(cluster: Cluster, pccl_status: Command) -> None:
     cluster.join(3)
     assert "Links of the rings" not in pccl_status(cluster.address).stdout

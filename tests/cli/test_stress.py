@@ -49,6 +49,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "passed" in printed
 
 
+@pytest.mark.slow
 def test_threads_give_ops_up_and_calls_are_interrupted(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts")
     assert report["disturbances"]["interrupted"] > 0

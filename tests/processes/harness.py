@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.processes.nursery import Forked, is_available, nursery
+from tests.processes.fork_server import Forked, fork_server, is_available
 from tests.support.cluster import WAIT_S, until
 
 WORKER = "tests.processes.worker"
@@ -25,7 +25,7 @@ WORKER = "tests.processes.worker"
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a command: a value, or the name of the Result (or of another exception) and the text."""
+    """The outcome of a command: a value, or the name of the Result (or of another exception) and the text."""
 
     value: Any
     error: str
@@ -41,10 +41,10 @@ class Worker:
         self._messages: queue.SimpleQueue[tuple[float, dict[str, Any] | None]] = queue.SimpleQueue()
         self.process: subprocess.Popen[str] | Forked
         self.process = (
-            nursery(WORKER).fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
+            fork_server(WORKER).fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
         )
         self.heard_at_s = 0.0
-        """When what was last heard came, by time.monotonic."""
+        """The time at which the last answer came, by time.monotonic."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -87,7 +87,7 @@ class Worker:
         assert self.hear() == {"begun": command}
 
     def answer(self, limit_s: float = WAIT_S, **mark: Any) -> Answer:
-        """Of the command that was begun; with a mark, of a background command or of a child."""
+        """Return the outcome of the command that was begun; with a mark, of a background command or of a child."""
         message = self.hear(limit_s)
         found = Answer(
             message.pop("value", None), message.pop("error", ""), message.pop("text", ""), message["seconds"]

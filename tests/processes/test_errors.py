@@ -150,7 +150,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_strangers_at_every_port_disturb_nobody(cluster: Cluster, kind: str) -> None:
+def test_unauthenticated_connections_at_every_port_disturb_nobody(cluster: Cluster, kind: str) -> None:
     ports = [a_free_port() for _ in range(2)]
     for port in ports:
         cluster.join(1, listen=f"127.0.0.1:{port}")
@@ -186,7 +186,7 @@ def test_strangers_at_every_port_disturb_nobody(cluster: Cluster, kind: str) -> 
     assert cluster.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
 
 
-def test_a_stranger_that_stays_silent_keeps_nobody_out(master: MasterNode) -> None:
+def test_an_unauthenticated_connection_that_stays_silent_keeps_nobody_out(master: MasterNode) -> None:
     host, _, port = master.address.rpartition(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(20)]
     cluster = Cluster(master.address)

@@ -1,4 +1,4 @@
-"""How processes end, fork and wait: without hanging, without disturbing others, without burning time."""
+"""Processes end, fork and wait without hanging, without disturbing others, without burning time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Run = Callable[..., list[Worker]]
 
 COUNT = 2**21
 NEW = -7.0
-"""What callers put into their arrays once they have them back."""
+"""The value that callers put into their arrays once they have them back."""
 PEER_TIMEOUT_S = 60.0
 """Nobody misses the master."""
 RAISED = {"call": "OUTCOME_UNKNOWN", "many": "OUTCOME_UNKNOWN", "interrupt": "KeyboardInterrupt", "wait": "TIMEOUT"}

@@ -20,7 +20,7 @@ COUNT = 2 * 2**20
 
 
 def attempts_of(worker: Worker) -> list[dict[str, Any]]:
-    """What a reduce loop says of each attempt, until it ends."""
+    """Return what a reduce loop says of each attempt, until it ends."""
     found = []
     while "seconds" not in (message := worker.hear()):
         if "verdict" in message:

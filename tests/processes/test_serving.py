@@ -60,7 +60,7 @@ class Program:
         return line
 
     def until_it_says(self, words: str) -> None:
-        """On stderr."""
+        """Check that the next line on its stderr has these words."""
         assert words in self.hear(self.process.stderr)
 
     def end(self, word: str = "") -> tuple[int, str, str]:

@@ -28,7 +28,7 @@ def master() -> Iterator[MasterNode]:
 
 
 def silent_s(text: str) -> float:
-    """For how long somebody was, as an error says. On a busy machine it is noticed late."""
+    """Return how long somebody was silent, as an error says. On a busy machine it is noticed late."""
     found = re.search(r"silent for (\d+\.\d)", text)
     assert found is not None, text
     return float(found[1])

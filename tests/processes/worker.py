@@ -42,7 +42,7 @@ from pccl import (
 from pccl.runtime.state import tensor_blocks
 
 VERDICT_WAIT_S = 1.0
-"""How long who gives up waits for a verdict here; users have five times that."""
+"""The time for which a caller that gives up waits for a verdict here; users have five times that."""
 
 
 def say(**message: Any) -> None:
@@ -213,7 +213,7 @@ class Member:
         return str(self.handles[tag].wait()[1].name)
 
     def result(self, tag: int) -> int:
-        """As `wait`; a failure is an error."""
+        """Wait as `wait` does; a failure is an error."""
         return self.handles[tag].result().world_size
 
     def all_reduce_multiple(self, names: list[str], max_in_flight: int = 4) -> int:
@@ -270,14 +270,15 @@ class Member:
                 self.digests[tag] = self.digest(name)
                 self.launch(name, tag)
 
-        threads = [threading.Thread(target=launch, args=(tags[lane::3],)) for lane in range(3)]
+        threads = [threading.Thread(target=launch, args=(tags[thread::3],)) for thread in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
     def verdicts(self) -> dict[int, list[Any]]:
-        """Of each tag that was launched: the status, and the digest of the result or whether the input is back."""
+        """Return the status of each tag that was launched, and the digest of its result or whether its input is
+        back."""
         found: dict[int, list[Any]] = {}
         for tag in sorted(self.digests):
             status, digest = self.wait(tag), self.digest(f"tag {tag}")
@@ -348,7 +349,7 @@ class Member:
         ctypes.PyDLL(None).sleep(seconds)
 
     def on_terminate(self, how: str) -> None:
-        """What a SIGTERM does from now on."""
+        """Choose what a SIGTERM does from now on."""
 
         def handle(*_: object) -> None:
             if how == "exit":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pccl import MasterNode
-from tests.processes.nursery import Forked, is_available, nursery
+from tests.processes.fork_server import Forked, fork_server, is_available
 from tests.support.streams import TIMEOUT_S, Lines
 
 MODULE = "tests.training.process"
@@ -39,7 +39,7 @@ def started(kind: str, master: MasterNode, number: int, stop: Path) -> Iterator[
     arguments = [kind, master.address, str(number), str(stop)]
     process: subprocess.Popen[str] | Forked
     if is_available():
-        process = nursery(MODULE).fork(2, arguments)
+        process = fork_server(MODULE).fork(2, arguments)
     else:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", MODULE, *arguments]

@@ -165,7 +165,7 @@ def _run_everywhere(lab: Lab, master: str, command: list[str]) -> int:
 
 
 def _here(host: Host, lab: Lab, master: str, command: list[str]) -> tuple[list[str], int | None]:
-    """What a host runs, and where it prints to."""
+    """A host's command, and the file that it prints to."""
     if command[0] == "sync":
         return module_command("tests.wan.sync", "--hosts", str(len(lab.hosts)), *command[1:]), None
     if command[0] != "bench":

@@ -1,4 +1,4 @@
-"""What a host costs a run whose packets of more than 1000 bytes vanish without a word, as where an MTU is wrong.
+"""The cost of a host whose packets of more than 1000 bytes vanish without a word, as where an MTU is wrong.
 
 python -m tests.wan.black_hole [--peer-timeout 5] [--seconds 100] [--bytes-max 1000]
 
@@ -32,7 +32,7 @@ HEALTHY = 3
 COUNT = 100_000
 BYTES_MAX = 1000
 STEPS_BEFORE = 5
-"""Of a run, until the hole opens in its middle."""
+"""The length of a run until the hole opens in its middle."""
 LEFT_OUT = (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED)
 PAUSE_S = 0.01
 """Between two attempts of the sick peer, and for company."""
@@ -119,17 +119,17 @@ class Peer:
 @dataclass
 class Found:
     steps: int
-    """Of the healthy peers, in the time watched."""
+    """The number of steps of the healthy peers, in the time watched."""
     seconds: float
     longest_s: float
     """Between two of them."""
     evicted_healthy: list[str] = field(default_factory=list)
-    """What they were told."""
+    """The errors of healthy peers that were evicted."""
     evicted_sick: list[str] = field(default_factory=list)
     left_after_s: float | None = None
-    """When the sick one was first sent away, since the beginning or since the hole."""
+    """The time at which the sick one was first sent away, since the beginning or since the hole."""
     joins_of_sick: int = 0
-    """How often it was let in, since then."""
+    """The number of times that the sick one was let in since then."""
 
     def __str__(self) -> str:
         out = "never sent away" if self.left_after_s is None else f"sent away first after {self.left_after_s:.1f} s"

@@ -36,7 +36,7 @@ Backend = Literal["netem", "relay"]
 
 
 class Network(Protocol):
-    """What a backend does once it has joined the hosts."""
+    """A backend that has joined the hosts: it changes the network, and tells what that has carried."""
 
     def block(self, sender: int, receiver: int, yes: bool) -> None: ...
     def limit(self, sender: int, receiver: int, bytes_max: int) -> None: ...
@@ -88,7 +88,8 @@ class Host:
         self.run("sh", "-c", 'echo "$1" > /proc/sys/"$(echo "$0" | tr . /)"', name, value)
 
     def set_congestion_control(self, name: str) -> None:
-        """For connections made from now on. By the route: a namespace's sysctl refuses what users may not choose."""
+        """Set the congestion control of connections made from now on. It is a property of the route: a namespace's
+        sysctl refuses what users may not choose."""
         route = ("ip", "route", "replace", f"{NETWORK}/{NETWORK_BITS}", "dev", DEVICE, "src", self.address)
         self.run(*route, "congctl", name)
 
@@ -166,6 +167,6 @@ class Lab:
         self._network.limit(sender.number, receiver.number, bytes_max)
 
     def stats(self) -> dict[str, Any]:
-        """What the network has carried, in the backend's words."""
+        """Return what the network has carried, in the backend's words."""
         assert self._network is not None
         return self._network.stats()

@@ -1,4 +1,4 @@
-"""What an all-reduce takes by a model of the network: the ring, the direct algorithm, and a hierarchy of sites.
+"""A model of the time that an all-reduce takes: the ring, the direct algorithm, and a hierarchy of sites.
 
     python -m tests.wan.model                    # with the constants below
     python -m tests.wan.model bench.json         # how well they fit what the lab measured, and which would fit best
@@ -34,9 +34,9 @@ SIZES = (2**12, 2**20, 2**24, 2**28)
 class Net:
     sites: int
     peers: int
-    """Of each site."""
+    """The number of each site's hosts."""
     rate_mbit: float
-    """Of each site's uplink, and downlink."""
+    """The rate of each site's uplink, and of its downlink."""
     delay_s: float
     efficiency: float = EFFICIENCY
     overhead_s: float = OVERHEAD_S

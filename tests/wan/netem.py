@@ -25,9 +25,9 @@ from tests.wan.shape import DEVICE, NETWORK_BITS, Shape
 
 UNLIMITED_MBIT = 100_000.0
 BURST_MS = 2.0
-"""Of the token buckets, at their rates: a few trains as TCP paces them."""
+"""The depth of the token buckets, at their rates: a few trains as TCP paces them."""
 HELD_PACKETS_MAX = 1_000_000
-"""By a netem without a rate."""
+"""The most packets that a netem without a rate holds."""
 # Everything that is asked of the kernel below.
 PROBE = (
     "ip link add v0 type veth peer name v1",
@@ -144,7 +144,7 @@ class Netem:
         raise OSError("netem knows no packets by their size; use the relay")
 
     def stats(self) -> dict[str, Any]:
-        """What each queue has carried and dropped: tbf is an uplink, a netem a path, and an HTB a downlink."""
+        """Return what each queue has carried and dropped: tbf is an uplink, a netem a path, and an HTB a downlink."""
         keys = ("dev", "kind", "handle", "packets", "bytes", "drops")
         queues = json.loads(self._run("tc -s -j qdisc show"))
         return {"queues": [{key: one[key] for key in keys} for one in queues if one["kind"] in ("tbf", "netem", "htb")]}

@@ -1,4 +1,4 @@
-"""How long a run of three peers stands still when something falls silent, in a lab:
+"""A measurement of how long a run of three peers stands still when something falls silent, in a lab:
 
 python -m tests.wan.outage [--peer-timeout 5] [--delay-ms 1]
 """
@@ -19,9 +19,9 @@ PEERS = 3
 COUNT = 100_000
 WAIT_S = 60.0
 MASTER_OUT_TIMEOUTS = 2.0
-"""For so many peer timeouts the master's cable is out."""
+"""The number of peer timeouts for which the master's cable is out."""
 AFTER_TIMEOUTS = 4.0
-"""For so many more it is looked on."""
+"""The number of peer timeouts for which the run is watched after that."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Stage:
     peers: list[Worker]
 
     def cut(self, sender: int, receiver: int) -> None:
-        """In one direction. Host 0 is the master's."""
+        """Let nothing get from one host to another. Host 0 is the master's."""
         self.lab.block(self.lab.hosts[sender], self.lab.hosts[receiver])
 
 
@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[[Stage], None]] = {
 @dataclass(frozen=True)
 class Outage:
     seconds: float
-    """From the fault to the first commit in the next view, on every survivor."""
+    """The times from the fault to the first commit in the next view, one for every survivor."""
     lost: int
     """Peers that are not in that view."""
 
@@ -151,7 +151,7 @@ def _until(peer: Worker, condition: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def _commit_s(peer: Worker) -> float | None:
-    """When it first committed without the lost peer; None if it is the lost one."""
+    """Return the time of a peer's first commit without the lost one; None if it is the lost one."""
     while "seconds" not in (message := peer.hear(WAIT_S)):
         if message.get("verdict") == "SUCCESS" and message["world"] < PEERS:
             return peer.heard_at_s

@@ -85,7 +85,7 @@ class Relay:
         self._command(f"limit {sender} {receiver} {bytes_max}")
 
     def stats(self) -> dict[str, Any]:
-        """What was carried and dropped, and how many deliveries were more than a millisecond late."""
+        """Return what was carried and dropped, and how many deliveries were more than a millisecond late."""
         found: dict[str, Any] = json.loads(self._command("stats"))
         return found
 

@@ -1,4 +1,4 @@
-"""What a lab is made of. One-way delays, decimal megabits, rates of IP packets (TCP carries 3.5 % less)."""
+"""The parts of a lab. One-way delays, decimal megabits, rates of IP packets (TCP carries 3.5 % less)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 MTU_BYTES = 1500
 NETWORK, NETWORK_BITS = "198.18.0.0", 24
-"""From a range that is set aside for measurements."""
+"""The network of a lab's hosts, from a range that is set aside for measurements."""
 DEVICE = "wan0"
-"""Of every host, towards the others."""
+"""The name of every host's interface towards the others."""
 QUEUE_MS_MIN = 10.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """How any two hosts are joined, unless a `Site` or a `Path` says otherwise.
+    """The way in which any two hosts are joined, unless a `Site` or a `Path` says otherwise.
 
     Each host has an uplink and a downlink of `rate_mbit` each (None: unlimited), shared by all it talks to, as a
     site has. Each is followed by a drop-tail queue of `queue_ms` at that rate; by default that is one round trip,
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Site:
-    """What differs for one host; None: as the link."""
+    """The differences of one host; None: as the link."""
 
     up_mbit: float | None = None
     down_mbit: float | None = None
@@ -39,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Path:
-    """What differs for packets from one host to another; None: as the link. `rate_mbit` comes on top of the uplink's
+    """The differences for packets from one host to another; None: as the link. `rate_mbit` comes on top of the uplink's
     and the downlink's."""
 
     delay_ms: float | None = None
@@ -70,7 +70,7 @@ class Shape:
         return self.link.rate_mbit if site.down_mbit is None else site.down_mbit
 
     def path(self, sender: int, receiver: int) -> Path:
-        """With nothing left open but the rate, whose None is unlimited."""
+        """Return it with nothing left open but the rate, whose None is unlimited."""
         path = self.paths.get((sender, receiver), Path())
         return Path(
             delay_ms=self.link.delay_ms if path.delay_ms is None else path.delay_ms,
@@ -86,7 +86,7 @@ class Shape:
         return max(QUEUE_MS_MIN, 2 * max(delays_ms))
 
     def queue_bytes(self, rate_mbit: float) -> int:
-        """At least two packets: a shorter queue could not keep a link busy."""
+        """Return the bytes that a queue holds: at least two packets, as a shorter one could not keep a link busy."""
         return max(2 * self.mtu_bytes, round(rate_mbit * 1e6 / 8 * self.queue_ms / 1e3))
 
     def seed_of(self, sender: int, receiver: int) -> int:

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _waiting() -> int:
-    """How many peers wait in sync_shared_state."""
+    """Return the number of peers that wait in sync_shared_state."""
     members = run_status(os.environ["PCCL_MASTER"]).members
     return sum(member.waiting is not None and member.waiting.call == "sync_shared_state" for member in members)
 

@@ -1,4 +1,4 @@
-"""What a lab promises, measured: delays, rates, losses, cuts, and that nothing is left behind.
+"""Measurements of what a lab promises: delays, rates, losses, cuts, and that nothing is left behind.
 
 Bounds that follow from the lab's arithmetic are tight; those that a busy machine can miss are wide.
 """
@@ -29,7 +29,7 @@ ROOT = PathOfFile(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 BUSY_MACHINE_S = 0.01
 TRIALS_MAX = 6
-"""Of what a busy machine may make too slow."""
+"""The number of attempts at what a busy machine may make too slow."""
 END = b"end"
 
 
@@ -124,7 +124,7 @@ def test_both_directions_at_once() -> None:
 
 
 def test_an_uplink_is_shared() -> None:
-    """By everybody a host sends to; so is a downlink."""
+    """An uplink is shared by everybody a host sends to; so is a downlink."""
     with Lab(3, Link(delay_ms=1, rate_mbit=40)) as lab:
         for ways in (((0, 1), (0, 2)), ((1, 0), (2, 0))):
             with (
@@ -140,7 +140,7 @@ def test_an_uplink_is_shared() -> None:
 
 
 def test_asymmetric() -> None:
-    """By path in delay, by site in rate."""
+    """Paths differ in delay, sites in rate."""
     paths = {(0, 1): Path(delay_ms=30), (1, 0): Path(delay_ms=5)}
     with Lab(2, Link(rate_mbit=100), sites={0: Site(up_mbit=20)}, paths=paths) as lab:
         for ends, delay_s in ((lab.hosts, 0.03), (lab.hosts[::-1], 0.005)):
@@ -247,7 +247,7 @@ def test_settings_are_of_one_host() -> None:
 
 
 def test_congestion_control() -> None:
-    """Of the end that dials and of the end that accepts."""
+    """It is set at the end that dials and at the end that accepts."""
     with Lab(2, Link()) as lab:
         for host in lab.hosts:
             host.set_congestion_control("reno")

@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 @pytest.mark.slow
 def test_asynchronous_diloco_waits_less() -> None:
-    """For an all-reduce of 0.5 s behind a wait of 1 s."""
+    """An all-reduce of 0.5 s is hidden behind inner steps of 1 s."""
     lab = ["--hosts", "3", "--delay-ms", "5", "--rate-mbit", "50"]
     overlap = [sys.executable, "-m", "tests.wan.overlap", "--hosts", "3", "--parameters", "600000", "--inner-s", "1"]
     command = [sys.executable, "-m", "tests.wan", *lab, "--", *overlap, "--steps", "4"]

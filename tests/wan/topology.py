@@ -1,4 +1,4 @@
-"""What optimize_topology makes of a network whose links differ, beside all rings that there are. Needs root.
+"""A comparison of the ring that optimize_topology finds where links differ with all rings that there are. Needs root.
 
     sudo python -m tests.wan.topology [--hosts 6] [--seed 3] [--megabytes 4]
 
@@ -38,7 +38,7 @@ Ring = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Net:
-    """What the lab is made of, by sender and receiver."""
+    """The lab's paths, by sender and receiver."""
 
     rates_mbit: dict[tuple[int, int], float]
     delays_ms: dict[tuple[int, int], float]
@@ -67,18 +67,18 @@ class Net:
 @dataclass
 class Report:
     optimize_s: float = 0.0
-    """Of the call that measures everything."""
+    """The seconds of the call that measures everything."""
     rings: dict[str, Ring] = field(default_factory=dict)
-    """By phase."""
+    """The ring, by phase."""
     slowest_mbit: dict[str, float] = field(default_factory=dict)
-    """Of the ring's links, by the lab's numbers."""
+    """The rate of the ring's slowest link by phase, by the lab's numbers."""
     once_round_ms: dict[str, float] = field(default_factory=dict)
     reduce_s: dict[str, float] = field(default_factory=dict)
     """The median of the slowest peer."""
     measured_mbit: dict[str, float] = field(default_factory=dict)
-    """What the master was told of each link, such as 0->1."""
+    """The figures that the master has of each link, such as 0->1."""
     by_ops_mbit: dict[str, float] = field(default_factory=dict)
-    """What the ops of all phases have shown since."""
+    """The figures that the ops of all phases have shown since."""
 
 
 def measure(net: Net, megabytes: float) -> Report:

@@ -52,7 +52,7 @@ def dial(node: MasterNode) -> socket.socket:
     return socket.create_connection((host, int(port)), TIMEOUT_S)
 
 
-@pytest.mark.usefixtures("told_at_once")
+@pytest.mark.usefixtures("reported_at_once")
 def test_status_as_json(shown: MasterNode, cluster: Cluster) -> None:
     cluster.join(2)
     cluster.each(lambda peer, i: peer.all_reduce(np.ones(10, np.float32), op=ReduceOp.SUM))
@@ -85,7 +85,7 @@ def test_health(shown: MasterNode) -> None:
     assert (response.status, response.getheader("Content-Length"), body) == (200, "3", "")
 
 
-@pytest.mark.usefixtures("told_at_once")
+@pytest.mark.usefixtures("reported_at_once")
 def test_metrics(shown: MasterNode, cluster: Cluster) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     cluster.join(3)

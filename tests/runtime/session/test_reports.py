@@ -68,7 +68,7 @@ def links_of(status: RunStatus) -> list[list[tuple[int, int]]]:
     return [[(link.peer, link.tx_bytes) for link in member.traffic.links] for member in status.members]
 
 
-@pytest.mark.usefixtures("told_at_once")
+@pytest.mark.usefixtures("reported_at_once")
 def test_ops_and_bytes_of_a_run_are_told_exactly() -> None:
     with MasterNode("127.0.0.1:0") as node:
         cluster = Cluster(node.address)

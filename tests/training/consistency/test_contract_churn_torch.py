@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pccl import MasterNode
-from tests.processes.nursery import Forked, is_available, nursery
+from tests.processes.fork_server import Forked, fork_server, is_available
 from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
 from tests.training.consistency.contract_peers import KINDS, ContractPeer
@@ -31,7 +31,7 @@ def started(*arguments: object) -> Iterator[PeerProcess]:
     given = [str(each) for each in arguments]
     process: subprocess.Popen[str] | Forked
     if is_available():
-        process = nursery(MODULE).fork(2, given)
+        process = fork_server(MODULE).fork(2, given)
     else:
         process = subprocess.Popen([sys.executable, "-m", MODULE, *given], stdout=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""How long a run stands still when its master is killed: `python -m tests.processes.succession [KILLS]`.
+"""A measurement of how long a run stands still when its master is killed: `python -m tests.processes.failover [KILLS]`.
 
 Three peers reduce without pause. What is measured is the longest time between two commits around each kill -9, with
 another master that is started at once at the same address, or with a standby that listens already; for the first also
@@ -34,7 +34,7 @@ def _master(*arguments: str) -> tuple[subprocess.Popen[str], str]:
 class _Run:
     def __init__(self, address: str) -> None:
         self.commits: list[float] = []
-        """Of the first peer."""
+        """The times of the first peer's commits."""
         self.failures: list[str] = []
         self._stop = False
         self._threads = [threading.Thread(target=self._peer, args=(address, index)) for index in range(PEERS)]

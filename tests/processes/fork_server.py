@@ -1,10 +1,10 @@
-"""Worker processes that need not load their modules first: they are forked off a process that has them loaded.
+"""A fork server: worker processes that need not load their modules first, as they are forked off one that has.
 
-Theory of operation. Half a second of every worker's life goes into imports, and the tests start hundreds. `Nursery`
+Theory of operation. Half a second of every worker's life goes into imports, and the tests start hundreds. The server
 is a process that has imported what a worker needs, has no threads, and has used none of it. For each worker it forks
 a child with the given standard files and environment, which goes on as a fresh process would: from the top of the
 worker's `main` to an ordinary end of the interpreter. To be waited for by this process the worker must be its child.
-So the nursery forks twice and lets the process in between end, whose orphan falls to this one, which for that moment
+So the server forks twice and lets the process in between end, whose orphan falls to this one, which for that moment
 takes in orphans (Linux, PR_SET_CHILD_SUBREAPER).
 """
 
@@ -34,7 +34,7 @@ def is_available() -> bool:
 
 
 class Forked:
-    """As much of subprocess.Popen as tests use; `stdin` and `stdout` are text."""
+    """The part of subprocess.Popen that tests use; `stdin` and `stdout` are text."""
 
     def __init__(self, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
         self.pid = pid
@@ -68,15 +68,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
-    """Of this process; ends with it."""
+class ForkServer:
+    """This process's server for one module. It ends with this process."""
 
     def __init__(self, module: str) -> None:
         """Workers run `module.main`."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.processes.nursery", str(theirs.fileno()), module],
+                [sys.executable, "-P", "-m", "tests.processes.fork_server", str(theirs.fileno()), module],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # A process that is to be forked must have no threads, and numpy's would be some.
@@ -97,7 +97,7 @@ class Nursery:
             _take_in_orphans(False)
             os.close(theirs_in)
             os.close(theirs_out)
-        assert answer, f"the nursery ended with {self._process.wait()}"
+        assert answer, f"the fork server ended with {self._process.wait()}"
         return Forked(int(answer), os.fdopen(ours_in, "w"), os.fdopen(ours_out))
 
     def _close(self) -> None:
@@ -106,8 +106,8 @@ class Nursery:
 
 
 @functools.cache
-def nursery(module: str) -> Nursery:
-    return Nursery(module)
+def fork_server(module: str) -> ForkServer:
+    return ForkServer(module)
 
 
 def _take_in_orphans(yes: bool) -> None:

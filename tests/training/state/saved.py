@@ -1,0 +1,35 @@
+"""Training loops with nobody to talk to, at any revision, and the names of the files that they save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pccl import Communicator
+from pccl.training import DiLoCo
+from tests.training.peers import new_model
+
+NOWHERE = "127.0.0.1:1"
+
+
+def new(kind: Any = DiLoCo, **options: Any) -> Any:
+    return kind(Communicator(NOWHERE), new_model(), **options)
+
+
+def at(revision: int, **options: Any) -> Any:
+    """A DiLoCo that is as after so many outer steps."""
+    diloco = new(**options)
+    for array in diloco._model.values():
+        array += np.float32(revision)
+    diloco._state.revision = revision
+    return diloco
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def steps(*revisions: int) -> list[str]:
+    return [f"step-{revision:09d}.safetensors" for revision in revisions]
