@@ -84,7 +84,7 @@ def _blocks(first: int, schedules: int | None, minutes: float | None) -> Iterato
 
 
 def _play_block(seeds: range, masters: int | None) -> tuple[int, int | None]:
-    """How many were played, and the seed of the last one if it failed."""
+    """Play schedules until one fails. Return how many were played, and the seed of the last one if it failed."""
     for at, seed in enumerate(seeds):
         try:
             play(Plan.of_seed(seed, masters))

@@ -1,4 +1,4 @@
-"""What must hold in every run, found out without any code of the machines.
+"""Checks of what must hold in every run, made without any code of the machines.
 
 `Checks` is told of what the master hears and says and of what peers are to carry out, and raises AssertionError for
 
@@ -36,40 +36,40 @@ from tests.simulation.node import Key, Node, Value
 
 TRIED_OUT_PEERS_MAX = 6
 REFUSALS = re.compile(r"peer \d+ has left; call again|there is no link with peer \d+")
-"""Of ops of two that cannot start."""
+"""The errors of point-to-point ops that cannot start."""
 
 
 class Checks:
     def __init__(self, nodes: list[Node]) -> None:
         self.verdicts: dict[Key, dict[str, Result]] = {}
-        """Of every op, what each peer heard."""
+        """Every op's verdicts, by the name of the peer that heard them."""
         self._nodes = nodes
         self._rings: dict[tuple[int, int], tuple[int, ...]] = {}
-        """By group and epoch."""
+        """Every ring, by group and epoch."""
         self.meshed: dict[tuple[int, int], bool] = {}
-        """By group and epoch, whether all pairs have a link."""
+        """Whether all pairs have a link, by group and epoch."""
         self._sizes: dict[int, dict[int, int]] = {}
-        """Per view the sizes of its groups."""
+        """The sizes of every view's groups."""
         self._flushes: dict[int, tuple[int, int]] = {}
         """Group and epoch of every flush."""
         self._flushed: dict[tuple[int, int], set[Node]] = {}
-        """By group and epoch, who has answered a flush that is under way."""
+        """The peers that have answered a flush that is under way, by group and epoch."""
         self._survivors: dict[tuple[int, int], set[Node]] = {}
-        """By group and epoch, whose answers a flush ended with."""
+        """The peers whose answers a flush ended with, by group and epoch."""
         self._values: dict[Key, Value] = {}
-        """What peers have got from committed ops."""
+        """The result of every committed op, the same on all peers."""
         self._listed: dict[int, set[int]] = {}
-        """By view, all peers that it was to have."""
+        """All peers that a view was to have, by its number."""
         self._offers: dict[Node, m.SyncOffer] = {}
-        """What peers came with to their last sync."""
+        """The offers with which peers came to their last sync."""
         self._synced: dict[tuple[str, int], list[tuple[int, dict[Node, int]]]] = {}
-        """Per run and group the elected revisions, and who took part, with the number of its call."""
+        """The elected revisions by run and group, each with the peers that took part and the numbers of their calls."""
         self._led: dict[tuple[str, int], set[tuple[Node, int]]] = {}
-        """By run and term, the peers that a master has led, with their numbers then."""
-        self._inherited: set[tuple[int, int]] = set()
-        """Epochs, by group, of which a master was found dead when some had heard all verdicts and some not."""
+        """The peers that a master has led, with their numbers then, by run and term."""
+        self._interrupted: set[tuple[int, int]] = set()
+        """Groups and epochs whose master died when some peers had heard all verdicts and some had not."""
         self._joint_calls: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
-        """By run, number, kind and group, how joint calls ended, and after a sync the content."""
+        """The ends of joint calls, and the content after a sync, by run, number, kind and group."""
         self.has_failed_over = False
 
     # What the master hears and says.
@@ -82,8 +82,8 @@ class Checks:
             self._offers[node] = message.offer
 
     def failed_over(self, master: Master, nodes: list[Node], rivals: list[Master], is_fenced: bool) -> None:
-        """A master has taken a run over. `rivals` lead elsewhere, for all they know. Where it `is_fenced`, nobody whom
-        a later view has left out goes on."""
+        """Note that a master has taken a run over. `rivals` lead elsewhere, for all they know. Where it `is_fenced`,
+        nobody whom a later view has left out goes on."""
         what = f"{master.run} in term {master.term}"
         assert all((each.run, each.term) != (master.run, master.term) for each in rivals), f"two masters lead {what}"
         # Where all who were left with the first are gone with it, one whom it had lost may go on with another.
@@ -105,7 +105,7 @@ class Checks:
             if node.machine.run == master.run and node.machine.view is not None:
                 prepared = node.machine._prepared
                 if prepared is not None and prepared.ring.epoch != node.view.epoch:
-                    self._inherited.add((node.group, node.view.epoch))
+                    self._interrupted.add((node.group, node.view.epoch))
         for node in nodes:
             node.is_known = node.number in master.state.members
         self._note_survivors()
@@ -114,7 +114,7 @@ class Checks:
             del self._joint_calls[key]
 
     def _forget_unheard_syncs(self, master: Master, nodes: list[Node]) -> None:
-        """A sync is none for those who go on if nobody of them has heard that it succeeded."""
+        """Forget the last syncs if nobody of those who go on has heard that they succeeded."""
         for (run, _), syncs in self._synced.items():
             while run == master.run and syncs:
                 _, calls = syncs[-1]
@@ -123,7 +123,7 @@ class Checks:
                 syncs.pop()
 
     def asked_to_follow(self, node: Node, company: list[Node]) -> None:
-        """It is asked to follow a master to which these have come: a majority of the last view of the run."""
+        """Check that a master which asks a node to follow it has a majority of the run's last view in `company`."""
         views = [each for each in self._nodes if each.machine.run == node.machine.run and each.machine.view is not None]
         last = max(views, key=lambda each: each.view.view)
         peers = {peer for ring in last.machine._rings for peer in ring.peers}
@@ -171,7 +171,7 @@ class Checks:
                 del self._flushed[epoch]
 
     def _participants(self, key: Key, nodes: Iterable[Node]) -> list[Node]:
-        """Those of them whose op it is."""
+        """Return those of `nodes` that take part in an op."""
         involved = participants(key[2], self._rings[key[:2]])
         return [node for node in nodes if node.number in involved]
 
@@ -180,7 +180,7 @@ class Checks:
         return [node for node in self._nodes if node.is_known and node.number in self._rings[epoch]]
 
     def joint_results(self, run: str, results: list[tuple[Node, m.JointResult]], accepted: list[Node]) -> None:
-        """The results that one event has led to. `accepted` are those who were so before it."""
+        """Check the results that one event has led to. `accepted` are those who were so before it."""
         repeated = [each for each in results if self._joint_call(run, *each) in self._joint_calls]
         for node, result in repeated:
             outcome = self._outcome(node, result)
@@ -244,7 +244,7 @@ class Checks:
             assert price(grades, latencies, order) <= price(grades, latencies, [0, *rival]), f"not {ring}: {problem}"
 
     def sites(self, master: Master, nodes: list[Node]) -> None:
-        """None is in the run in part, but for peers that have left it on purpose. `nodes`: those of the run."""
+        """Check that no site is in the run in part, but for peers that have left on purpose. `nodes` are the run's."""
         accepted = set(master.accepted)
         rings = (
             {peer for group in master.state.groups.values() for peer in group.ring}
@@ -258,7 +258,7 @@ class Checks:
         for site, members in sites.items():
             here = [node for node in members if node.number in accepted]
             left = [node for node in self._nodes if node.machine.site == site and node.has_left and node not in here]
-            # A successor has still to tell some that they are accepted by the view that its master had prepared.
+            # A new master has still to tell some that they are accepted by the view that the last one had prepared.
             coming = [node for node in members if node.number in rings - accepted]
             assert not here or len(here + left + coming) == here[0].machine.site_size, f"only {here} of {site}"
 
@@ -300,12 +300,12 @@ class Checks:
         heard[node.name] = effect.code
         if not self.has_failed_over:
             assert len(set(heard.values())) == 1, f"different verdicts on {key}: {heard}"
-        if effect.code is Result.RANK_CONNECTION_LOST and key[:2] not in self._inherited:
+        if effect.code is Result.RANK_CONNECTION_LOST and key[:2] not in self._interrupted:
             is_early = end is None and node.view.epoch <= key[1]
             assert not is_early or effect.op in node.given_up_ops, f"{node} heard of {key} before Install"
             survivors = self._survivors.get(key[:2])
             if survivors is None:
-                # Under a succession not all may have had the epoch in force, and so have nothing to answer.
+                # In a failover not all may have had the epoch in force, and so have nothing to answer.
                 assert self.has_failed_over
                 survivors = set(self._known(key[:2]))
             involved = self._participants(key, survivors)
@@ -325,8 +325,8 @@ class Checks:
             assert self._values.setdefault(key, value) == value, f"{node} has another result of {key}"
 
     def agreement(self) -> None:
-        """In the end: of every op, all who lived into the next view of their group, or go on in the one that it was in,
-        have heard the same."""
+        """Check in the end that all who lived into the next view of an op's group, or go on in the one that it was in,
+        have heard the same verdict."""
         for key, heard in self.verdicts.items():
             group, epoch = key[:2]
             members = [node for node in self._nodes if node.group == group and node.views]

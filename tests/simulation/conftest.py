@@ -1,4 +1,4 @@
-"""What the tests with a simulated run share."""
+"""The simulated run that tests share."""
 
 from __future__ import annotations
 

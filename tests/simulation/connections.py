@@ -27,7 +27,7 @@ class Wire:
     """Link numbers by node name, for the ends that an engine has."""
     closed_by: set[str] = field(default_factory=set)
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """What was sent over it and arrives once its dialer has taken it over, unless it is lost before."""
+    """Payload that arrives once its dialer has taken the connection over, unless that is lost before."""
 
     def other(self, node: Node) -> Node:
         return self.acceptor if node is self.dialer else self.dialer
@@ -45,11 +45,11 @@ class Link:
 
     effect: ps.MakeLink
     expires_at: float
-    """When it is given up as things are."""
+    """The time at which it is given up as things are."""
     ends_at: float
-    """When it is given up at the latest."""
+    """The time at which it is given up at the latest."""
     stalled_since: float | None = None
-    """Since when bytes lie on it that do not get across."""
+    """The time since which bytes lie on it that do not get across."""
     wires: list[Wire] = field(default_factory=list)
 
     is_complete: bool = False
@@ -65,9 +65,9 @@ class Control:
     host: MasterHost
     opened_at: float
     inbox: deque[bytes] = field(default_factory=deque)
-    """To the node."""
+    """Bytes on their way to the node."""
     outbox: deque[bytes] = field(default_factory=deque)
-    """To the master."""
+    """Bytes on their way to the master."""
     decoder: Decoder[m.FromMaster | m.Ack] = field(default_factory=lambda: Decoder(m.FromMaster | m.Ack))
     opening_decoder: Decoder[m.FromPeer | m.Ack] = field(
         default_factory=lambda: Decoder(m.FromPeer | m.Ack, OPENING_BYTES_MAX)

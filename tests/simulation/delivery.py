@@ -1,4 +1,4 @@
-"""Which of all that is under way in a simulated run happens next."""
+"""The choice of what happens next in a simulated run, of all that is under way."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.simulation.peers import Peers
 from tests.simulation.scene import Scene
 
 SLOWNESS = 0.95
-"""How often something else goes first where a connection is slow."""
+"""The probability that something else goes first where a connection is slow."""
 _Choice = tuple[Callable[[Any], None], Any]
-"""How something is delivered, and what."""
+"""A function that delivers something, and its argument."""
 
 
 class Delivery:

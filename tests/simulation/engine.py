@@ -42,7 +42,7 @@ class Frame:
     is_sum: bool
     value: Value
     done: str = ""
-    """It only says that this node is done."""
+    """The node that says with it that it is done, and nothing else."""
 
 
 class Engines:
@@ -268,13 +268,13 @@ class Engines:
 
 
 def _ring(node: Node, effect: ps.SubmitOp) -> tuple[int, ...]:
-    """Who takes part, by rank."""
+    """Return the peers that take part, by rank."""
     ranks = ranks_of(effect.tag)
     return node.view.ring if ranks is None else tuple(node.view.ring[rank] for rank in ranks)
 
 
 def _goes_direct(effect: ps.SubmitOp) -> bool:
-    """As small ops would. Some tags stand for large ones."""
+    """Whether the op goes direct, as small ops do. Some tags stand for large ones."""
     return effect.is_meshed and effect.tag % 3 != 0
 
 

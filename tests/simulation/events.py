@@ -1,4 +1,4 @@
-"""What is under way in a simulated run outside of control connections: each event happens at its own time."""
+"""Events: all that is under way in a simulated run outside of control connections, each happening at its own time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.node import Node
 
 Action = Callable[[], None]
 _Event = tuple[Node | MasterHost, Action, tuple[Direction, ...]]
-"""To whom it happens, what happens, and the directions that it needs."""
+"""An event's target, its action, and the directions of the network that it needs."""
 
 
 class Events:

@@ -21,13 +21,13 @@ Report = tuple[str, int]
 @dataclass
 class FastPath:
     start: ps.SubmitOp | None = None
-    """How ops that come through it start; None: it is closed."""
+    """The submission that ops which come through are made after; None: it is closed."""
     uses: dict[int, int] = field(default_factory=dict)
     """Use counts of the tags that came through since it was opened."""
     running: dict[int, bool] = field(default_factory=dict)
     """The ops that run here, and whether their results are there."""
     submissions: dict[int, ps.SubmitOp] = field(default_factory=dict)
-    """How each op that ever came through was submitted."""
+    """The submission of each op that ever came through."""
 
     def submission(self, machine: ps.Peer, op: int, tag: int) -> ps.SubmitOp | None:
         """Let an op with this tag through, if it may. None: it may not."""

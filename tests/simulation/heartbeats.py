@@ -1,5 +1,4 @@
-"""Heartbeats of a simulated run. None travel: when time passes, it is looked up who could have heard whom, and since
-when not."""
+"""Heartbeats of a simulated run. None travel: when time passes, it is looked up who could have heard whom."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Heartbeats:
                 node.master_heard_at = self._scene.now
 
     def due(self) -> list[float]:
-        """When somebody will have been silent for too long, as things are."""
+        """Return the times at which somebody will have been silent for too long, as things are."""
         self.note()
         due = []
         for node in self._scene.alive:
@@ -81,7 +80,7 @@ class Heartbeats:
         host.machine.note_quiet([*late, *silent])
 
     def closed(self) -> list[tuple[MasterHost, int]]:
-        """The connections that a master may find closed by its peer."""
+        """Return the connections that a master may find closed by its peer."""
         return [
             (host, connection)
             for host in self._scene.hosts

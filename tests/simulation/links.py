@@ -53,7 +53,7 @@ class Links:
         self._scene.events.later(other, lambda: self._find_closed(wire, other), node)
 
     def due(self) -> list[float]:
-        """When links will be given up, as things are."""
+        """Return the times at which links will be given up, as things are."""
         return [
             link.expires_at
             for node in self._scene.alive

@@ -19,7 +19,7 @@ NUMBERS_PER_RUN = 10**12
 
 
 class Memory(Enum):
-    """What outlasts a master's process."""
+    """The memory that outlasts a master's process."""
 
     NONE = "none"
     """The next master waits for all peers."""
@@ -42,7 +42,7 @@ class MasterHost:
     run: str = ""
     """The machine's run, as last looked at."""
     fence: Fence | None = None
-    """On disk."""
+    """The record that it keeps on disk."""
 
     @property
     def is_away(self) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 Direction = tuple[str, str]
-"""From whom, to whom."""
+"""A sender and a receiver."""
 
 
 class Network:

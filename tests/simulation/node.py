@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tests.simulation.master_host import MasterHost
 
 Key = tuple[int, int, int, int]
-"""What names an op: group, epoch, tag, sequence."""
+"""The name of an op: group, epoch, tag, sequence."""
 Value = frozenset[tuple[str, int]]
-"""Whose numbers are in a buffer: names of nodes, and the ops they launched."""
+"""The contributions that are summed up in a buffer: names of nodes, and the ops they launched."""
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Node:
     """Masters that it has asked in vain, at this moment."""
     masterless_since: float | None = None
     reattaching_since: float | None = None
-    """Since when it dials its master again to go on in its session."""
+    """The time since which it dials its master again to go on in its session."""
     is_alive: bool = True
     is_frozen: bool = False
     """Stopped, as by SIGSTOP: what it has sent still travels."""
@@ -48,13 +48,13 @@ class Node:
     heartbeat: int = 0
     """The connection that carries its heartbeat, 0 if there is none."""
     heartbeat_timeout_s: float | None = None
-    """After how long a silence it gives its master up; None before its Welcome."""
+    """The silence after which it gives its master up; None before its Welcome."""
     heartbeat_host: MasterHost | None = None
-    """Where its heartbeat goes, or shall go."""
+    """The master that gets its heartbeat, or shall get it."""
     heard_at: float = 0.0
-    """When its heartbeat last got to the master."""
+    """The time at which its heartbeat last got to the master."""
     master_heard_at: float = 0.0
-    """When the master's heartbeat last got to it."""
+    """The time at which the master's heartbeat last got to it."""
     is_known: bool = True
     """The master has not lost it, closed on it or let it go."""
     number: int = 0
@@ -63,16 +63,16 @@ class Node:
     is_accepted: bool = False
     """The master has sent it an Install."""
     reports: deque[tuple[str, int]] = field(default_factory=deque)
-    """What the engine has to say, in order."""
+    """The engine's reports that the machine has not heard, oldest first."""
     links: dict[int, Link] = field(default_factory=dict)
     deferred: list[Callable[[], None]] = field(default_factory=list)
-    """What others want of it that waits for the next message of the master or for the end of a freeze."""
+    """Requests of others that wait for the next message of the master or for the end of a freeze."""
     commands: deque[Callable[[], None]] = field(default_factory=deque)
-    """What the engine has been told to do, in order."""
+    """The machine's orders that the engine has not carried out, oldest first."""
     launched: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Tag and arguments of every op, by its number."""
     pairs: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """By point-to-point op, the number of the other peer, and whether this one sends."""
+    """The other peer's number by point-to-point op, and whether this one sends."""
     submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
     """Ops in the engine."""
     buffers: dict[int, Value] = field(default_factory=dict)

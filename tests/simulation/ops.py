@@ -11,9 +11,9 @@ from tests.simulation.peers import Peers
 from tests.simulation.scene import Scene
 
 FAST_PATH_SHARE = 0.7
-"""How often an op takes the fast path where it may."""
+"""The probability that an op takes the fast path where it may."""
 IMPATIENCE = 0.3
-"""How often its caller may leave the fast path before time passes."""
+"""The probability that its caller may leave the fast path before time passes."""
 
 
 class Ops:
@@ -62,7 +62,7 @@ class Ops:
         self._peers.settle(node)
 
     def give_up(self, node: Node, op: int) -> None:
-        """As `cancel`, by a caller who does not wait for the verdict: the engine stops the op without being told by the
+        """Cancel an op whose caller does not wait for the verdict: the engine stops it without being told by the
         machine."""
         self.cancel(node, op)
         node.given_up_ops.add(op)

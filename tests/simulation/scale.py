@@ -1,4 +1,4 @@
-"""What one master costs with many peers in one group: messages, bytes and milliseconds of an op, a join, a loss and a
+"""The cost of one master with many peers in one group: messages, bytes and milliseconds of an op, a join, a loss and a
 failover, where all peers of a master that has died come to a fresh one.
 
     python -m tests.simulation.scale [PEERS ...]
@@ -25,7 +25,7 @@ from pccl.protocol.master.run_state import RunState
 
 PEERS = (10, 100, 1000)
 OPS = 20
-"""Of these the mean is taken."""
+"""The number of ops whose mean is taken."""
 HEARTBEATS_FROM = 1_000_000
 OPTIONS = MasterOptions(connections_max=2**15, pending_max=2**14)
 """Room for more peers than a master takes unasked."""
@@ -85,7 +85,7 @@ class Group:
         assert len(self.master.accepted) == len(self.peers)
 
     def say(self, connection: int, message: m.FromPeer) -> None:
-        """What the master hears, and then what it hears in answer to what it says."""
+        """Have the master hear a message, and then the peers' answers to what it says."""
         frame = encode(message)
         self.now += 0.001
         began = time.process_time()
@@ -124,11 +124,11 @@ class Takeover:
 
     peers: int
     step_s: float = 0.0001
-    """How long the master takes for a message."""
+    """The time that the master takes for a message."""
     machine: Failover = field(default_factory=lambda: Failover("run-2", OPTIONS))
     cost: Cost = field(default_factory=Cost)
     led_s: float = 0.0
-    """What the last report took, with all that came of it."""
+    """The master's time for the last report, with all that came of it."""
     now: float = 0.0
     _sends: list[Send] = field(default_factory=list)
     _cache: FrameCache = field(default_factory=FrameCache)
@@ -139,7 +139,7 @@ class Takeover:
         return m.RecoveryReport(me, view, None, True, False, [], [], "", [], 1, None, [], OPTIONS.peer_timeout_s, 1)
 
     def run(self) -> None:
-        """All come, then all say where they stand, then all follow, then all connect for signs of life."""
+        """All come, then all pre-vote, then all vote, then all connect for heartbeats."""
         for peer in range(1, self.peers + 1):
             self._count(self.machine.connected(peer, "10.0.0.1", self.now))
             self.say(peer, m.Resume(m.PROTOCOL_VERSION, "run-1", 1, peer))

@@ -1,4 +1,4 @@
-"""What all parts of a simulated run share: the clock, chance, who there is, the network, and what is under way."""
+"""The scene of a simulated run, which all its parts share: the clock, chance, who there is, and the network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scene:
         self.now = 0.0
         self.options = options or MasterOptions()
         self.masters = masters
-        """How many masters there are that nodes outlive. With 0 there is one, and they end with it."""
+        """The number of masters that nodes outlive. With 0 there is one, and they end with it."""
         self.memory = memory
         self.hosts = [MasterHost(name, Failover("run-1", options)) for name in MASTERS[: max(1, masters)]]
         self.nodes: list[Node] = []

@@ -23,17 +23,17 @@ from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 PEERS_MAX = 5
 LARGE_PEERS_MAX = 9
-"""Of one run in twenty."""
+"""The bound for one run in twenty."""
 GROUPS_MAX = 3
 DELIVERIES = (0, 1, 3, 10, 40, 100, 300)
 SEEDS = 2**16
-"""Of a step."""
+"""The number of seeds that a step may have."""
 TAGS = (1, 2, 3)
 CLOSING_TAGS = (11, 12)
 """Unused before: a verdict may have ended a use of the others that some peers have yet to make."""
 STRATEGIES = ("enforce_popular", "enforce_popular", "enforce_popular", "receive_only", "send_only")
 LED_AGAIN_MAX = 3
-"""How often a run may be led once more, and lose its majority, after faults have stopped."""
+"""The number of times that a run may be led once more, and lose its majority, after faults have stopped."""
 SETTLED_AFTER_S = 30.0
 """All that faults have left behind is over by then."""
 CATCH_UPS_MAX = 30
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     seed: int
     groups: int
     peers: int
-    """As many as this live at a time, at most."""
+    """The number of peers that live at a time, at most."""
     is_admitted: bool
     """The first peers are accepted before the steps begin."""
     steps: tuple[Step, ...]
@@ -367,7 +367,7 @@ class Schedule:
                 self.world.thaw_master(host)
 
     def cut_master_off(self) -> None:
-        """As by pulling the cable of its machine, in both directions or one. Some peers may be on that machine."""
+        """Pull the cable of its machine, in both directions or one. Some peers may be on that machine."""
         name = self._host().name
         ways = self.rng.choice(((True, True), (True, True), (True, False), (False, True)))
         for node in self.world.alive:
@@ -503,7 +503,8 @@ class Schedule:
         assert world.master.deadline() is None or self.plan.masters
 
     def _give_up(self) -> None:
-        """Of several masters one leads, and whoever has found none has given up; so have all that have no majority."""
+        """Wait until one of several masters leads, and until all who have found none or have no majority have given
+        up."""
         world = self.world
         patience_s = MASTER_TIMEOUT_S + 2.5
         self._pass(patience_s)

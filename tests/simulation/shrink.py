@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tests.simulation.schedule import Plan, play
 
 PLAYS_MAX = 3_000
-"""How many candidates are tried."""
+"""The number of smaller plans that are tried."""
 
 Failure = tuple[str, str, int]
 """The type of an exception and where it was raised."""

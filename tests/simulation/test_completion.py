@@ -19,7 +19,7 @@ def said(world: World, *kinds: type[m.Message]) -> list[m.FromPeer]:
 
 
 def until_all_are_done(world: World, nodes: list[Node]) -> list[int]:
-    """In an op that they launch. What their engines say of it is under way."""
+    """Return peers in an op that they have just launched, with the reports of their engines under way."""
     ops = [world.launch(node, TAG) for node in nodes]
     world.run_until(lambda: all(node.held for node in nodes))
     assert not any(node.results for node in nodes)
@@ -155,7 +155,7 @@ def test_who_has_not_called_makes_nobody_wait(world: World, nodes: list[Node]) -
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int) -> None:
-    """What all who are left have is committed, whoever has given it up; it may have been by the other one."""
+    """A result that all who are left have is committed, whoever has given the op up."""
     ops = until_all_are_done(world, nodes)
     world.freeze(nodes[lost])
     for other in nodes:

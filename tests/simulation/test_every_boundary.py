@@ -86,7 +86,7 @@ def _all_call(world: World, kind: str) -> None:
 
 
 def _recover(world: World) -> None:
-    """After the fault: those who are left end what cannot end, and go on."""
+    """Have those who are left after the fault end what cannot end, and go on."""
     world.run()
     for node in world.alive:
         if node.is_frozen:
@@ -100,7 +100,7 @@ def _recover(world: World) -> None:
         _pass(world)
     is_anybody_seeking = any(node.masterless_since is not None for node in world.alive)
     if world.master.pending != world.master.admissible or is_anybody_seeking:
-        _pass(world)  # signs of life that were cut off are tried again after a while
+        _pass(world)  # heartbeats that were cut off are tried again after a while
     world.check_rest()
     world.cancel_all()
     world.admit_all()

@@ -1,4 +1,4 @@
-"""Who is admitted, when, and who is turned away."""
+"""Admission: which newcomers are admitted and when, and which are turned away."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.simulation.world import MASTER, MASTER_TIMEOUT_S, TAG, World
 TIMEOUT_S = MasterOptions().peer_timeout_s
 
 LATER = 15
-"""Deliveries after which a successor begins, if not at once."""
+"""Deliveries after which the next master begins, if not at once."""
 STRIDE = 2
 SCHEDULES = 60
 
@@ -66,7 +66,7 @@ class _Mortal(World):
             relief(self)
 
     def run(self, steps_max: int = 200_000) -> None:
-        """Until nobody waits for a master."""
+        """Deliver until nobody waits for a master."""
         for _ in range(30):
             super().run(steps_max)
             held = [host for host in self.hosts if host.machine.master.is_vacant and not host.is_dead]
@@ -204,7 +204,7 @@ def _try_all(share: tuple[int, ...], name: str, close: Callable[[World], None], 
     assert at > 100, "the course was not run"
 
 
-def test_without_a_successor_all_fail_in_the_end() -> None:
+def test_without_a_next_master_all_fail_in_the_end() -> None:
     world = World(masters=1)
     nodes = [*world.join(0), *world.join(0, 0)]
     op = world.launch(nodes[0], 1)
@@ -454,7 +454,7 @@ def test_with_a_fence_who_is_not_in_all_that_may_be_in_force_does_not_go_on() ->
 
 @pytest.mark.parametrize("has_died", [True, False])
 def test_newcomers_found_a_run_when_nobody_of_the_last_one_comes(has_died: bool) -> None:
-    """As many as are missing: it is not the master that is cut off."""
+    """As many newcomers come as peers are missing: it is not the master that is cut off."""
     world = World(masters=1, memory=Memory.DISK)
     nodes = [*world.join(0), *world.join(0)]
     for node in nodes:

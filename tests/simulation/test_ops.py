@@ -237,7 +237,7 @@ def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a new epoch aborts can be done again."""
+    """An op that a new epoch aborts can be done again."""
     monkeypatch.setattr("pccl.protocol.completion.TAGS_MAX", 20)
     nodes = world.join(0, 0, 0)
     left = {node: set(range(200)) for node in nodes}

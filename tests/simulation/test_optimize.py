@@ -150,7 +150,7 @@ def test_peer_lost_while_it_measures(world: World) -> None:
 
 
 def test_peer_that_does_not_answer_is_not_waited_for_twice(world: World) -> None:
-    """Its process hangs, but for its signs of life: its links count as unreachable, and the others' are measured."""
+    """Its process hangs, but for its heartbeat: its links count as unreachable, and the others' are measured."""
     nodes = world.join(0, 0, 0, 0)
     calls = [world.joint(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
     world.run_until(lambda: any(isinstance(message, m.Probe) for _, message in world.from_masters))

@@ -1,4 +1,4 @@
-"""What the master does grows with the number of peers as it must and no faster, counted in bytecodes."""
+"""The master's work grows with the number of peers as it must and no faster, counted in bytecodes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_all_of_many_peers_go_on_with_the_next_master() -> None:
 
 def test_nobody_is_late_because_the_master_is_busy_with_the_others() -> None:
     """All have come, but the second half of the reports is taken in later than a peer timeout after the first half, and
-    so are their connections for signs of life."""
+    so are their heartbeat connections."""
     peers = 40
     failover = fail_over(peers, step_s=2 * OPTIONS.peer_timeout_s / peers * 0.75)
     assert failover.now > 2 * OPTIONS.peer_timeout_s

@@ -366,7 +366,7 @@ def test_a_run_whose_peers_were_all_killed_makes_room() -> None:
 
 
 def test_links_of_an_absent_peer_are_judged_when_it_is_back_or_lost() -> None:
-    """Until then the master waits for it, and no clock: `World.wait` checks that none is due."""
+    """The master waits for it until then, and for no clock: `World.wait` checks that none is due."""
     steps = (
         Step("break_link", 20746, 1),
         Step("launch_all", 32024, 40),

@@ -112,7 +112,7 @@ class World(Scene):
         self._ops.cancel(node, op)
 
     def give_up(self, node: Node, op: int) -> None:
-        """As `cancel`, by a caller who does not wait for the verdict."""
+        """Cancel an op whose caller does not wait for the verdict."""
         self._ops.give_up(node, op)
 
     def joint(self, node: Node, kind: str) -> int:
@@ -219,13 +219,13 @@ class World(Scene):
                 self._peers.tick(node)
 
     def check_rest(self) -> None:
-        """At rest, with nobody frozen: nobody waits for something that nobody else could bring about."""
+        """Check, at rest and with nobody frozen, that nobody waits for something that nobody else could bring about."""
         self.checks.rest(self.master, self.accepted, self.links.is_up, bool(self.engines.held_back))
 
     # What becomes of peers.
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
-        """As by SIGKILL. What it had sent still arrives, but for the last `lost_bytes`."""
+        """Kill a peer, as SIGKILL does. What it had sent still arrives, but for the last `lost_bytes`."""
         self.heartbeats.note()
         node.is_alive = False
         if node.control is not None:
@@ -244,7 +244,7 @@ class World(Scene):
         node.is_frozen = True
 
     def hang(self, node: Node) -> None:
-        """It does nothing, but its heartbeat goes on. Ends by `thaw`."""
+        """Freeze a peer but for its heartbeat. Ends by `thaw`."""
         self.heartbeats.note()
         node.is_frozen = node.is_hung = True
 
@@ -256,7 +256,7 @@ class World(Scene):
     # What becomes of masters.
 
     def kill_master(self, host: MasterHost | None = None, lost: int = 0) -> None:
-        """As by SIGKILL, on a machine that goes on. The last `lost` pieces of what it had sent to each are lost."""
+        """Kill a master, as SIGKILL does, on a machine that goes on. The last `lost` messages to each are lost."""
         self.heartbeats.note()
         host = host or self.hosts[0]
         host.is_dead = True
@@ -272,7 +272,7 @@ class World(Scene):
             self.heartbeats.lose(host, connection)
 
     def restart_master(self, host: MasterHost | None = None) -> None:
-        """A new one begins where one was killed."""
+        """Begin a new master where one was killed."""
         host = host or self.hosts[0]
         assert host.is_dead
         self._masters.begin(host, hold_s(Beginning.UNKNOWN, self.options, host.fence, self.memory is Memory.DISK))
@@ -335,7 +335,7 @@ class World(Scene):
         self.block(b, a)
 
     def isolate(self, node: Node) -> None:
-        """As by pulling its cable."""
+        """Let nothing get from a peer or to it, as when its cable is pulled."""
         for host in self.hosts:
             self.cut(node, host.name)
         for other in self.nodes:
