@@ -30,7 +30,7 @@ os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """How many tests run at once: half of their time they wait."""
+    """Return how many tests run at once: they wait for half of their time."""
     return 2 + (os.cpu_count() or 1)
 
 
@@ -58,14 +58,14 @@ def three_peers() -> Iterator[Cluster]:
 
 @pytest.fixture
 def devices() -> Iterator[list[FakeDevice]]:
-    """One for each of three peers, with arrays that pccl takes."""
+    """A fake device for each of three peers, with arrays that pccl takes."""
     with fake_device.running(3) as found:
         yield found
 
 
 @pytest.fixture
 def reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What peers do is in what their master shows without the usual pauses."""
+    """Peers report, and their master shows, without the usual pauses."""
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.01)
     monkeypatch.setattr("pccl.runtime.master.status_board.REFRESH_S", 0.0)
 
@@ -110,7 +110,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
 
 @pytest.fixture(params=["memory", "device"])
 def place(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where the torch tensors of all peers are: in memory, or on a device whose copies come late."""
+    """The place of all peers' torch tensors: in memory, or on a device whose copies come late."""
     if request.param == "memory":
         yield
         return

@@ -23,7 +23,7 @@ from tests.api import odd_arithmetic
 from tests.support.cluster import until
 
 TINY_BITS = 1 << 14
-"""Of a subnormal float32, 2**-135; hundreds of it still are."""
+"""The bits of a subnormal float32, 2**-135; hundreds of it are subnormal, too."""
 ALMOST_BITS = 0x00500000
 """Five eighths of the least normal float32."""
 COUNT = 40_000
@@ -68,7 +68,7 @@ def connected(address: str, enter: Enter) -> Communicator:
 
 
 def reduce_all(address: str, peers: int, enter: Enter) -> list[str]:
-    """Of every quantization, algorithm, dtype and op, the digest of the result."""
+    """Return the digest of the result of every quantization, algorithm, dtype and op."""
     communicator = connected(address, enter)
 
     def are_all_here() -> bool:
@@ -128,7 +128,7 @@ def async_diloco(address: str, peers: int, enter: Enter) -> list[str]:
 
 
 def spsa(address: str, peers: int, enter: Enter) -> list[str]:
-    """Of a model whose grid is as fine as grids are, so that elements and their changes are next to subnormal."""
+    """Train a model whose grid is as fine as grids are, so that elements and their changes are next to subnormal."""
     communicator = connected(address, enter)
     model = {"b": np.full(300, ALMOST_BITS, np.uint32).view(np.float32)}
     loop = SPSA(communicator, model, SPSAOptions(learning_rate=2.0**-121, epsilon=2.0**-120, decay_steps=7.0))
@@ -144,7 +144,7 @@ def spsa(address: str, peers: int, enter: Enter) -> list[str]:
 
 
 def ddp(address: str, peers: int, enter: Enter) -> list[str]:
-    """With torch, in more than one thread."""
+    """Train with torch, in more than one thread."""
     import torch
 
     torch.set_num_threads(max(2, torch.get_num_threads()))

@@ -15,7 +15,7 @@ IS_KNOWN = platform.libc_ver()[0] == "glibc" and (_X86 or _ARM)
 
 _FENV_BYTES = 64
 _CONTROL_AT = 28 if _X86 else 0
-"""Of MXCSR or FPCR within a fenv_t."""
+"""The offset of MXCSR or FPCR within a fenv_t."""
 _FLUSH = 0x8040 if _X86 else 1 << 24 | 1 << 19
 _DOWNWARD = 0x400 if _X86 else 2 << 22
 """FE_DOWNWARD of <fenv.h>."""

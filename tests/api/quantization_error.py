@@ -1,4 +1,4 @@
-"""How far off quantized sums are: `python -m tests.api.quantization_error`.
+"""A measurement of how far off quantized sums are: `python -m tests.api.quantization_error`.
 
 Peers of this process reduce float32 numbers of N(0, 1), with the algorithm that the library chooses. What is printed is
 the mean square error as a part of the exact sum's mean square (NMSE), with 2, 4 and 8 peers; and again where one number

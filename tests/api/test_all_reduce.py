@@ -76,7 +76,7 @@ def cluster_of() -> Iterator[ClusterOf]:
 def reduced(
     cluster: Cluster, inputs: list[Array], in_place: bool, **arguments: Any
 ) -> tuple[list[Array], list[ReduceInfo]]:
-    """What every peer holds after the reduce. Inputs of one that is out of place stay as they are."""
+    """Return what every peer holds after the reduce. Inputs of one that is out of place stay as they are."""
     sends = [x.copy() for x in inputs]
     recvs = sends if in_place else [np.full_like(x, 77) for x in inputs]
 
@@ -250,7 +250,7 @@ quantizations = st.builds(
 
 
 def block_ranges(values: Array, quantization: QuantizationOptions) -> Array:
-    """Of every element the widest range that a block with it can have."""
+    """Return the widest range that a block with an element can have, for every element."""
     reach = quantization.block_size - 1
     around = np.lib.stride_tricks.sliding_window_view(np.pad(values, reach, mode="edge"), 2 * reach + 1)
     least, greatest = around.min(axis=1), around.max(axis=1)

@@ -349,7 +349,7 @@ def test_alone_there_is_nobody_to_meet() -> None:
 
 
 def launches(peer: Communicator | AsyncCommunicator, x: Any) -> list[Callable[[], Any]]:
-    """That could meet others, if there were any."""
+    """Return calls of every kind that others could join, if there were any."""
     return [
         lambda: peer.all_reduce_async(x, op=ReduceOp.SUM),
         lambda: peer.all_gather_async(x),

@@ -1,4 +1,4 @@
-"""What goes between peers under `encrypt=True`: the same results, nothing to be read on the way, nothing changed."""
+"""Traffic between peers under `encrypt=True`: the same results, nothing to be read on the way, nothing changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.cluster import WAIT_S, Background, Cluster
 
 TOKEN = "a token of these tests"
 PATTERN = b"\x5a\xa5\x3c\xc3pccl!"
-"""What buffers are full of, and the wire must not be."""
+"""The bytes that buffers are full of, and the wire must not be."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class Spy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.seen: list[bytearray] = []
-        """By connection and direction."""
+        """The bytes that went by, for each connection and direction."""
         self.damage: Callable[[bytearray], None] | None = None
         """Changes bytes of connections made from now on, once their handshakes are over."""
         threading.Thread(target=self._run, daemon=True).start()
@@ -334,7 +334,7 @@ def first_bodies(log: bytes) -> tuple[list[bytes], bytes]:
 
 
 def can_be_read(encrypted_bytes: bytes, keys: Keys) -> bool:
-    """Whether the first box opens with these keys of its sender."""
+    """Whether the first record opens with these keys of its sender."""
     made = ffi.new("pccl_records **")
     assert lib.pccl_records_create(encrypted.link_keys(keys[::-1]), made) == lib.PCCL_OK
     boxes = ffi.gc(made[0], lib.pccl_records_free)
@@ -349,7 +349,7 @@ def can_be_read(encrypted_bytes: bytes, keys: Keys) -> bool:
 
 
 def read_recording(forth: bytes, back: bytes, private_keys: list[bytes]) -> bool:
-    """By somebody who knows the token, and tries these private keys and what is to be seen for the secret."""
+    """Whether somebody can read it who knows the token, and tries these private keys and what is to be seen."""
     (opening_body, _), said = first_bodies(forth)
     (challenge_body, _), _ = first_bodies(back)
     opening, challenge = decode_body(opening_body, m.LinkHello), decode_body(challenge_body, m.Challenge)

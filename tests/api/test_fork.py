@@ -30,7 +30,7 @@ pytestmark = needs_proc
 
 
 def open_files() -> set[str]:
-    """What the descriptors of this process stand for, one name for each socket."""
+    """Return what the descriptors of this process stand for, one name for each socket."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -52,7 +52,7 @@ def forking() -> Iterator[None]:
 
 
 def in_child(call: Callable[[], str]) -> str:
-    """What `call` returns in a forked child that ends at once."""
+    """Return what `call` returns in a forked child that ends at once."""
     reading, writing = os.pipe()
     with forking():
         child = os.fork()

@@ -176,7 +176,7 @@ def test_nobody_touches_what_was_given_up(cluster_of_kind: Cluster, seed: int) -
 
 @pytest.fixture
 def stopped_master(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], None]:
-    """What peers say is not heard any more."""
+    """A function that has the master hear nothing of its peers any more."""
 
     def stop(cluster: Cluster) -> None:
         for peer in cluster.peers:

@@ -1,4 +1,4 @@
-"""What the log says, in words and in fields, for people and for machines."""
+"""The log's lines, in words and in fields, for people and for machines."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def read_until(reading: int, text: str) -> str:
 def test_nobody_waits_for_a_log_that_nobody_reads(
     kind: str, full_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is counted, and the count is logged once there is room again."""
+    """Lines that do not fit are counted, and the count is logged once there is room again."""
     monkeypatch.setattr("pccl.logs.QUEUED_CHARACTERS_MAX", 10_000)
     monkeypatch.setattr("pccl.logs.FLUSH_S", 0.01)
     reading, writing = full_pipe

@@ -16,7 +16,7 @@ from pccl.runtime.threads import portal
 from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, outcomes, reduce_once, results, until
 
 ROUNDS = 1500
-"""Of the hammer; a use that is counted in the wrong order is met within some hundred."""
+"""The rounds of the hammer; a use that is counted in the wrong order is met within some hundred."""
 TAGS = 3
 
 

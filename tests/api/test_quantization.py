@@ -1,4 +1,4 @@
-"""What `QuantizationOptions` promises: which options exist, the bytes they make, and the error of sums. The kernels
+"""The promises of `QuantizationOptions`: which options exist, the bytes they make, and the error of sums. The kernels
 are those of the engine; the sums over peers are simulated with them."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def there_and_back(options: QuantizationOptions, values: np.ndarray, stream: int
 
 
 def direct_sum(options: QuantizationOptions, parts: list[np.ndarray]) -> np.ndarray:
-    """What the owner of a chunk sends to all: all parts but its own came quantized, the sum is quantized once more."""
+    """Return what the owner of a chunk sends to all: parts of others came quantized, the sum is quantized once more."""
     own, *others = parts
     total = own.copy()
     for rank, part in enumerate(others, 1):
@@ -275,7 +275,7 @@ def test_stochastic_codes_follow_the_documented_formulas() -> None:
 
 
 def documented_bound(options: QuantizationOptions, values: np.ndarray) -> np.ndarray:
-    """Per element, as the docstring of `QuantizationOptions` tells it."""
+    """Return the bound of each element's error, as the docstring of `QuantizationOptions` tells it."""
     numbers = np.abs(values.astype(np.float64))
     if options.algorithm is CAST:
         precision, least = {DataType.FLOAT16: (2.0**-11, 2.0**-25)}.get(
@@ -339,7 +339,7 @@ def test_cast_keeps_nan_and_infinity(options: QuantizationOptions, stochastic: b
 
 
 def test_bytes_on_the_wire() -> None:
-    """What the docstring's table says, for a million elements."""
+    """They are as the docstring's table says, for a million elements."""
     bits = {
         name_of(options): 8 * lib.pccl_quantized_bytes(shape_of(options), 1 << 20) / 2**20 for options in CODES + CASTS
     }
@@ -420,7 +420,7 @@ def test_stochastic_direct_sum(bits: int) -> None:
 
 
 def test_streams_are_independent() -> None:
-    """Of two peers, and of neighbouring elements."""
+    """Neither two peers nor neighbouring elements have one in common."""
     values = np.random.default_rng(9).normal(size=1 << 16).astype(np.float32)
     options = QuantizationOptions(stochastic=True)
     streams = [int(stream) for stream in np.random.default_rng(1).integers(0, 2**63, size=4)]

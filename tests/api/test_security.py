@@ -1,4 +1,4 @@
-"""What a user hears who opens a run to the world, and what counts as the world."""
+"""Warnings to a user who opens a run to the world, and what counts as the world."""
 
 from __future__ import annotations
 

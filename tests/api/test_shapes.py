@@ -114,7 +114,7 @@ def test_bytes_of_another_dtype_are_no_match(three_peers: Cluster, call: Call, m
 
 
 def test_shapes_too_large_to_be_told(three_peers: Cluster) -> None:
-    """In one process all are known; what another one has is not."""
+    """All shapes in one process are known; those of another one are not."""
     mine, theirs = (1,) * 12 + (2, 3), (1,) * 12 + (3, 2)
     for text in fails_for_all(three_peers, EVERY["all_reduce"], [mine, theirs, theirs]):
         assert f"of shape {mine}" in text

@@ -24,7 +24,7 @@ from tests.support.cluster import SUM, Cluster, ones, outcomes, reduce_once, ref
 from tests.support.fake_device import FakeDevice
 
 Call = Callable[[Communicator, int, int | None], Any]
-"""Of a peer with an index, at a step."""
+"""A call of a peer with an index, at a step."""
 
 PIECE = 4096
 LATEST = 2**63 - 1

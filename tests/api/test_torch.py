@@ -186,7 +186,7 @@ def test_tensors_that_cannot_be_shared(tensor: Any, says: str) -> None:
 
 def test_a_distributed_tensor_is_refused() -> None:
     class Distributed(torch.Tensor):  # type: ignore[misc, name-defined]
-        """As much of torch.distributed's DTensor as is looked at; a real one needs a process group."""
+        """The part of torch.distributed's DTensor that is looked at; a real one needs a process group."""
 
         device_mesh = None
 

@@ -1,4 +1,4 @@
-"""What the documentation says of the code is so: messages on the wire, paths that texts name, blocks that CI runs."""
+"""The documentation agrees with the code: messages on the wire, paths that texts name, blocks that CI runs."""
 
 from __future__ import annotations
 

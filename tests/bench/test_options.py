@@ -1,4 +1,4 @@
-"""What `pccl bench` may be asked for: spellings, refusals, and how a plan becomes cases and a table."""
+"""Options of `pccl bench`: spellings, refusals, and how a plan becomes cases and a table."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_no_quantizations(text: str, complaint: str) -> None:
 
 
 def test_error_bound_of_sums() -> None:
-    """By the formulas of QuantizationOptions: two quantizations, or half of W + 1 where that is more."""
+    """They follow the formulas of QuantizationOptions: two quantizations, or half of W + 1 where that is more."""
     eight, four = parse_quantization("min-max"), parse_quantization("min-max:int4:stochastic")
     assert eight is not None
     assert four is not None

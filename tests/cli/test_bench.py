@@ -111,7 +111,7 @@ def test_out_of_place_memory_and_plot(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["--in-place", "--out-of-place"])
 def test_memory_is_bounded(tmp_path: Path, place: str) -> None:
-    """In 16 bits there are not slots for all of 40 MiB, with either algorithm."""
+    """There are not slots for all of 40 MiB in 16 bits, with either algorithm."""
     _, report = _bench(
         tmp_path / "report.json",
         *("--peers", "3", "--sizes", "40MiB", "--quantize", "min-max:uint16", "--algorithm", "direct,ring"),

@@ -153,7 +153,7 @@ def test_a_peer_that_is_killed_shows_with_its_reason(cluster: Cluster) -> None:
 
 
 def _answer(address: str, request: m.StatusRequest) -> m.ToWatcher:
-    """To a request made by hand."""
+    """Return the answer to a request made by hand."""
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
         sock.sendall(encode(request))

@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """At least the guard, the master and a peer."""
+    """Return its children once they are at least the guard, the master and a peer."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     if not listed.exists():
         pytest.skip("needs /proc with children")

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from pccl.demo import corpus
 from pccl.demo.corpus import CorpusError, SourceFile
 
-FILES = st.dictionaries(st.text(max_size=20), st.integers(0, 10**6), min_size=60, max_size=120)
+FILES = st.builds(
+    lambda prefix, sizes: {f"{prefix}{number}": size for number, size in enumerate(sizes)},
+    st.text(max_size=20),
+    st.lists(st.integers(0, 10**6), min_size=60, max_size=120),
+)
 
 
 def test_the_standard_library_is_there_and_large() -> None:

@@ -1,4 +1,4 @@
-"""What staging costs beside the copies of a device: `python -m tests.devices.staging_cost [MIB]`.
+"""The cost of staging beside the copies of a device: `python -m tests.devices.staging_cost [MIB]`.
 
 Two peers of this process reduce arrays over the loopback interface, plain ones and such of a device that is this
 machine's memory and copies at once. So the difference is what pieces, their threads and the two copies take here.

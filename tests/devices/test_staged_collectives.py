@@ -170,7 +170,7 @@ def test_arguments_are_checked(three_peers: Cluster, devices: list[FakeDevice]) 
 
 
 def launched(name: str, peer: Communicator, array: Any) -> AsyncCollectiveHandle:
-    """Of an op that has begun: who is lost from then on was part of it."""
+    """Launch an op and wait until it has begun: who is lost from then on was part of it."""
     options = {"broadcast": {"root": 1}, "reduce_scatter": {"op": SUM}}.get(name, {})
     handle: AsyncCollectiveHandle = getattr(peer, f"{name}_async")(array, **options)
     until(lambda: handle._op.epoch is not None, "the op has begun")

@@ -58,7 +58,7 @@ def seen_in(array: Any) -> Any:
 
 
 def reduced(cluster: Cluster, held: list[Any], **options: Any) -> list[Any]:
-    """What each peer finds in its array after a reduce in place."""
+    """Return what each peer finds in its array after a reduce in place."""
 
     def reduce(peer: Communicator, i: int) -> Any:
         peer.all_reduce(held[i], **{"op": SUM, **options})
@@ -433,7 +433,7 @@ def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
     devices[2].read = read  # type: ignore[method-assign]
 
     def rounds(peer: Communicator, i: int) -> list[tuple[int, int, Result]]:
-        """Whose contributions each op has, as told and as read off its result."""
+        """Return whose contributions each op has, as told and as read off its result."""
         seen = []
         for turn in range(6):
             given = {tag: values(i) + 1000 * tag for tag in range(ops)}

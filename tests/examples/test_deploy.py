@@ -1,5 +1,5 @@
-"""What `examples/deploy/` ships, run as far as one machine goes: with the tools of its own ecosystem where these are
-here, else with a stand-in for the scheduler and nothing else. CI runs the linters besides."""
+"""The contents of `examples/deploy/`, run as far as one machine goes: with the tools of their own ecosystems if these
+are here, else with a stand-in for the scheduler and nothing else. CI runs the linters besides."""
 
 from __future__ import annotations
 

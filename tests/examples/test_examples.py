@@ -37,6 +37,7 @@ def test_hello() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_reference_loop() -> None:
     lines = _run("-n", "2", "examples/reference_loop.py")
     last = [line for line in lines if "done at revision" in line]

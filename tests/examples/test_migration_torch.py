@@ -50,7 +50,7 @@ def test_the_documentation_shows_what_is_changed() -> None:
 
 
 def test_newcomers_get_the_schedule() -> None:
-    """What is made beside the optimizer and decides its steps is handed over, or the first newcomer ends the run."""
+    """A schedule, which decides the optimizer's steps, is handed over; otherwise the first newcomer ends the run."""
     after = AFTER.read_text(encoding="utf-8")
     made = set(re.findall(r"^(\w+) = torch\.optim\.lr_scheduler", after, re.MULTILINE))
     shared = re.search(r"DDP\.connect\(.*shared=\{(.*?)\}", after)

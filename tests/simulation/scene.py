@@ -35,7 +35,7 @@ class Scene:
         memory: Memory = Memory.NONE,
     ) -> None:
         self.rng = rng
-        """None: the oldest thing happens first, and nothing is cut, lost or reordered by chance."""
+        """Without one the oldest thing happens first, and nothing is cut, lost or reordered by chance."""
         self.now = 0.0
         self.options = options or MasterOptions()
         self.masters = masters

@@ -454,7 +454,7 @@ def test_with_a_fence_who_is_not_in_all_that_may_be_in_force_does_not_go_on() ->
 
 @pytest.mark.parametrize("has_died", [True, False])
 def test_newcomers_found_a_run_when_nobody_of_the_last_one_comes(has_died: bool) -> None:
-    """As many newcomers come as peers are missing: it is not the master that is cut off."""
+    """Newcomers come, as many as peers are missing: it is not the master that is cut off."""
     world = World(masters=1, memory=Memory.DISK)
     nodes = [*world.join(0), *world.join(0)]
     for node in nodes:

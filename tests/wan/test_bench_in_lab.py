@@ -9,6 +9,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster import until
 from tests.wan.conftest import is_over
 
@@ -21,6 +23,7 @@ def _wan(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_all_reduce(tmp_path: Path) -> None:
     """The benchmark checks every result that it times."""
     report = tmp_path / "report.json"

@@ -1,4 +1,4 @@
-"""What a master shows over HTTP: what lies where, in which form, and that nobody can hold it up or change anything."""
+"""A master's pages over HTTP: what lies where, in which form, and that nobody can hold it up or change anything."""
 
 from __future__ import annotations
 

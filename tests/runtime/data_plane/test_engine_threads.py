@@ -171,7 +171,7 @@ def test_mismatch_is_told_to_all_once(counts: list[int]) -> None:
 
 
 def test_op_that_one_thread_has_no_memory_for_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the other has begun with its slice."""
+    """The other has begun with its slice by then."""
     with run_of(2, 2) as cluster:
         unlucky = engines_of(cluster[0])
         submit = Engine.submit
