@@ -103,7 +103,7 @@ class Checks:
         self.has_failed_over = True
         for node in nodes:
             if node.machine.run == master.run and node.machine.view is not None:
-                prepared = node.machine._prepared
+                prepared = node.machine.views.prepared
                 if prepared is not None and prepared.ring.epoch != node.view.epoch:
                     self._interrupted.add((node.group, node.view.epoch))
         for node in nodes:
@@ -126,7 +126,7 @@ class Checks:
         """Check that a master which asks a node to follow it has a majority of the run's last view in `company`."""
         views = [each for each in self._nodes if each.machine.run == node.machine.run and each.machine.view is not None]
         last = max(views, key=lambda each: each.view.view)
-        peers = {peer for ring in last.machine._rings for peer in ring.peers}
+        peers = {peer for ring in last.machine.views.rings for peer in ring.peers}
         here = {each.number for each in company}
         assert 2 * len(peers & here) > len(peers), f"{node} is asked to follow by few of view {last.view.view}"
 

@@ -23,7 +23,6 @@ Replication:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pccl.protocol import messages as m
@@ -51,6 +50,7 @@ from pccl.protocol.peer.effects import (
     TryLinks,
 )
 from pccl.protocol.peer.joint_calls import JointCalls
+from pccl.protocol.peer.known_views import KnownViews
 from pccl.protocol.peer.links import LINK_TIMEOUT_S_MIN, Links
 from pccl.protocol.peer.measurements import Measurements
 from pccl.protocol.peer.ops import Ops
@@ -59,20 +59,6 @@ from pccl.protocol.peer.verdicts import failure_of
 from pccl.protocol.peer.view import View
 from pccl.protocol.topology import linked_peers
 from pccl.types import Result
-
-
-@dataclass
-class _Prepared:
-    """A view that is not installed yet."""
-
-    view: int
-    ring: m.Ring
-    term: int
-    """The term of the master that has prepared it."""
-    rings: list[m.Ring]
-    lost: list[tuple[int, str]]
-    answered: bool = False
-    """Whether this peer has said LinksReady, so that the view may be in force elsewhere."""
 
 
 class Peer:
@@ -102,12 +88,7 @@ class Peer:
         self._secret = b""
         """The run's secret. A master that has it knows the run."""
         self._members: dict[int, m.PeerInfo] = {}
-        self._prepared: _Prepared | None = None
-        self._answered: list[m.PreparedView] = []
-        """Views newer than the installed one that this peer has answered to earlier masters than the one that has
-        prepared the last view. Those masters have not ruled out that they are in force elsewhere."""
-        self._rings: list[m.Ring] = []
-        """Rings of the installed view."""
+        self.views = KnownViews()
         self._flush: m.Flush | None = None
         """The flush that waits for the engine to stop."""
         self._resumed_at = 0.0
@@ -225,7 +206,8 @@ class Peer:
         """Note that a link could not be made."""
         failed = self.links.failed(link, reason)
         self._answer_prepare()
-        if failed is not None and self._prepared is not None and not self._prepared.answered:
+        prepared = self.views.prepared
+        if failed is not None and prepared is not None and not prepared.answered:
             self._outbox.say(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
@@ -356,8 +338,7 @@ class Peer:
     def _on_start_over(self, message: m.StartOver) -> None:
         if self.view is not None:
             raise ProtocolError("StartOver to a peer that was accepted")
-        self._prepared = None
-        self._answered.clear()
+        self.views.forget_prepared()
         self.peer = 0
         self._members = {}
         self.links.close()
@@ -372,28 +353,19 @@ class Peer:
     def _on_pre_vote_request(self, message: m.PreVoteRequest) -> None:
         if self.is_led:
             raise ProtocolError("PreVoteRequest from a master that leads")
-        self._outbox.answer(self._pre_vote())
-
-    def _pre_vote(self) -> m.PreVote:
-        view, prepared = self.view, self._prepared
-        return m.PreVote(
-            installed=None if view is None else m.InstalledView(view.view, self._rings, view.is_meshed),
-            prepared=None if prepared is None else m.PreparedView(prepared.view, prepared.rings, prepared.answered),
-            is_settled=prepared is not None and view is not None and not self._keeps_ring(prepared.ring),
-            answered=list(self._answered),
-        )
+        self._outbox.answer(self.views.summary())
 
     def _recovery_report(self) -> m.RecoveryReport:
         """Return all that this peer knows of its run and the next master may not."""
-        view, stand = self.view, self._pre_vote()
+        view, summary = self.view, self.views.summary()
         commits, aborts = self.ops.verdicts()
         ring = linked_peers(view.ring, self.peer) if view is not None else []
         return m.RecoveryReport(
             me=self._members.get(self.peer) or m.PeerInfo(self.peer, self.group, [], 0, self.connections),
-            installed=stand.installed,
-            prepared=stand.prepared,
+            installed=summary.installed,
+            prepared=summary.prepared,
             is_running=self.ops.is_running,
-            is_settled=stand.is_settled,
+            is_settled=summary.is_settled,
             commits=commits,
             aborts=aborts,
             waits_in=self._calls.kind,
@@ -407,7 +379,7 @@ class Peer:
             site_size=self.site_size,
             secret=self._secret,
             link_metrics=self._measurements.aged(self._resumed_at),
-            answered=stand.answered,
+            answered=summary.answered,
         )
 
     def _on_resumed(self, message: m.Resumed) -> None:
@@ -415,9 +387,7 @@ class Peer:
             raise ProtocolError(f"it leads in term {message.term}; this peer follows one in term {self.term}")
         self._note_timeout(message.peer_timeout_s)
         self._outbox.is_led = True
-        self._answered = [each for each in self._answered if each.view in message.in_force]
-        if self._prepared is not None and self._prepared.view not in message.in_force:
-            self._prepared.answered = False
+        self.views.rule_out_all_but(message.in_force)
         self.links.welcomed(self.peer, self.engine_threads, self.peer_timeout_s)
         self._outbox.act(PeerLog("info", f"a master leads in term {self.term}"))
         self._outbox.act(KeepHeartbeats(self.peer_timeout_s))
@@ -440,17 +410,8 @@ class Peer:
 
     # Views.
 
-    @property
-    def last_view(self) -> int:
-        """The number of the last view that a master has told of; 0: none has."""
-        return self._prepared.view if self._prepared is not None else self.view.view if self.view is not None else 0
-
-    def _keeps_ring(self, ring: m.Ring) -> bool:
-        return self.view is not None and ring.epoch == self.view.epoch
-
     def _on_flush(self, message: m.Flush) -> None:
-        is_settled = self._prepared is not None and not self._keeps_ring(self._prepared.ring)
-        is_stopped = not self.ops.is_running and not is_settled and self._has_had_masters
+        is_stopped = not self.ops.is_running and not self.views.is_settled and self._has_had_masters
         if self.view is None or message.epoch != self.view.epoch or not (self.ops.is_running or is_stopped):
             raise ProtocolError(f"Flush of epoch {message.epoch}, which is not running")
         self._flush = message
@@ -466,8 +427,8 @@ class Peer:
 
     def _on_prepare(self, message: m.Prepare) -> None:
         """Take in the next view: settle the ops that it ends, and make the links that it needs."""
-        if message.view <= self.last_view:
-            raise ProtocolError(f"Prepare of view {message.view} after {self.last_view}")
+        if message.view <= self.views.last:
+            raise ProtocolError(f"Prepare of view {message.view} after {self.views.last}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
         listed = {peer for ring in message.rings for peer in ring.peers}
         known = self._members | {member.peer: member for member in message.members}
@@ -475,13 +436,10 @@ class Peer:
         if ring is None or any(peer not in self._members for peer in ring.peers):
             raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
         self._measurements.keep(listed)
-        last = self._prepared
-        if last is not None and last.answered and last.term != self.term:
-            self._answered.append(m.PreparedView(last.view, last.rings, answered=True))
-        self._prepared = _Prepared(message.view, ring, self.term, message.rings, message.lost)
+        prepared = self.views.prepare(message, ring, self.term)
         self.links.aim(message.view, ring.peers, self._members)
-        if self._keeps_ring(ring):
-            self._prepared.answered = True
+        if self.views.keeps_ring(ring):
+            prepared.answered = True
             self._outbox.say(m.LinksReady(message.view, [], []))
             return
         self._flush = None
@@ -493,8 +451,8 @@ class Peer:
 
     def _answer_prepare(self) -> None:
         """Tell the master that has prepared the next view, once every link that it needs stands or has failed."""
-        prepared = self._prepared
-        if prepared is None or prepared.answered or self._keeps_ring(prepared.ring):
+        prepared = self.views.prepared
+        if prepared is None or prepared.answered or self.views.keeps_ring(prepared.ring):
             return
         if not self.is_led or prepared.term != self.term:
             return  # another view follows
@@ -504,42 +462,24 @@ class Peer:
             self._outbox.say(answer)
 
     def _on_trial(self, message: m.Trial) -> None:
-        if self.view is None and self._prepared is None:
+        if not self.views.last:
             self._outbox.act(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
 
     def _on_install(self, message: m.Install) -> None:
         """Put the prepared view in force."""
-        prepared = self._prepared
+        prepared = self.views.prepared
         if prepared is None or message.view != prepared.view:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")
-        self._prepared = None
         self.obstacle = ""
-        self._answered.clear()
         self.links.installed()
-        keeps = self._keeps_ring(prepared.ring)
-        self._note_admission(prepared.rings, message.call_number)
-        self._rings = prepared.rings
-        hints: View | m.Install = self.view if keeps and self.view is not None else message
-        self.view = View(
-            view=prepared.view,
-            epoch=prepared.ring.epoch,
-            peer=self.peer,
-            group=self.group,
-            ring=tuple(prepared.ring.peers),
-            group_sizes={ring.group: len(ring.peers) for ring in prepared.rings},
-            is_meshed=message.is_meshed,
-            direct_limit=hints.direct_limit,
-            is_local=hints.is_local,
-        )
-        self._outbox.act(Installed(self.view, prepared.lost))
-        self.ops.installed(self.view, is_new_epoch=not keeps)
-
-    def _note_admission(self, rings: list[m.Ring], call_number: int) -> None:
-        before = {peer for ring in self._rings for peer in ring.peers}
+        is_new_epoch = not self.views.keeps_ring(prepared.ring)
         if self.view is None:
-            self._calls.joined_after = call_number
-        elif any(peer not in before for ring in rings for peer in ring.peers):
-            self._calls.admitted(call_number)
+            self._calls.joined_after = message.call_number
+        elif self.views.admits_newcomers(prepared):
+            self._calls.admitted(message.call_number)
+        self.view = self.views.install(prepared, message, self.peer, self.group)
+        self._outbox.act(Installed(self.view, prepared.lost))
+        self.ops.installed(self.view, is_new_epoch)
 
     def _on_ops_commit(self, message: m.OpsCommit) -> None:
         self.ops.on_commit(message, self._has_had_masters)

@@ -254,7 +254,7 @@ def test_nothing_that_a_master_says_confuses_a_peer(data: st.DataObject) -> None
         if what == "hear":
             hear(data.draw(from_master))
         elif what == "install":
-            view = machine.last_view + 1
+            view = machine.views.last + 1
             ring = data.draw(st.sampled_from([[1], [1, 2], [1, 2, 3]]))
             hear(
                 m.Prepare(view, [m.PeerInfo(peer, 0, ["10.0.0.1"], 5000, 1) for peer in ring], [m.Ring(0, view, ring)])
