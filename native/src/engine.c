@@ -158,7 +158,7 @@ static int engine_is_over(pccl_engine *engine)
     return 1;
 }
 
-/* Nonzero when told to stop. */
+/* Takes and does the commands that wait. Nonzero if one of them was to stop. */
 static int engine_run_commands(pccl_engine *engine)
 {
     int is_stopping = 0;
@@ -207,7 +207,7 @@ static void *engine_main(void *argument)
             is_stopping = engine_run_commands(engine);
         }
         pccl_core_tick(engine->core, pccl_now_ms());
-        if (engine_is_over(engine)) /* before what follows from it is told of peers */
+        if (engine_is_over(engine)) /* before peers are blamed for what follows from it */
             break;
         has_more = pccl_core_settle(engine->core);
     }

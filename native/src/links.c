@@ -55,7 +55,7 @@ void pccl_links_post(pccl_links *links, pccl_link *link, const pccl_event *event
 }
 
 /* A lost connection of a link that has others. */
-static void conn_bury(pccl_links *links, pccl_conn *conn)
+static void conn_close_lost(pccl_links *links, pccl_conn *conn)
 {
     pccl_event event;
     memset(&event, 0, sizeof event);
@@ -88,7 +88,7 @@ static void link_strip(pccl_links *links, pccl_open_ops *ops, pccl_link *link)
     pccl_list_remove(&link->in_failed);
 }
 
-static void link_bury(pccl_links *links, pccl_open_ops *ops, pccl_link *link)
+static void link_close_failed(pccl_links *links, pccl_open_ops *ops, pccl_link *link)
 {
     pccl_event event;
     memset(&event, 0, sizeof event);
@@ -117,8 +117,8 @@ void pccl_links_close_lost(pccl_links *links, pccl_open_ops *ops)
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_lost);
         next = node->next;
         if (!conn->link->is_failed)
-            conn_bury(links, conn);
+            conn_close_lost(links, conn);
     }
     while (!pccl_list_is_empty(&links->host->failed_links))
-        link_bury(links, ops, PCCL_CONTAINER_OF(links->host->failed_links.next, pccl_link, in_failed));
+        link_close_failed(links, ops, PCCL_CONTAINER_OF(links->host->failed_links.next, pccl_link, in_failed));
 }

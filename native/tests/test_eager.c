@@ -9,7 +9,7 @@ enum {
     FULL_COUNT = 16384, /* of two ranks: chunks of FULL_BYTES, the eager limit here */
     FULL_BYTES = 32 << 10,
     WINDOW_FRAMES = PCCL_EAGER_WINDOW_BYTES / (FULL_BYTES + PCCL_EAGER_OVERHEAD_BYTES),
-    /* A receiver says what it has let go of only now and then. */
+    /* A receiver reports what it has released only now and then. */
     REPORTED_FRAMES = PCCL_EAGER_WINDOW_BYTES * 3 / 4 / (FULL_BYTES + PCCL_EAGER_OVERHEAD_BYTES)
 };
 
