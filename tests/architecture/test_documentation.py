@@ -18,7 +18,7 @@ from pccl.types import DataType, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WIRE = (ROOT / "docs/design/wire.md").read_text(encoding="utf-8")
+WIRE = " ".join((ROOT / "docs/design/wire.md").read_text(encoding="utf-8").split())
 NAMES = {path.name for folder in ("pccl", "native", "tests", "examples") for path in (ROOT / folder).rglob("*.*")}
 FOLDERS = {"pccl", "native", "tests", "examples", "bindings", "docs"}
 MADE = {"native/build"}
@@ -66,7 +66,7 @@ def _schemas() -> Iterator[type[msgspec.Struct]]:
 
 @pytest.mark.parametrize("schema", [*_schemas()], ids=lambda schema: schema.__name__)
 def test_the_wire_format_has_each_message_as_it_is(schema: type[msgspec.Struct]) -> None:
-    assert _row(schema) in WIRE
+    assert " ".join(_row(schema).split()) in WIRE
 
 
 def test_the_wire_format_has_the_numbers() -> None:
