@@ -69,6 +69,7 @@ def holdings() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to count")
+@pytest.mark.slow
 def test_peers_that_come_and_go_leave_nothing_behind(cluster: Cluster) -> None:
     cluster.join(1)
 

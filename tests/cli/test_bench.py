@@ -48,6 +48,7 @@ def test_cases(tmp_path: Path) -> None:
     assert "…" not in table
 
 
+@pytest.mark.slow
 def test_collectives(tmp_path: Path) -> None:
     names = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "barrier"]
     table, report = _bench(
@@ -155,6 +156,7 @@ def test_one_peer_per_host_against_gloo_of_torch(master: MasterNode, tmp_path: P
     assert "Gloo/" in table
 
 
+@pytest.mark.slow
 def test_kill(tmp_path: Path) -> None:
     table, report = _bench(tmp_path / "report.json", "--kill", "--iterations", "5")
     verdicts = {survivor["verdict"] for survivor in report["survivors"]}

@@ -38,6 +38,7 @@ def passed(tmp_path: Path, *disturbances: str) -> tuple[Any, str]:
     return report, done.stdout
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path: Path) -> None:
     partition = () if unavailable() else ("--partition", "1..2", "--partition-for", "0.1..1")
     report, printed = passed(tmp_path, *partition)

@@ -223,6 +223,7 @@ def test_ddp_digits_with_torch(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_churn_survives_a_kill_and_admits_a_newcomer() -> None:
     with ExitStack() as resources:
         # So many steps that a busy machine has a newcomer ready before they are over.

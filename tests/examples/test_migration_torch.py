@@ -65,7 +65,7 @@ def test_newcomers_get_the_schedule() -> None:
         pytest.param(
             ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(BEFORE)], marks=pytest.mark.slow
         ),
-        ["pccl", "launch", "-n", "2", "--fail-fast", str(AFTER)],
+        pytest.param(["pccl", "launch", "-n", "2", "--fail-fast", str(AFTER)], marks=pytest.mark.slow),
     ],
     ids=["before", "after"],
 )
