@@ -13,7 +13,7 @@ from pccl.cli import bench, demo, launch, master, status, stress
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when asked for it."""
+    """The action of `--version`, which looks the version up only when it is asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **_: object) -> None:
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help="print the version and exit")

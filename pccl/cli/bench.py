@@ -210,7 +210,7 @@ def _run_cases(arguments: argparse.Namespace) -> None:
 
 
 def _all_rulers(arguments: argparse.Namespace) -> list[str]:
-    """The raw ring is always there on one machine, and first in any case."""
+    """Return all rulers: first the raw ring, which one machine always has, then those that were asked for."""
     asked: list[str] = arguments.against
     has_raw_ring = arguments.master is None or RAW_RING in asked
     return [RAW_RING] * has_raw_ring + [GLOO] * (GLOO in asked)

@@ -1,4 +1,4 @@
-"""What subcommands share that run processes of their own, show them, and judge at the end whether all went well."""
+"""Parts of the subcommands that run processes, show them, and judge at the end whether all went well."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ STANDARD_OUTPUT = "-"
 
 
 class Report(Protocol):
+    """The facts of a run of processes."""
+
     @property
     def passed(self) -> bool:
-        """The verdict."""
+        """Whether all went well."""
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--json` to a subcommand."""
     parser.add_argument(
         "--json",
         nargs="?",
@@ -31,14 +34,14 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def console_beside(json: str | None) -> Console:
-    """Where the display goes, for what was given as `--json`."""
+    """Return the console for the display: on standard error if `--json` has standard output."""
     from rich.console import Console
 
     return Console(stderr=json == STANDARD_OUTPUT)
 
 
 def write_json(facts: str, json: str | None) -> None:
-    """Where `--json` says, if it was given. OSError."""
+    """Write the facts to where `--json` says, if it was given. OSError."""
     if json == STANDARD_OUTPUT:
         print(facts)
     elif json is not None:
@@ -48,8 +51,11 @@ def write_json(facts: str, json: str | None) -> None:
 def exit_code(
     command: str, run: Callable[[], Report], *, wrong_plan: type[Exception], failures: tuple[type[Exception], ...] = ()
 ) -> int:
-    """Of `run`: 0 if its report has passed and 1 if not; 2 where it raised `wrong_plan`, 1 for `failures` and OSError,
-    130 after Ctrl-C."""
+    """Call `run`, print the error if it raises one, and return the exit code of the subcommand.
+
+    It is 0 if the report has passed and 1 if not; 2 if `run` raised `wrong_plan`, 1 for `failures` and OSError, and 130
+    after Ctrl-C.
+    """
     expected: tuple[type[Exception], ...] = (wrong_plan, OSError, *failures)
     try:
         return 0 if run().passed else 1

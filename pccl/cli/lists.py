@@ -1,4 +1,4 @@
-"""Types of command-line arguments that are lists, separated by commas."""
+"""Types of command-line arguments that are lists with commas between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A list of what `parse` understands, which says by a ValueError what is wrong."""
+    """Return the type of a list whose parts `parse` understands. Its ValueErrors tell the user what is wrong."""
 
     def parse_all(text: str) -> list[T]:
         try:
@@ -22,7 +22,7 @@ def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
-    """What a name stands for."""
+    """Return a parser that turns a name into its value."""
 
     def parse(name: str) -> T:
         if name not in values:

@@ -66,32 +66,32 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a name under which browsers and Prometheus may ask --http, besides its address and this machine's name: "
-        "that of a proxy, for instance; may be given again. Others are refused, since a page from elsewhere may ask "
-        "behind a user's back; /healthz answers to all",
+        help="a name by which browsers and Prometheus may ask for the page of --http, besides its address and this "
+        "machine's name: that of a proxy, for instance. May be given several times. Other names are refused, since a "
+        "page from elsewhere may ask behind a user's back; /healthz answers to all",
     )
     parser.add_argument(
         "--standby-of",
         metavar="HOST:PORT[,...]",
         default="",
-        help="found no run, but take over those whose peers have lost their master and know this one's address too; "
-        "the others are watched, with PCCL_TOKEN and PCCL_TLS_CA as peers use them",
+        help="found no run, but take over a run whose peers have lost their master and know this one's address too. "
+        "These are the other masters; they are watched, with PCCL_TOKEN and PCCL_TLS_CA as peers use them",
     )
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="keep on disk what tells those of the run from whom this master has left out, before they are left out: "
-        "started anew there, it goes on with the run that is recorded and takes nobody else for it, and no second "
-        "master uses the directory meanwhile, so let all that may run behind one name share it. Without it a master "
-        "that is started anew waits for all peers of the last view that it hears of as long as they have patience, and "
-        "two masters behind one name may both lead (default: PCCL_STATE, if the environment has it)",
+        help="record on disk, before it leaves peers out, which peers are in the run. A master that is started anew "
+        "with this directory goes on with that run and takes no other peers for it. No two masters use the directory "
+        "at a time, so all that may run behind one name should share it. Without it a master that is started anew "
+        "waits for all peers of the last view that it hears of, as long as they wait for a master, and two masters "
+        "behind one name may both lead (default: PCCL_STATE, if the environment has it)",
     )
     begins = parser.add_mutually_exclusive_group()
     begins.add_argument(
         "--found",
         action="store_true",
-        help="there is no earlier run: let the first peer found one at once, instead of waiting for peers of an "
-        "earlier run for a peer timeout and two seconds. Forgets a run that is recorded, so not for what is restarted",
+        help="there is no earlier run: let the first peer found one at once, instead of waiting a peer timeout and two "
+        "seconds for peers of an earlier run. A run on record is forgotten, so do not use it in a restart",
     )
     begins.add_argument(
         "--resume", action="store_true", help="there is an earlier run: found none before its peers have come"
@@ -99,8 +99,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--resume-any",
         action="store_true",
-        help="go on with a majority of the last view heard of, after a peer timeout, also without a record of the run: "
-        "they may have been evicted by the last master, and those whom it kept are then evicted instead",
+        help="go on after a peer timeout with a majority of the last view that it has heard of, even without a record "
+        "of the run. They may have been evicted by the last master; then the peers that it had kept are evicted "
+        "instead",
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
@@ -170,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def token_in(path: str) -> str:
-    """The text of a file without the white space around it. OSError or ValueError, which name the file."""
+    """Return the token in a file, without the white space around it. OSError or ValueError, which name the file."""
     with open(path, encoding="utf-8") as file:
         token = file.read().strip()
     if not token:
@@ -179,7 +180,7 @@ def token_in(path: str) -> str:
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """None without a certificate. ValueError names what cannot be used."""
+    """Return the context of a master with TLS, None without a certificate. ValueError names a file of no use."""
     if certificate is None:
         if key or client_ca:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert")

@@ -1,4 +1,4 @@
-"""`pccl status`: how a run stands, as its master sees it."""
+"""`pccl status`: shows the state of a run as its master sees it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DEFAULT_ADDRESS = "127.0.0.1:48148"
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "status",
-        help="show how a run stands",
-        description="Asks a master how its run stands: who is in it, who waits for whom, what was lost. Takes no part "
-        "in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+        help="show the state of a run",
+        description="Asks a master for the state of its run: who is in it, who waits for whom, what was lost. Takes "
+        "no part in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     parser.add_argument(
         "address",
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
-    """What is not as asked. A standby, too, serves."""
+    """Return what of the conditions of `--check` does not hold, None if all do. A standby may answer too."""
     names = [member.name for member in status.members if member.state == "accepted"]
     if len(names) < peers:
         return f"{len(names)} peers are in the run, not {peers}"
@@ -121,7 +121,7 @@ def _print_json(status: RunStatus) -> None:
 
 
 def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
-    """Until Ctrl-C, or until the first question fails. A master that is away for a while is waited for."""
+    """Show the state again and again, until Ctrl-C. It waits for a master that is away, but not for the first one."""
     if as_json:
         while True:
             _print_json(ask())

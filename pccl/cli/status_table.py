@@ -1,4 +1,4 @@
-"""A run's status for the terminal."""
+"""Renders a run's status for the terminal."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _peers(status: RunStatus) -> Table:
 
 
 def waits(member: MemberStatus) -> Iterable[str]:
-    """All that this peer waits for, or is waited for, in words."""
+    """Return in words what a peer waits for, and for what others wait for it."""
     if member.waiting is not None:
         missing = f" for {_peers_named(member.waiting.missing)}" if member.waiting.missing else ""
         yield f"{member.waiting.call}{missing}, {span(member.waiting.for_s)}"
@@ -141,14 +141,17 @@ def _events(status: RunStatus) -> Iterable[Table]:
 
 
 def per_second(status: RunStatus, what: str) -> float:
-    """Of a count in `Totals`, over the last seconds. Peers' reports on the last two steps are not all there yet."""
+    """Return the rate of a count in `Totals`, over the last seconds.
+
+    The last two steps are left out: the reports of peers on them are not all there yet.
+    """
     steps = status.course.steps[-2 - round(RATE_OVER_S / status.course.step_s) : -2]
     total: int = sum(getattr(step, what) for step in steps)
     return total / (len(steps) * status.course.step_s) if steps else 0.0
 
 
 def size(count: float) -> str:
-    """Of bytes, in powers of ten as networks are measured."""
+    """Return a number of bytes in words, in powers of ten as networks are measured."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"

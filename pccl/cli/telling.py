@@ -1,4 +1,4 @@
-"""Lines for whoever started a process that must not wait until somebody reads them."""
+"""Prints lines for whoever started this process, without waiting until somebody reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAIT_S = 1.0
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:
-    """Prints a line, to standard output by default; goes on after WAIT_S if nobody takes it."""
+    """Print a line, to standard output by default. If nobody takes it within WAIT_S, go on."""
     out: TextIO | None = sys.stdout if stream is None else stream
     if out is None:
         return  # the process was started with it closed

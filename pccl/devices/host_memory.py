@@ -1,17 +1,17 @@
 """The memory of this machine that copies from and to devices go through.
 
-Pinned memory is what a device copies from and to at full speed and while other work goes on, and what the system cannot
-use for anything else. So there is a bound, PINNED_BYTES_MAX for each device of a process; what is needed beyond it, or
-beyond what the system pins, is ordinary memory, which is copied at some third of the speed. Nobody ever waits for
+A device copies from and to pinned memory at full speed and while other work goes on, and the system cannot use that
+memory for anything else. So there is a bound, PINNED_BYTES_MAX for each device of a process. Beyond it, or beyond what
+the system pins, blocks are ordinary memory, which is copied at about a third of the speed. Nobody ever waits for
 memory: two peers that waited for different ops would wait for ever.
 
-Pinning is slow. What is free again is therefore kept and used again, up to IDLE_BYTES_MAX. Sizes are powers of two from
-SIZE_MIN, so that what one op gave back fits the next. What is freed is torch's, which keeps it pinned for later tensors
-of the same size.
+Pinning is slow. Free blocks are therefore kept and used again, up to IDLE_BYTES_MAX. Sizes are powers of two from
+SIZE_MIN, so that a block of one op fits the next. Freed blocks go back to torch, which keeps them pinned for later
+tensors of the same size.
 
 A block is free again when nothing refers to it any more: while the engine may read it, or a copy is under way, somebody
-does. How much is pinned is summed up over what there is, not counted along: a Ctrl-C in the middle of `take` may free
-the memory that it was about to hand out, but makes no count wrong.
+does. The amount of pinned memory is summed up over the blocks that exist, and not counted along: a Ctrl-C in the middle
+of `take` may free the memory that it was about to hand out, but makes no count wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Memory:
 
 
 class Block:
-    """At least as many bytes as were asked for, with any contents."""
+    """A stretch of host memory, of at least as many bytes as were asked for, with any contents."""
 
     __slots__ = ("_memory", "_returned")
 
@@ -67,7 +67,7 @@ class Block:
 
 
 class HostPool:
-    """Of one device. Thread-safe."""
+    """The host memory of one device. Thread-safe."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -75,10 +75,10 @@ class HostPool:
         self._returned: deque[_Memory] = deque()
         self._idle: defaultdict[int, list[_Memory]] = defaultdict(list)
         self._pinned: WeakSet[_Memory] = WeakSet()
-        """In use and idle."""
+        """All pinned memory, in use and idle."""
 
     def take(self, size_bytes: int) -> Block:
-        """MemoryError."""
+        """Return a block of at least `size_bytes`, pinned if there is room. MemoryError."""
         size = max(SIZE_MIN, 1 << max(0, size_bytes - 1).bit_length())
         with self._lock:
             self._sort()
@@ -98,18 +98,19 @@ class HostPool:
         return _Memory(self._device.allocate(size, False), size, False)
 
     def trim(self) -> None:
-        """Frees what is idle beyond the bound. To be called when an op has ended."""
+        """Free idle blocks beyond the bound. To be called when an op has ended."""
         with self._lock:
             self._free(self.idle_bytes - IDLE_BYTES_MAX)
 
     @property
     def pinned_bytes(self) -> int:
-        """In use and idle."""
+        """The bytes of all pinned memory, in use and idle."""
         with self._lock:
             return sum(memory.size_bytes for memory in self._pinned)
 
     @property
     def idle_bytes(self) -> int:
+        """The bytes of blocks that wait to be used again."""
         with self._lock:
             self._sort()
             return sum(size * len(idle) for size, idle in self._idle.items())
@@ -121,7 +122,7 @@ class HostPool:
                 self._idle[memory.size_bytes].append(memory)
 
     def _free(self, excess_bytes: int) -> None:
-        """At least so much, largest first, if so much is idle."""
+        """Free at least so many bytes of idle blocks, the largest first, or all that are idle."""
         for size in sorted(self._idle, reverse=True):
             while excess_bytes > 0 and self._idle[size]:
                 self._idle[size].pop()

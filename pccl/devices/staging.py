@@ -1,4 +1,4 @@
-"""An op on arrays on a device, through the memory of this machine.
+"""Staging: carries out an op on arrays on a device through the memory of this machine.
 
 Theory of operation. An all_reduce is divided into *pieces* of PIECE_BYTES, in the same way on all peers. A piece is an
 op of the engine's own, which begins when the piece has been copied from the device; so the device copies the later
@@ -19,12 +19,12 @@ keeps what it overwrites (an abort has no use for it here, but a neighbour may h
 results must be kept until the verdict, so this cannot be less, however many pieces. The other collectives need what
 they read and what they write, each pinned. On the device nothing is needed.
 
-*Who does it.* Copies to the host are given to the device and awaited by one thread for each device, ops in the order
+*Threads.* Copies to the host are given to the device and awaited by one thread for each device, ops in the order
 of their launches. That needs the GIL for a moment between two pieces, unlike what the engine does with a piece.
 
-*Giving up.* Who gives a call up has the op abandoned: what has not been copied from the device is not. Who gives a wait
-up has its array back when all has been copied, or after `DEVICE_GRACE_S` of `runtime.session.reclaims`; the op goes on
-in host memory, and the result comes to the device with the next wait.
+*Giving up.* When a call is given up its op is abandoned: what has not been copied from the device by then never is.
+When a wait is given up, the caller has its array back as soon as all has been copied, or after `DEVICE_GRACE_S` of
+`runtime.session.reclaims`; the op goes on in host memory, and the result comes to the device with the next wait.
 
 *Errors* of the device before the op is done fail it on all peers. Those after the verdict are the caller's alone: the
 others have their results, and this peer leaves the run, for its arrays differ from theirs.
@@ -49,8 +49,8 @@ from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.runtime.data_plane.pieces import piece_elements
 
 AHEAD = 2
-"""Copies to the host that the device has been given and that are not there yet: while we take note of one, it does the
-next."""
+"""How many copies to the host the device is given before the first of them has been waited for: while this thread takes
+note of one, the device does the next."""
 
 EXIT_GRACE_S = 5.0
 
@@ -58,7 +58,7 @@ logger = logging.getLogger("pccl.devices")
 
 Ready = Callable[[int, Buffers], None]
 _Blocks = tuple[Block | None, Block | None]
-"""What a piece is sent from, and where its result comes to."""
+"""The block that a piece is sent from, and the block that its result comes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +71,33 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
+    """A part of an op that is copied, sent and received at once."""
+
     count: int
-    """Elements, as the engine counts those of the collective."""
+    """The number of elements, as the engine counts those of the collective."""
     read: Span | None
-    """Of what is sent; None: this peer sends nothing."""
+    """The part of the array to send; None if this peer sends nothing."""
     write: Span | None
-    """Of where the result belongs; None: this peer gets nothing."""
+    """The part of the array for the result; None if this peer gets nothing."""
     is_in_place: bool = False
-    """Both are alike, and one block of host memory serves them."""
+    """True if both parts are alike, so that one block of host memory serves them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
+    """The arrays of an op, and how they are divided."""
+
     send: Any
     recv: Callable[[], Any]
-    """Asked when there is a result."""
+    """Returns the array for the result. Called when there is one."""
     pieces: Sequence[Piece]
 
 
 def divided(send: Any, recv: Any, count: int, item_bytes: int) -> Cargo:
-    """Of an all_reduce. At least one piece; the same on all peers: this is part of what they must agree on."""
+    """Divide an all_reduce into pieces, at least one.
+
+    All peers must divide an op in the same way, so this is part of what they compare.
+    """
     length = piece_elements(item_bytes) or max(1, count)
     pieces = []
     for start in range(0, max(1, count), length):
@@ -101,38 +108,44 @@ def divided(send: Any, recv: Any, count: int, item_bytes: int) -> Cargo:
 
 
 class Staging:
-    """One launch of an op. Create it in the thread that launches, which is asked for its stream.
+    """One launch of an op. Create it in the thread that launches the op: the copies follow that thread's stream.
 
-    `begin` may be called once. `deliver` is for any thread, again and again.
+    `begin` may be called once, `deliver` from any thread, again and again.
     """
 
     def __init__(self, device: Device, piece_count: int, load: Callable[[], Cargo]) -> None:
-        """`load` is called when the op begins, by when it is known who takes part."""
+        """`load` returns the cargo. It is called when the op begins, since the sizes may depend on who takes part."""
         self.piece_count = piece_count
         self._device = device
         self._load = load
         self._cargo: Cargo | None = None
         self._launched = device.mark()
         self._blocks: dict[int, _Blocks] = {}
-        """By piece; the engine reads and writes them until the op has ended."""
+        """The blocks of each piece. The engine reads and writes them until the op has ended."""
         self._is_over = False
         self._delivering = threading.RLock()
         self._delivered: Event | None = None
 
     def begin(self, ready: Ready, failed: Callable[[BaseException], None]) -> None:
-        """Starts to copy. `ready` hears of each piece that is in its block, in order, in another thread; `failed`
-        that no more will come, and why."""
+        """Start to copy from the device.
+
+        `ready` is called for each piece once it is in its block, in order; `failed`, with the reason, if no more will
+        come. Both are called in another thread.
+        """
         self._cargo = cargo = self._load()
         assert len(cargo.pieces) == self.piece_count
         helper_of(self._device).run(lambda helper: self._read(cargo, helper.pool, ready, failed))
 
     def abandon(self) -> None:
-        """The op has been aborted: what has not been copied yet need not be."""
+        """Stop copying: the op has been aborted."""
         self._is_over = True
 
     def release(self, released: Callable[[], None]) -> None:
-        """For a caller that wants its array back before there is a result: as soon as it has been copied, or will not
-        be. What the device was given to copy of an op that was abandoned may still be copied, to where nobody looks."""
+        """Call `released` as soon as the caller can have its array back, although there is no result yet.
+
+        That is when all of it has been copied, or nothing more will be. Copies that the device was given before the op
+        was abandoned may still be made, to blocks that nobody reads.
+        """
         if self._is_over:
             released()
         else:
@@ -178,7 +191,7 @@ class Staging:
         ready(number, Buffers(send, recv, count, blocks))
 
     def deliver(self) -> None:
-        """Puts the results of a committed op into the device's array, as seen from this thread's current stream."""
+        """Copy the results of a committed op into the device's array, in the order of this thread's current stream."""
         cargo = self._cargo
         assert cargo is not None
         with self._delivering:
@@ -203,7 +216,7 @@ def _place(span: Span) -> tuple[int, int]:
 
 
 def _release(pool: HostPool, blocks: list[_Blocks], read: Event | None) -> None:
-    """Once the device has read them they may be used for something else."""
+    """Give blocks back once the device has read them."""
     if read is not None:
         read.wait()
     blocks.clear()
@@ -222,7 +235,7 @@ class Helper:
         atexit.register(self.close)
 
     def run(self, task: Callable[[Helper], None]) -> None:
-        """After all that was given before."""
+        """Run a task in the helper's thread, after all that were given before."""
         self._tasks.put(task)
 
     def _run(self) -> None:
@@ -234,7 +247,7 @@ class Helper:
             del task  # and what it holds
 
     def close(self) -> None:
-        """At the latest before the interpreter takes the device's library away from it."""
+        """End the thread. The latest time for it is before the interpreter unloads the device's library."""
         atexit.unregister(self.close)
         self._tasks.put(None)
         self._thread.join(EXIT_GRACE_S)
@@ -245,6 +258,7 @@ _creating = threading.Lock()
 
 
 def helper_of(device: Device) -> Helper:
+    """Return the helper of a device, a new one if it has none yet."""
     with _creating:
         if device not in _helpers:
             _helpers[device] = Helper(device)
@@ -252,20 +266,24 @@ def helper_of(device: Device) -> Helper:
 
 
 def let_go(device: Device) -> Helper | None:
-    """Of a device that is used no more; the caller closes what it has had."""
+    """Forget the helper of a device that is not used any more, and return it for the caller to close."""
     with _creating:
         return _helpers.pop(device, None)
 
 
-_inherited: list[Helper] = []
+_of_parent: list[Helper] = []
+"""Helpers that a forked child has got from its parent, kept so that nothing of theirs is freed."""
 
 
 def _forget_after_fork() -> None:
-    """Threads are not copied. The child may not use the device, not even to free what the parent has pinned; but a lock
-    must not be held for ever."""
+    """Drop all helpers in a forked child, which has none of their threads.
+
+    The child may not use the device, not even to free what the parent has pinned. The lock is made anew, since another
+    thread of the parent may have held it.
+    """
     global _creating
     _creating = threading.Lock()
-    _inherited.extend(_helpers.values())
+    _of_parent.extend(_helpers.values())
     _helpers.clear()
 
 

@@ -1,11 +1,11 @@
-"""Tensors on a device as part of a shared state: hashed there, moved block by block.
+"""Stores for tensors on a device that are part of a shared state: hashed there, and moved block by block.
 
-The device comes to rest before its tensors are hashed, whatever streams the program uses, and all that has landed is
-there for all streams when the sync returns. Only blocks that are asked for come to this machine's memory, and what
-comes over the network is verified there before the device has it, so a tensor on a device never holds a wrong byte.
+The device comes to rest before its tensors are hashed, whatever streams the program uses, and all blocks that have
+landed are there for all streams when the sync returns. Only blocks that are asked for come to this machine's memory. A
+block from the network is verified there before the device gets it, so a tensor on a device never holds a wrong byte.
 
-A device that fails, here or in what the program gave to it before, is of no use to its peer any more: a StoreError,
-upon which the peer leaves the run, so that nobody waits for it.
+If the device fails, here or in earlier work of the program, it is a StoreError. The peer then leaves the run, so that
+nobody waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.tensor_blocks import StoreError
 
 WRITES_MAX = 16
-"""Copies to the device that are under way at once, each with a block of host memory."""
+"""The most copies to the device that are under way at once, each with a block of host memory."""
 
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ def _failing_clearly(
 
 
 class DeviceStore:
-    """See `tensor_blocks.Store`. For one sync."""
+    """The `tensor_blocks.Store` of a tensor on a device, for one sync."""
 
     def __init__(self, device: Device, array: Any, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -65,7 +65,7 @@ class DeviceStore:
         return next(self._loaded(range(number, number + 1)))
 
     def _loaded(self, numbers: range) -> Iterator[memoryview]:
-        """Copies of blocks; while one is in use, the next is copied."""
+        """Yield copies of blocks in host memory. While the caller uses one, the next is copied."""
         coming: deque[tuple[Event, memoryview]] = deque()
         for number in numbers:
             start, size = self._place(number)
@@ -89,7 +89,7 @@ class DeviceStore:
         self._pool.trim()
 
     def _place(self, number: int) -> tuple[int, int]:
-        """First byte and size of a block."""
+        """Return the first byte and the size of a block."""
         start = number * tensor_blocks.BLOCK_BYTES
         return start, min(tensor_blocks.BLOCK_BYTES, self.size_bytes - start)
 
@@ -101,7 +101,7 @@ class DeviceStore:
 
 
 class _Landing:
-    """A block in this machine's memory, on its way to the device."""
+    """A block in host memory, on its way to the device."""
 
     def __init__(self, store: DeviceStore, start: int, size: int, block: Block) -> None:
         self.view = _view(block, size)
@@ -119,7 +119,7 @@ def _arrived(event: Event, view: memoryview) -> memoryview:
 
 
 def _view(block: Block, size: int) -> memoryview:
-    """The first bytes of a block, which lives as long as the view."""
+    """Return a view of the first bytes of a block, which lives as long as the view."""
     chars = (ctypes.c_char * size).from_address(block.address)
     chars.block = block  # type: ignore[attr-defined]
     return memoryview(chars).cast("B")

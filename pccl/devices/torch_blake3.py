@@ -28,13 +28,16 @@ _CHUNK_START, _CHUNK_END, _PARENT, _ROOT = 1, 2, 4, 8
 
 
 def can_hash(block_bytes: int) -> bool:
+    """Return whether blocks of this size can be hashed here: 2, 4, 8 ... whole chunks."""
     chunks = block_bytes // CHUNK_BYTES
     return block_bytes % CHUNK_BYTES == 0 and chunks >= 2 and chunks & (chunks - 1) == 0
 
 
 def digests(torch: Any, data: Any, block_bytes: int) -> bytes:
-    """The digests of the blocks of `data`, one after the other. `data` is a flat, contiguous uint8 tensor of whole
-    blocks; see `can_hash`."""
+    """Return the digests of the blocks of `data`, one after the other.
+
+    `data` is a flat, contiguous uint8 tensor of whole blocks, of a size for which `can_hash` is true.
+    """
     assert can_hash(block_bytes)
     assert data.numel() % block_bytes == 0
     batch_bytes = max(1, BATCH_BYTES // block_bytes) * block_bytes
@@ -61,7 +64,7 @@ def _batch(torch: Any, data: Any, block_bytes: int) -> Any:
 
 
 def _words(torch: Any, data: Any) -> Any:
-    """Little-endian 32-bit words; a tensor that does not begin at a multiple of four bytes is copied."""
+    """Return bytes as little-endian 32-bit words. One that does not begin at a multiple of four bytes is copied."""
     if data.storage_offset() % 4:
         data = data.clone()
     return data.view(torch.int32)
@@ -82,12 +85,14 @@ class _Compression:
         self._orders = torch.tensor(orders, dtype=torch.int64, device=device)
 
     def start(self, columns: int) -> Any:
-        """The chaining value that chunks and parents begin with."""
+        """Return the chaining value that chunks and parents begin with."""
         return self._iv.expand(8, columns)
 
     def __call__(self, value: Any, message: Any, counter: Any, flags: int) -> Any:
-        """`value` is 8 words, `message` 16, `counter` the low word of the chunk's number (None: 0), each of all
-        columns; the new chaining value."""
+        """Return the new chaining value of all columns.
+
+        For each column `value` has 8 words, `message` 16, and `counter` the low word of the chunk's number (None: 0).
+        """
         torch = self._torch
         columns = message.shape[1]
         a, b = value[:4].clone(), value[4:].clone()
@@ -118,7 +123,7 @@ class _Compression:
         self._rotate(b.bitwise_xor_(c), 7, rest)
 
     def _rotate(self, word: Any, bits: int, rest: Any) -> None:
-        """To the right, in place. Shifts of int32 to the right bring in the sign, which is masked out."""
+        """Rotate to the right, in place. Shifts of int32 to the right bring in the sign, which is masked out."""
         torch = self._torch
         torch.bitwise_right_shift(word, bits, out=rest)
         rest.bitwise_and_((1 << (32 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Torch tensors on CUDA devices. torch is taken from the program that has made the tensor, never imported."""
+"""The `Device` of torch tensors on CUDA. torch is taken from the program that made the tensor, and never imported."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ PROBE_BYTES = 2 * torch_blake3.CHUNK_BYTES
 
 
 class CudaEvent:
+    """An `Event` of a CUDA stream."""
+
     def __init__(self, event: Any) -> None:
         self.event = event
 
@@ -25,7 +27,7 @@ class CudaEvent:
 
 
 class CudaMemory:
-    """A torch tensor of bytes on the CPU."""
+    """`HostMemory` that is a torch tensor of bytes on the CPU."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -33,7 +35,7 @@ class CudaMemory:
 
 
 class CudaDevice:
-    """See `device.Device`. `api` is torch.cuda, or what stands for it."""
+    """A CUDA device. `api` is torch.cuda, or a stand-in for it."""
 
     def __init__(self, torch: Any, api: Any, device: Any) -> None:
         self._torch = torch
@@ -41,7 +43,7 @@ class CudaDevice:
         self._device = device
         self._reads = api.Stream(device)
         self._can_hash: bool | None = None
-        """Once it is known."""
+        """Whether the device computes digests as the CPU does; None until it was tried."""
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ class CudaDevice:
             return None
 
     def _hashes_rightly(self) -> bool:
-        """Integer arithmetic that does not wrap around as here would not be noticed otherwise."""
+        """Return whether the device computes the digests that the CPU does. Its integers may overflow differently."""
         probe = bytes(7 * i % 251 for i in range(2 * PROBE_BYTES))
         data = self._torch.frombuffer(bytearray(probe), dtype=self._torch.uint8).to(self._device)
         found = torch_blake3.digests(self._torch, data, PROBE_BYTES)
@@ -122,7 +124,7 @@ _devices: dict[int, CudaDevice] = {}
 
 
 def device_of(tensor: Any) -> CudaDevice | None:
-    """None for tensors on devices of other kinds."""
+    """Return the device of a tensor, None if it is not a CUDA device."""
     if tensor.device.type != "cuda":
         return None
     index = tensor.device.index

@@ -1,10 +1,10 @@
-"""A child process that is spoken with line by line: what it prints is heard in a queue, and so is its end.
+"""A child process that is spoken with line by line: its lines, and its end, come into a queue.
 
 Theory of operation. A thread per child reads its output into the queue, line by line until it ends, then puts its
-return code: the last thing that is heard of it. Half a line, of one that was killed while it wrote, is not heard.
+return code, which is the last entry of it. Half a line, of a child that was killed while it wrote, is left out.
 Children that share a queue have one listener, which sleeps until any of them has something to say. Standard error goes
-to a file; its end is what one shows when a child ends by itself. The child itself writes with `say_line`, for Python
-where it is told not to buffer (PYTHONUNBUFFERED) forgets the rest of a write that a signal has cut short.
+to a file, whose end is worth showing when a child ends by itself. The child itself writes with `say_line`, since Python
+without buffers (PYTHONUNBUFFERED) forgets the rest of a write that a signal has cut short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST_WORDS_BYTES = 6000
 
 
 class Child:
-    """One process in a guard's group. `popen` may be signalled and killed; its pipes are this object's."""
+    """One process in a guard's group. `popen` may be signalled and killed, but its pipes belong to this object."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Child:
         environment: Mapping[str, str],
         log: Path | None = None,
     ) -> None:
-        """Starts it. `log` is the file for its standard error; None: one that has no name in any folder. OSError."""
+        """Start the process. Its standard error goes to the file `log`, or to one without a name. OSError."""
         self.name = name
         self.log = log
         self._heard = heard
@@ -62,7 +62,7 @@ class Child:
         self._heard.put((self, self.popen.wait()))
 
     def say(self, line: str) -> None:
-        """Writes a line to its standard input. Nothing happens if it has ended: its return code is on the way."""
+        """Write a line to its standard input. If it has ended nothing happens: its return code is on the way."""
         stdin = self.popen.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -70,14 +70,14 @@ class Child:
             stdin.flush()
 
     def last_words(self) -> str:
-        """The end of its standard error. Not after `close`."""
+        """Return the end of its standard error. Not to be called after `close`."""
         size_bytes = os.fstat(self._errors.fileno()).st_size
         start = max(0, size_bytes - LAST_WORDS_BYTES)
         # pread: the child writes at the offset that the two share, which must stay at the end.
         return os.pread(self._errors.fileno(), size_bytes - start, start).decode(errors="replace").strip()
 
     def close(self) -> None:
-        """To be called when the process has ended or is sure to end."""
+        """Close its pipes. To be called when the process has ended or is sure to end."""
         self._reader.join()
         for file in (self.popen.stdin, self.popen.stdout, self._errors):
             if file is not None:
@@ -86,11 +86,11 @@ class Child:
 
 
 def say_line(line: bytes) -> None:
-    """In the child: writes all of a line to standard output, and its end."""
+    """Write all of a line, and its end, to standard output. For the child to call."""
     rest = memoryview(line + b"\n")
     while rest:
         rest = rest[os.write(1, rest) :]
 
 
 Heard: TypeAlias = tuple[Child, bytes | int]
-"""Of a child: a line with its end, or its return code, which is the last."""
+"""An entry of the queue: a child with one of its lines, line end included, or with its return code, the last entry."""

@@ -9,7 +9,7 @@ taken on purpose.
 Why not PR_SET_PDEATHSIG: it is Linux only, spares grandchildren (data loader workers, shells), is forgotten by
 some execs, and fires when the *thread* that forked ends, which thread pools turn into random deaths. Why not a list
 of pids kept by the guard: a process started a moment before the starter died would be missing from it, and
-a number in it may have been given to a stranger since. Group membership is set by the child before it executes
+a number in it may belong to an unrelated process since. Group membership is set by the child before it executes
 anything, and is kept by the kernel.
 
 Limit: a process that leaves the group on purpose (setsid, setpgid) is a daemon by its own wish and stays.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Start guarded processes with `subprocess.Popen(..., process_group=guard.group)`."""
+    """A guard process. Start guarded processes with `subprocess.Popen(..., process_group=guard.group)`."""
 
     def __init__(self) -> None:
         # -I keeps the guard's start independent of the environment and of the working directory.
@@ -43,7 +43,7 @@ class Guard:
         return self._process.pid
 
     def close(self) -> None:
-        """Kills every process left in the group; returns when the guard itself is gone."""
+        """Kill every process left in the group. Returns when the guard itself is gone."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""How a child process is started that imports the pccl that runs here, and no other, and with what environment."""
+"""The command line and the environment of child processes that import the very pccl that runs here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """`python -m module arguments`.
+    """Return the command `python -m module arguments`.
 
     `-m` puts the working directory before what is installed: in a checkout that is a source tree, perhaps without its
     extension. -P prevents that, unless the working directory is where this process itself has pccl from.
@@ -19,6 +19,9 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def local_environment() -> dict[str, str]:
-    """For peers of a master that was started along with them: the token is theirs too, but that master has no
-    certificate, so TLS to another one is not asked of it, and several cannot have one port."""
+    """Return the environment for peers of a master that was started along with them.
+
+    They share the token. That master has no certificate, so the peers use no TLS; nor do they take the addresses of
+    PCCL_LISTEN and PCCL_ADVERTISE, since several peers cannot have one port.
+    """
     return {**os.environ, "PCCL_TLS_CA": "", "PCCL_LISTEN": "", "PCCL_ADVERTISE": ""}

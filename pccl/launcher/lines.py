@@ -1,4 +1,4 @@
-"""Many sources, one terminal: output is cut into lines, and only whole lines are written."""
+"""Mixes the output of many processes on one terminal: it is cut into lines, and only whole lines are written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LINE_BYTES_MAX = 1 << 20
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines, given without their ends.
+    """Cuts a byte stream into lines, and returns them without their ends.
 
     A line ends at `\\n`, `\\r\\n` or `\\r`: a progress bar that only ever returns the carriage is seen while it moves.
-    An unfinished line longer than `line_bytes_max` is given in pieces.
+    An unfinished line longer than `line_bytes_max` is returned in parts.
     """
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
@@ -23,6 +23,7 @@ class LineSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
+        """Take further bytes, and return the lines that are complete."""
         text = self._rest + data
         # The second half of a \r\n may still be on its way.
         held = b"\r" if text.endswith(b"\r") else b""
@@ -35,7 +36,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes]:
-        """The unfinished last line, if there is one."""
+        """Return the unfinished last line, if there is one."""
         rest, self._rest = self._rest, b""
         return [rest.removesuffix(b"\r")] if rest else []
 
@@ -65,7 +66,7 @@ class LinePrinter:
 
 
 def pump(source: IO[bytes], printer: LinePrinter, prefix: bytes) -> None:
-    """Copies an unbuffered `source` to the printer until its end."""
+    """Copy an unbuffered `source` to the printer until its end."""
     splitter = LineSplitter()
     with source:
         while data := source.read(READ_BYTES):

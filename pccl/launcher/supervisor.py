@@ -38,16 +38,18 @@ TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
+    """The options of `pccl launch`."""
+
     command: Sequence[str]
     count: int
     master: str | None = None
-    """An address of a master that runs already; None starts one."""
+    """The address of a master that runs already; None starts one."""
     listen: str = "127.0.0.1:0"
-    """Where a master that is started here listens."""
+    """The address on which a master that is started here listens."""
     fail_fast: bool = False
-    """The first script that fails ends the others."""
+    """Whether the first script that fails ends the others."""
     grace_s: float = 10.0
-    """Between asking processes to end and killing them."""
+    """Seconds between asking processes to end and killing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class Supervisor:
     # Events
 
     def _next_event(self) -> _Event | None:
-        """The next thing that happened; None when the grace period is over."""
+        """Return the next event, or None when the grace period is over."""
         if self._kill_at_s is None:
             return self._events.get()
         try:
@@ -227,7 +229,7 @@ class Supervisor:
     # Stopping
 
     def _stop(self, number: signal.Signals) -> None:
-        """Asks the scripts to end, or the master once there are none; kills what is left after the grace period."""
+        """Ask the scripts to end, or the master if there are none. Processes left after the grace period are killed."""
         self._stopping = True
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + self._options.grace_s
@@ -274,7 +276,7 @@ def _prefix(descriptor: int, name: str, colour: int) -> bytes:
 
 
 def _dialable(address: str) -> str:
-    """Where a process of this machine finds a master that listens everywhere."""
+    """Return the address at which a process of this machine finds a master that listens at `address`."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
 
@@ -297,7 +299,7 @@ def _shell_code(returncode: int) -> int:
 
 
 def launch(options: LaunchOptions) -> int:
-    """Runs it all; returns the exit code of the first script that failed, as a shell gives it, or 0.
+    """Run it all, and return the exit code of the first script that failed, as a shell gives it, or 0.
 
     To be called from the main thread, which receives the signals.
     """

@@ -1,10 +1,10 @@
-"""Whether a request was made for this server, by its Host header.
+"""Checks by the Host header whether a request was meant for this server.
 
-A page of somebody else can have its name resolve to the address of this server, so that a browser that has loaded it
-takes what lies here for its own and lets its script read it (DNS rebinding). The browser then sends that name. So only
-names are answered to that nobody else can have: on a loopback address `localhost` and loopback addresses, elsewhere any
-address, `localhost` and this machine's own name, and everywhere the name that was listened on and those that were
-given. Who sends no Host is no browser.
+Somebody else's page can have its name resolve to the address of this server (DNS rebinding). A browser that has loaded
+that page takes this server for the page's own, and lets its script read what is here. The browser then sends the name
+of that page. So this server answers only to names that nobody else can have: on a loopback address to `localhost` and
+loopback addresses, elsewhere to any address, `localhost` and this machine's own name, and everywhere to the name that
+it listens on and those that the user gave. A request without a Host is not from a browser, and is answered.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from collections.abc import Iterable, Sequence
 
 NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
 LITERAL = re.compile(r"\[([^\]]*)\](:[0-9]*)?", re.ASCII)
-"""An IPv6 address in brackets, and a port."""
+"""Matches an IPv6 address in brackets, with or without a port."""
 
 
 class Hosts:
-    """The names of a server bound to the address `bound`, for which the user has written `asked_for` and `names`."""
+    """The names that a server answers to.
+
+    `bound` is the address it is bound to, `asked_for` what the user has written for that, and `names` are further ones.
+    """
 
     def __init__(self, bound: str, asked_for: str = "", names: Iterable[str] = ()) -> None:
         address = _address(bound)
@@ -32,7 +35,7 @@ class Hosts:
             self._names.add(socket.gethostname().lower())
 
     def know(self, header: str | None) -> bool:
-        """`header` is what a request has for its Host, with a port or without."""
+        """Return whether `header`, the Host of a request with or without a port, names this server."""
         if header is None:
             return True
         host = host_in(header)
@@ -42,7 +45,7 @@ class Hosts:
         return address is not None and (address.is_loopback or not self._is_loopback)
 
     def refusal(self, header: str) -> str:
-        """What to do about it."""
+        """Return the text for a request that is refused: why, and what to do about it."""
         host = host_in(header)
         name = host if NAME.fullmatch(host) or _address(host) is not None else "NAME"
         ask = "http://localhost" if self._is_loopback else "its address"
@@ -54,7 +57,7 @@ class Hosts:
 
 
 def host_in(header: str) -> str:
-    """The name or address in a Host header, without brackets, port and trailing dot, in lower case."""
+    """Return the name or address in a Host header, without brackets, port and trailing dot, in lower case."""
     text = header.strip().lower()
     if text.startswith("["):
         literal = LITERAL.fullmatch(text)
@@ -66,14 +69,14 @@ def host_in(header: str) -> str:
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
-    """ValueError unless they are host names or addresses."""
+    """Return names as `plain_name` does. ValueError unless they are a list of host names or addresses."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ValueError(f"host names come as a list of them, not as {names!r}")
     return [plain_name(name) for name in names]
 
 
 def plain_name(name: str) -> str:
-    """A name or address as `host_in` returns it. ValueError."""
+    """Return a name or address in the form in which `host_in` returns it. ValueError if it is none."""
     if not isinstance(name, str):
         raise ValueError(f"{name!r} is no host name")
     text = name.strip().lower().removesuffix(".")

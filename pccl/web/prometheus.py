@@ -19,11 +19,11 @@ STATES = ("accepted", "joining", "pending", "connecting")
 
 
 class NotInstalledError(Exception):
-    """The text says what to install."""
+    """The Prometheus client library is missing. The text says how to install it."""
 
 
 def exposition(status: RunStatus) -> tuple[str, bytes]:
-    """Content type and text. NotInstalledError."""
+    """Return the content type and the text of a run's metrics. NotInstalledError if the library is missing."""
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector

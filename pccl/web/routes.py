@@ -1,4 +1,4 @@
-"""What lies at which path. No sockets here: a path and a Host in, an answer out."""
+"""The paths of the page: maps a method, a path and a Host to an answer. There are no sockets here."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page is one file and talks to nobody but this server."""
+"""The content security policy of the page, which is one file and talks to nobody but this server."""
 
 
 class Board(Protocol):
+    """The part of a master's status board that is needed here."""
+
     def status(self) -> RunStatus: ...
 
     def json(self) -> bytes: ...
@@ -27,6 +29,8 @@ class Board(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
+    """An HTTP response."""
+
     status: int
     content_type: str
     body: bytes
@@ -34,10 +38,12 @@ class Answer:
 
 
 ANY_HOST = "/healthz"
-"""Probes ask for it by whatever address they have, and it tells nothing."""
+"""The path that is answered for any Host: probes ask for it by whatever address they have, and it reveals nothing."""
 
 
 class Routes:
+    """The answers of a run's page."""
+
     def __init__(self, board: Board, hosts: Hosts) -> None:
         self._board = board
         self._hosts = hosts
@@ -52,13 +58,13 @@ class Routes:
         }
 
     def answer(self, method: str, target: str, host: str | None) -> Answer:
-        """`host`: the header, None if there was none."""
+        """Answer a request. `host` is its Host header, None if it has none."""
         path = target.partition("?")[0]
         if path != ANY_HOST and host is not None and not self._hosts.know(host):
             return Answer(421, TEXT, f"{self._hosts.refusal(host)}\n".encode())
         maker = self._makers.get(path)
         if maker is None:
-            return Answer(404, TEXT, f"there is {', '.join(self._makers)}\n".encode())
+            return Answer(404, TEXT, f"nothing is at this path; there are {', '.join(self._makers)}\n".encode())
         if method not in ("GET", "HEAD"):
             return Answer(405, TEXT, b"only GET and HEAD: nothing can be changed here\n", [("Allow", "GET, HEAD")])
         return maker()

@@ -29,7 +29,7 @@ HEADERS = [("Connection", "close"), ("Cache-Control", "no-store"), ("X-Content-T
 
 
 class WebServer:
-    """`serve` returns when it is cancelled."""
+    """An HTTP server of a run's page. `serve` runs until it is cancelled."""
 
     def __init__(self, listener: socket.socket, routes: Routes) -> None:
         self._listener = listener
@@ -45,7 +45,7 @@ class WebServer:
             logger.exception("the run is no longer shown; the master goes on")
 
     def forget_after_fork(self) -> None:
-        """In a forked child: closes its copy."""
+        """Close a forked child's copy of the listener."""
         self._listener.close()
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
