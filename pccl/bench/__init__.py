@@ -1,4 +1,4 @@
-"""`pccl bench`: how fast pccl is on this machine, beside rulers that are measured in the same run.
+"""`pccl bench`: measures how fast pccl is on this machine, beside rulers that are measured in the same run.
 
 Theory of operation. A coordinator (`peers`) starts a master and W worker processes and talks to them in JSON lines over
 their standard streams. Workers take turns, iteration by iteration, between the collective, a raw ring (`raw_ring`) over

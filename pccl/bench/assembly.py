@@ -1,4 +1,4 @@
-"""What peers on different hosts agree on with nothing but tiny reduces of the run that they measure."""
+"""Ranks, barriers and messages for peers on different hosts, made of tiny reduces of the run that they measure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pccl import Communicator, ReduceOp
 
 SERVICE_TAG = 1 << 32
-"""For reduces that are not measured; a case counts its tags from 0."""
+"""The tag of reduces that are not measured. Cases count their tags from 0."""
 
 
 class Assembly:
-    """All peers of a run, each with a number of its own, drawn anew for each assembly. Every method is a joint call."""
+    """All peers of a run, each with a rank that is drawn anew for each assembly. All peers must call each method."""
 
     def __init__(self, communicator: Communicator, world_size: int) -> None:
         self._communicator = communicator
@@ -24,16 +24,17 @@ class Assembly:
         self.rank = self._draw_rank()
 
     def barrier(self) -> None:
+        """Return once all peers have called it."""
         self._reduce(np.zeros(1, np.uint8), ReduceOp.MAX)
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """The greatest of all peers' first values, of their second ones, and so on."""
+        """Return the greatest of all peers' first values, of their second ones, and so on."""
         found = np.array(values, np.float64)
         self._reduce(found, ReduceOp.MAX)
         return [float(value) for value in found]
 
     def gather(self, text: str) -> list[str]:
-        """Everybody's text, which is not empty, by rank."""
+        """Return the texts of all peers by rank. None may be empty."""
         encoded = text.encode()
         (longest,) = self.most([len(encoded)])
         slots = np.zeros((self._world_size, int(longest)), np.uint8)
@@ -42,7 +43,7 @@ class Assembly:
         return [slot.tobytes().rstrip(b"\0").decode() for slot in slots]
 
     def _draw_rank(self) -> int:
-        """Each peer draws a lot; in each round the highest of those left gets the next rank."""
+        """Draw this peer's rank: each draws a lot, and in each round the highest of those left gets the next rank."""
         lot = 1 + secrets.randbits(62)
         ranks: list[int] = []
         for rank in range(self._world_size):

@@ -1,4 +1,4 @@
-"""How rulers on different hosts find each other: by what their ranks tell each other through an `Assembly`.
+"""Connects rulers on different hosts, whose ranks exchange their addresses through an `Assembly`.
 
 A ruler opens ports of its own, at an address of each host that the others can reach: that from which the host reaches
 the master or, where it has the master to itself and so would use loopback, that from which it reaches any other host.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def join_raw_ring(assembly: Assembly, master: str) -> RawRing:
-    """A joint call. `master` is its HOST:PORT."""
+    """Return this rank's end of a raw ring of all peers, which must all call this. `master` is its HOST:PORT."""
     own = _own_address(assembly, master)
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     listener = socket.create_server((own, 0), family=family)
@@ -35,7 +35,7 @@ def join_raw_ring(assembly: Assembly, master: str) -> RawRing:
 
 
 def join_gloo(assembly: Assembly, world_size: int, master: str) -> Gloo:
-    """A joint call. `master` is its HOST:PORT."""
+    """Return this rank's end of a Gloo group of all peers, which must all call this. `master` is its HOST:PORT."""
     # Else torch warns that hosts' addresses have no names.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from pccl.bench.gloo import Gloo, tcp_store

@@ -1,12 +1,12 @@
 """One case of a benchmark on one rank: iterations, timed and checked.
 
-What a rank contributes is a pattern of small integers plus its own number, so the sum is known exactly in every type
-and depends on everybody's contribution.
+Each rank contributes a pattern of small integers plus its own number, so the sum is known exactly in every type and
+depends on every contribution.
 
-In each iteration every contender has its turn, on the same arrays; who begins changes from one to the next, so that
-nobody always inherits another's caches. Around the timed part of a turn lie what all contenders pay alike and nobody is
-charged for: filling the arrays, a barrier, and checking the result. Ranks that share a machine check only once all are
-done: else the first would take the last ones' cores, which falls hardest on a contender whose ranks end apart.
+In each iteration every contender has its turn, on the same arrays. The first one changes from iteration to iteration,
+so that none always finds the caches of the same other. The timed part of a turn leaves out what all contenders need
+alike: filling the arrays, a barrier, and checking the result. Ranks that share a machine check only once all are done:
+else the first to end would take cores from the last, which would be hardest on a contender whose ranks end far apart.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ WATCHED_ITERATIONS = 3
 
 Reduce = Callable[[], None]
 Timed = Callable[[Reduce], float]
-"""Calls it and returns the seconds it took."""
+"""Calls a reduce and returns the seconds that it took."""
 Turn = Callable[[], float]
-"""Returns the seconds that a contender took."""
+"""Runs a contender once and returns the seconds that it took."""
 Ruler = Callable[[NDArray[Any], int], Reduce]
-"""Prepares the sum, in place, of an array that is cut into so many tensors: only what it returns is timed."""
+"""Prepares the sum, in place, of an array that is cut into a number of tensors. Only what it returns is timed."""
 
 
 def join(communicator: Communicator, world_size: int) -> None:
-    """Returns once so many peers are accepted."""
+    """Return once `world_size` peers are accepted."""
     while communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world_size:
         if communicator.are_peers_pending():
             communicator.update_topology()
@@ -50,7 +50,7 @@ def join(communicator: Communicator, world_size: int) -> None:
 
 
 class Rank:
-    """A rank and what it measures pccl against. `barrier` returns once all ranks have called it."""
+    """A rank, and the rulers that it measures pccl against. `barrier` returns once all ranks have called it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Rank:
         *,
         shares_machine: bool,
     ) -> None:
-        """`rulers` reduce, `movers` do the rest."""
+        """Measure as rank `number`. `rulers` are for all_reduce, `movers` for the other collectives."""
         self._number = number
         self._world_size = world_size
         self._barrier = barrier
@@ -110,7 +110,7 @@ class Rank:
 
 
 class _Work:
-    """The arrays of a case and the right answer. `recv` is `send` where the reduce is in place."""
+    """The arrays of a case, and the right answer. `recv` is `send` if the reduce is in place."""
 
     def __init__(self, case: Case, number: int, world_size: int) -> None:
         dtype = np.dtype(case.dtype)
@@ -154,7 +154,7 @@ class _Work:
         return reduce_whole if self._case.tensors == 1 else reduce_parts
 
     def turn(self, timed: Timed, reduce: Reduce) -> float:
-        """Seconds that pccl took."""
+        """Run pccl once, check the result, and return the seconds that it took."""
         np.copyto(self.send, self._contribution)
         if self.recv is not self.send:
             self.recv.fill(0)
@@ -165,14 +165,14 @@ class _Work:
         return elapsed_s
 
     def ruler_turn(self, timed: Timed, reduce: Reduce) -> float:
-        """Seconds that a ruler took, which always works in place."""
+        """Run a ruler once, check the result, and return the seconds that it took. Rulers always work in place."""
         np.copyto(self.recv, self._contribution)
         elapsed_s = timed(reduce)
         self._check(None)
         return elapsed_s
 
     def _check(self, error_max: float | None) -> None:
-        """A benchmark of wrong results is worthless."""
+        """Raise RuntimeError if the result is wrong: a benchmark of wrong results is worthless."""
         if error_max is None:
             if not np.array_equal(self.recv, self._expected):
                 wrong = np.count_nonzero(self.recv != self._expected)

@@ -1,7 +1,7 @@
-"""What a benchmark varies besides the size, and how tables and plots tell it.
+"""The dimensions that a benchmark varies besides the size, and their words in tables and plots.
 
-What differs between rows is a column of the table and a part of a line's name. What does not goes into the title,
-unless it is what everybody has who asked for nothing.
+A dimension that differs between rows is a column of the table and a part of a line's name. One that is the same in all
+rows is named in the title, unless it has its default.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pccl.bench.messages import ALL_REDUCE
 
 
 class Dimension(NamedTuple):
+    """One thing that a benchmark can vary."""
+
     field: str
-    """Of a row."""
+    """The field of a row that has its value."""
     heading: str
     cell: Callable[[Any], str]
     phrase: Callable[[Any], str]
@@ -45,11 +47,12 @@ DIMENSIONS = [
 
 
 def varying(rows: Sequence[Row]) -> list[Dimension]:
+    """Return the dimensions in which rows differ."""
     return [dimension for dimension in DIMENSIONS if len({dimension.of(row) for row in rows}) > 1]
 
 
 def constants(rows: Sequence[Row]) -> list[str]:
-    """What all rows share and is not the default, in words."""
+    """Return in words what all rows share, if it is not the default."""
     shared = [dimension for dimension in DIMENSIONS if dimension not in varying(rows)]
     return [
         dimension.phrase(dimension.of(rows[0]))

@@ -1,7 +1,7 @@
-"""What ends a benchmark without a result."""
+"""The error that ends a benchmark without a result."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """No measurement. Where a worker failed its own words are on stderr."""
+    """There is no measurement. If a worker has failed, its own words are on stderr."""

@@ -20,7 +20,7 @@ TIMEOUT_S = 300.0
 
 
 class Gloo:
-    """Rank `rank` of a process group of its own; `store` is where its ranks find each other."""
+    """Rank `rank` of a Gloo process group. `store` is where its ranks find each other."""
 
     def __init__(self, rank: int, world_size: int, store: Any, interface: str | None) -> None:
         if interface is not None:
@@ -70,11 +70,11 @@ class Gloo:
 
 
 def file_store(path: str, world_size: int) -> Any:
-    """For ranks that share a file system; nothing listens anywhere."""
+    """Return a store for ranks that share a file system. Nothing listens anywhere."""
     return distributed.FileStore(path, world_size)
 
 
 def tcp_store(address: str, port: int, world_size: int, *, serves: bool) -> Any:
-    """For ranks on several hosts, one of which serves, at any free port if that is 0; `port` tells which."""
+    """Return a store for ranks on several hosts. One serves it, at any free port if that is 0; `port` tells which."""
     timeout = timedelta(seconds=TIMEOUT_S)
     return distributed.TCPStore(address, port, world_size, serves, timeout, wait_for_workers=False)

@@ -52,7 +52,7 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
 
 
 def _check_agreement(assembly: Assembly, plan: Plan) -> None:
-    """Peers that measure different things would wait for each other in vain."""
+    """Raise BenchError if peers have different plans: they would wait for each other in vain."""
     own = msgspec.to_builtins(plan)
     for text in assembly.gather(msgspec.json.encode(plan).decode()):
         for field, theirs in msgspec.json.decode(text).items():

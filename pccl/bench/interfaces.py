@@ -1,4 +1,4 @@
-"""This host's network interfaces and addresses: Gloo wants to be told which to use."""
+"""Finds this host's network interfaces and addresses: Gloo wants to be told which to use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NAME_BYTES = 16
 
 
 def loopback_interface() -> str | None:
-    """`lo` on Linux, `lo0` on macOS."""
+    """Return the name of the loopback interface: `lo` on Linux, `lo0` on macOS."""
     return next((name for _, name in socket.if_nameindex() if name.rstrip("0123456789") == "lo"), None)
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has this address; None where that cannot be found out."""
+    """Return the name of the interface that has this address, None if that cannot be found out."""
     if ipaddress.ip_address(address).is_loopback:
         return loopback_interface()
     if not sys.platform.startswith("linux"):
@@ -36,7 +36,7 @@ def interface_of(address: str) -> str | None:
 
 
 def address_towards(host: str) -> str:
-    """Of this host's addresses that from which `host`, a name or an address, is reached. Nothing is sent."""
+    """Return the address of this host from which `host`, a name or an address, is reached. Nothing is sent."""
     family, kind, protocol, _, destination = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as one:
         one.connect(destination)

@@ -1,4 +1,4 @@
-"""`pccl bench --kill`: what the sudden death of a peer costs those who stay.
+"""`pccl bench --kill`: measures what the sudden death of a peer costs the others.
 
 Three peers reduce in a loop; one is sent SIGKILL in the middle of a reduce. Each survivor notes when every one of its
 reduces ended and how. A gap is the time between the ends of two consecutive committed reduces of one survivor: the
@@ -27,9 +27,11 @@ class KillPlan(msgspec.Struct, frozen=True):
 
 
 class Survivor(msgspec.Struct, frozen=True):
+    """What the loss has cost one of the peers that stay."""
+
     rank: int
     verdict: str
-    """Of the reduce that was in progress when the peer died."""
+    """The verdict on the reduce that was in progress when the peer died."""
     usual_step_s: float
     longest_gap_s: float
 
@@ -59,7 +61,7 @@ def measure_kill(plan: KillPlan) -> KillReport:
 
 
 def survivor(rank: int, steps: list[Step], killed_at_s: float) -> Survivor:
-    """What one survivor's notes say."""
+    """Return what a survivor's notes say."""
     ends_s = [step.end_s for step in steps if step.verdict == COMMIT]
     gaps_s = [(later - earlier, later) for earlier, later in itertools.pairwise(ends_s)]
     usual_s = [gap_s for gap_s, end_s in gaps_s if end_s < killed_at_s]

@@ -1,4 +1,4 @@
-"""Runs the cases of a benchmark and boils their samples down to rows."""
+"""Runs the cases of a benchmark and sums up their samples in rows."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Row(msgspec.Struct, frozen=True):
     per_cent_of_raw_ring: float | None
     times_as_fast_as_gloo: float | None
     memory: Memory | None
-    """Of the rank that used most."""
+    """The memory of the rank that used most."""
     memory_bound: Memory | None
-    """What it may be."""
+    """The most that it may be."""
     collective: str = ALL_REDUCE
 
 
@@ -67,7 +67,7 @@ def measure(plan: Plan) -> Iterator[Row]:
 
 
 def slowest(seconds_by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """An iteration lasts until its last rank is done."""
+    """Return the seconds of each iteration, which lasts until its last rank is done."""
     return [max(iteration) for iteration in zip(*seconds_by_rank, strict=True)]
 
 
@@ -79,7 +79,7 @@ def row(
     memories: Sequence[Memory | None],
     largest_copy_bytes: int,
 ) -> Row:
-    """From each contender's seconds by iteration, and what ranks have seen of their memory."""
+    """Return the row of a case, from each contender's seconds by iteration and the memory of the ranks."""
     timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
     pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
     known = [memory for memory in memories if memory is not None]
@@ -108,7 +108,7 @@ def _most(memories: Sequence[Memory]) -> Memory:
 
 
 def check_memory(rows: Iterable[Row]) -> None:
-    """BenchError: a rank has used more memory beyond the caller's buffers than it may."""
+    """Raise BenchError if a rank has used more memory beyond the caller's arrays than it may."""
     for row in rows:
         if row.memory is None or row.memory_bound is None:
             continue
@@ -124,7 +124,7 @@ def check_memory(rows: Iterable[Row]) -> None:
 
 
 def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int, collective: str = ALL_REDUCE) -> Timing:
-    """Bus bandwidth as in nccl-tests: what the busiest link carries, where all share the work."""
+    """Return the times and rates of a case. Bus bandwidth is as in nccl-tests: what the busiest link carries."""
     median_s = statistics.median(slowest_s)
     p95_s = statistics.quantiles(slowest_s, n=20, method="inclusive")[-1] if len(slowest_s) > 1 else median_s
     rate = 0.0 if collective == BARRIER else size_bytes / median_s

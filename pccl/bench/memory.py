@@ -1,7 +1,7 @@
-"""How much memory the engine uses beyond the caller's buffers.
+"""Measures how much memory the engine uses beyond the caller's arrays.
 
 An engine that keeps a high-water mark of its own is asked for it. One that does not is watched from a second thread
-while ops are in flight, which may miss a peak between two looks, and costs time: so what is watched is not timed.
+while ops are in flight. That may miss a peak between two looks, and costs time, so ops that are watched are not timed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ LOOK_S = 0.0005
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of one communicator."""
+    """The memory of one communicator."""
 
     scratch_bytes_max: int
     """The most that ops had in use at any time."""
     held_bytes_max: int
-    """That and what is kept idle for later ops, also of earlier cases."""
+    """The most that it had at any time, including memory that is kept idle for later ops."""
 
 
 class MemoryWatch:
-    """Watches for as long as a `with` block lasts; the engine's own mark counts from when the watch was made. `stats`,
-    a communicator's, may be called from any thread."""
+    """Watches a communicator's `stats`, from another thread, for as long as a `with` block lasts.
+
+    The engine's own mark counts from the time when this object is made.
+    """
 
     def __init__(self, stats: Callable[[], dict[str, int]]) -> None:
         self._stats = stats
@@ -49,6 +51,7 @@ class MemoryWatch:
             self._look()
 
     def result(self) -> Memory:
+        """Return the most that was seen."""
         return Memory(self._scratch_bytes_max, max(self._held_bytes_max, self._scratch_bytes_max))
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""How much memory an engine may use at most beyond the caller's buffers: as docs/performance.md and the engine say."""
+"""The most memory that an engine may use beyond the caller's arrays, as docs/performance.md and the engine say."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ OP_SCRATCH_BYTES_MAX = 16 << 20
 HELD_BYTES_MAX = 64 << 20
 SEGMENT_BYTES_MAX = 512 << 10
 BARRIER_BYTES_MAX = 4 << 10
-"""Between hosts, barriers are ops too."""
+"""The memory of a barrier: between hosts it is an op too."""
 
 
 def memory_bound(case: Case, world_size: int, largest_copy_bytes: int) -> Memory:
-    """`largest_copy_bytes`: what is kept for the largest op in place, also of earlier cases."""
+    """Return the bounds of a case. `largest_copy_bytes` is that of the largest op in place so far."""
     scratch_bytes = BARRIER_BYTES_MAX + case.tensors * _op_scratch_bytes(case, world_size)
     if _keeps_a_copy(case):
         scratch_bytes += case.bytes
@@ -23,6 +23,7 @@ def memory_bound(case: Case, world_size: int, largest_copy_bytes: int) -> Memory
 
 
 def largest_copy(cases: Iterable[Case]) -> int:
+    """Return the size of the largest array that a case copies for an abort to put back."""
     return max((-(-case.bytes // case.tensors) for case in cases if _keeps_a_copy(case)), default=0)
 
 

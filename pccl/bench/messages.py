@@ -1,4 +1,4 @@
-"""What the coordinator and its workers say to each other: one JSON object a line."""
+"""The messages between the coordinator and its workers: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND, BARRIER)
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """To a worker that has said Hello."""
+    """The answer to a worker's Hello."""
 
     rank: int
     ring_ports: list[int]
     gloo_store: str | None
-    """The file through which Gloo's ranks meet; None where Gloo is not measured."""
+    """The file through which Gloo's ranks meet; None if Gloo is not measured."""
 
 
 class Connect(msgspec.Struct, tag=True, frozen=True):
-    """Leave the run, if in one, and join that of this master with so many connections a link."""
+    """Tells a worker to leave its run, if it is in one, and join that of a master with so many connections a link."""
 
     master: str
     connections: int
     token: str | None
-    """None: that of the environment."""
+    """The run's token; None for that of the environment."""
     encrypt: bool | None
 
 
 class Case(msgspec.Struct, tag=True, frozen=True):
-    """Reduce `bytes`, cut into `tensors` concurrent tensors, `iterations` times; or another collective of so many."""
+    """Tells a worker to reduce `bytes`, cut into `tensors` concurrent tensors, `iterations` times, or to call another
+    collective with so many."""
 
     bytes: int
     tensors: int
@@ -46,7 +47,7 @@ class Case(msgspec.Struct, tag=True, frozen=True):
 
 
 class Loop(msgspec.Struct, tag=True, frozen=True):
-    """Reduce `bytes` until a peer was lost and `steps_after_loss` more reduces have been committed."""
+    """Tells a worker to reduce `bytes` until a peer was lost and `steps_after_loss` reduces were committed after it."""
 
     bytes: int
     steps_after_loss: int
@@ -54,18 +55,20 @@ class Loop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
+    """A worker has started, and listens for its neighbour of the raw ring."""
+
     ring_port: int
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The rank is connected to everybody."""
+    """A worker is connected to all others."""
 
 
 class Samples(msgspec.Struct, tag=True, frozen=True):
-    """Answers a Case."""
+    """A worker's answer to a Case."""
 
     seconds: dict[str, list[float]]
-    """Of each contender, per iteration."""
+    """The seconds of each contender's iterations."""
     memory: Memory | None
 
 
@@ -79,7 +82,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
 
 
 class Steps(msgspec.Struct, tag=True, frozen=True):
-    """Answers a Loop."""
+    """A worker's answer to a Loop."""
 
     steps: list[Step]
 
@@ -89,6 +92,6 @@ Reply = Hello | Ready | Samples | Step | Steps
 
 COMMIT = "commit"
 PCCL, RAW_RING, GLOO = "pccl", "raw_ring", "gloo"
-"""The contenders."""
+"""The names of the contenders."""
 ALGORITHMS = ("auto", "ring", "direct")
 DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")

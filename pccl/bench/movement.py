@@ -1,7 +1,7 @@
 """One case of a benchmark of a collective that is not all_reduce, on one rank: its arrays, its calls, the right answer.
 
-What is given as a size is that of the larger array, as in nccl-tests: the gathered one, the one to be scattered. Every
-contender works on the same arrays, by what its own ranks are: those of pccl need not be the numbers of the benchmark.
+The size of a case is that of the larger array, as in nccl-tests: the gathered one, or the one to be scattered. All
+contenders work on the same arrays, each by its own ranks: those of pccl need not be the numbers of the benchmark.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from pccl.bench.messages import ALL_GATHER, BARRIER, BROADCAST, REDUCE_SCATTER, 
 Array = NDArray[Any]
 Call = Callable[[], None]
 Timed = Callable[[Call], float]
-"""Calls it and returns the seconds it took."""
+"""Calls a collective and returns the seconds that it took."""
 
 
 class Mover(Protocol):
-    """A ruler. The root of a broadcast is its rank 0."""
+    """A ruler for collectives that move elements. Each method prepares a call. The root of a broadcast is rank 0."""
 
     def all_gather(self, send: Array, recv: Array) -> Call: ...
 
     def reduce_scatter(self, send: Array, recv: Array) -> tuple[Call, Array]:
-        """And where its part of the sum is then; `send` may be overwritten."""
+        """Return a call, and the array that has this rank's part of the sum after it. `send` may be overwritten."""
 
     def broadcast(self, array: Array) -> Call: ...
 
     def send(self, array: Array) -> Call:
-        """From rank 0 to rank 1."""
+        """Return a call that sends from rank 0 to rank 1."""
 
     def barrier(self) -> None: ...
 
 
 class Work(Protocol):
+    """The arrays of a case, and the right answer."""
+
     def turn(self, timed: Timed) -> float:
-        """Seconds that pccl took."""
+        """Run pccl once, check the result, and return the seconds that it took."""
 
     def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
-        """Seconds that a ruler took."""
+        """Run a ruler once, check the result, and return the seconds that it took."""
 
 
 def work_of(case: Case, number: int, numbers: list[int], communicator: Communicator) -> Work:
-    """`numbers`: those of pccl's ranks."""
+    """Return the work of a case for the worker `number`. `numbers` are the workers' numbers by rank in pccl."""
     kinds: dict[str, type[_AllGather | _ReduceScatter | _Broadcast | _Send | _Barrier]] = {
         ALL_GATHER: _AllGather,
         REDUCE_SCATTER: _ReduceScatter,
@@ -169,7 +171,7 @@ class _Broadcast(_Base):
 
 
 class _Send(_Broadcast):
-    """Between two; the others look on."""
+    """The work of a send from worker 0 to worker 1, while the others do nothing."""
 
     def _call(self) -> None:
         if self._number == 0:
@@ -196,6 +198,6 @@ class _Barrier(_Base):
 
 
 def _require(is_right: bool) -> None:
-    """A benchmark of wrong results is worthless."""
+    """Raise RuntimeError if a result is wrong: a benchmark of wrong results is worthless."""
     if not is_right:
         raise RuntimeError("wrong result")

@@ -74,7 +74,7 @@ class LocalPeers:
         self._resources.__exit__(kind, error, trace)
 
     def connect(self, connections: int = 0) -> None:
-        """Returns once all workers are peers of one run, with so many connections a link (0: the library's choice)."""
+        """Have all workers join one run, with so many connections a link (0: the library's choice)."""
         self.send_all(Connect(self._master, connections, self._token, self._encrypt))
         self.receive_all(Ready)
 
@@ -95,7 +95,7 @@ class LocalPeers:
             raise self._ended(rank)
         reply = msgspec.json.decode(line, type=Reply)
         if not isinstance(reply, expected):
-            raise BenchError(f"rank {rank} said {reply} where {expected.__name__} was expected")
+            raise BenchError(f"rank {rank} said {reply}, but {expected.__name__} was expected")
         return reply
 
     def send_all(self, request: Request) -> None:
@@ -112,7 +112,7 @@ class LocalPeers:
         return BenchError(f"rank {rank} ended with {self._workers[rank].wait()}")
 
     def _shut_down(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Lets the workers leave in peace; after an error they are killed, as some may wait for the failed one."""
+        """Let the workers leave in peace. After an error they are killed, as some may wait for the failed one."""
         deadline_s = time.monotonic() + (SHUTDOWN_TIMEOUT_S if kind is None else 0.0)
         for worker in self._workers:
             assert worker.stdin is not None

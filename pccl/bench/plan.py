@@ -1,4 +1,4 @@
-"""What a benchmark is asked for, checked before anything is started."""
+"""The plan of a benchmark: what it is asked to measure, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GLOO_DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All combinations of the lists."""
+    """A benchmark: all combinations of its lists are measured."""
 
     peers: list[int]
     connections: list[int]
@@ -27,7 +27,7 @@ class Plan(msgspec.Struct, frozen=True):
     dtype: str
     in_place: bool
     rulers: list[str]
-    """RAW_RING, GLOO."""
+    """RAW_RING, GLOO, both or neither."""
     memory: bool
     iterations: int
     warmup: int
@@ -36,12 +36,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """How many there will be."""
+        """The number of rows that the result will have."""
         return len(self.peers) * len(self.connections) * len(cases(self))
 
 
 def cases(plan: Plan) -> list[Case]:
-    """What is measured for each number of peers and connections, in this order. BenchError where that cannot be."""
+    """Return the cases for each number of peers and connections, in order. BenchError if one cannot be measured."""
     dtype = np.dtype(plan.dtype)
     for size_bytes in plan.sizes_bytes:
         if size_bytes % dtype.itemsize or size_bytes // dtype.itemsize < max(plan.tensors):

@@ -1,4 +1,4 @@
-"""The results as a picture: time against size, and bus bandwidth against size.
+"""Draws the results: time against size, and bus bandwidth against size.
 
 A solid line for each configuration of pccl; its marker tells the number of peers where that varies. The rulers are
 dashed, one line for each number of peers (Gloo: and of tensors): of all the cases that measured the same the median.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PANEL_INCHES = 5.0
 LEGEND_CHARACTERS = 150
-"""What the width of the picture holds of a legend."""
+"""The characters of a legend that fit into the width of the picture."""
 MARKERS = "osD^vPX*"
 COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "olive", "cyan")
 RULERS: list[tuple[str, str, tuple[str, ...], Callable[[Row], Timing | None]]] = [
@@ -33,7 +33,7 @@ RULERS: list[tuple[str, str, tuple[str, ...], Callable[[Row], Timing | None]]] =
 
 
 def check_plot(path: Path) -> None:
-    """BenchError where `draw_plot` could not write `path`: to be told before a run rather than after it."""
+    """Raise BenchError if `draw_plot` could not write `path`, so that the user knows it before a run."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
@@ -94,7 +94,7 @@ def _draw(axes: Axes, rows: Sequence[Row], value: Callable[[Timing], float]) -> 
 def _points(
     rows: Sequence[Row], timing_of: Callable[[Row], Timing | None], value: Callable[[Timing], float]
 ) -> tuple[list[int], list[float]]:
-    """Sizes and medians."""
+    """Return the sizes, and the median of the values of each."""
     by_size: dict[int, list[float]] = {}
     for row in rows:
         if (timing := timing_of(row)) is not None:
@@ -104,7 +104,7 @@ def _points(
 
 
 def _lines(rows: Sequence[Row], named: Sequence[Dimension]) -> dict[str, list[Row]]:
-    """Rows by what tells their line from others, in words, each beginning with a comma."""
+    """Return the rows of each line, by what tells it from the others: in words, each with a comma before it."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         label = "".join(f", {one.phrase(one.of(row))}" for one in DIMENSIONS if one in named)

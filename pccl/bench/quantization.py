@@ -1,4 +1,4 @@
-"""How quantizations are spelled on the command line, and how far off their sums may be.
+"""Parses quantizations of the command line, and bounds the error of their sums.
 
     min-max  min-max:int8  zero-point-scale:uint4:block=128  cast:bfloat16  min-max:stochastic:seed=7
 
@@ -33,7 +33,7 @@ _CAST_ERRORS = {DataType.BFLOAT16: 2**-8, DataType.FLOAT16: 2**-11}
 
 
 def parse_quantization(text: str) -> QuantizationOptions | None:
-    """None for `none`. ValueError says what is wrong."""
+    """Return the options that a word of the command line stands for, None for `none`. ValueError says what is wrong."""
     if text == NONE:
         return None
     name, *words = text.split(":")
@@ -75,8 +75,11 @@ def parse_quantization(text: str) -> QuantizationOptions | None:
 
 
 def error_max(options: QuantizationOptions, world_size: int, largest: float, epsilon: float) -> float:
-    """Bound of the error of a sum of values from 0 up, which reaches `largest`, in a type of precision `epsilon`, with
-    either algorithm: two quantizations at the full range with the direct one, W at growing ranges round the ring."""
+    """Return a bound of the error of a sum of values that are not negative, whichever algorithm is used.
+
+    `largest` is the greatest element of the sum, and `epsilon` the precision of its type. The direct algorithm
+    quantizes twice at the full range, the ring W times at growing ranges.
+    """
     if options.algorithm is QuantizationAlgorithm.CAST:
         part = _CAST_ERRORS[options.quantized_datatype]
     else:

@@ -29,7 +29,7 @@ JOIN_TIMEOUT_S = 60.0
 
 
 def chunk_bounds(count: int, world_size: int) -> list[int]:
-    """Chunk c of an array is the elements from bound c to bound c + 1."""
+    """Return the bounds of chunks: chunk c has the elements from bound c to bound c + 1."""
     return [count * c // world_size for c in range(world_size + 1)]
 
 
@@ -54,8 +54,10 @@ class _Spans:
 
 
 def join_ring(rank: int, addresses: list[tuple[str, int]], listener: socket.socket) -> RawRing:
-    """Connects rank `rank` of a ring. `addresses` are those of all ranks' listeners; ours is used up. OSError where a
-    neighbour cannot be reached, or does not reach us."""
+    """Connect rank `rank` of a ring, and return its end of it. `addresses` are those of all ranks' listeners.
+
+    This rank's own listener is closed. OSError if a neighbour cannot be reached, or does not reach this rank.
+    """
     with listener:
         listener.settimeout(JOIN_TIMEOUT_S)
         # The backlog completes the dial, so no order between ranks is needed.
@@ -86,7 +88,7 @@ class RawRing:
             end.setblocking(False)
 
     def barrier(self) -> None:
-        """Returns when every rank has called it: a token goes round once to gather, once to release."""
+        """Return when every rank has called it: a token goes round once to gather, and once to release."""
         for _ in range(2):
             if self._rank == 0:
                 self._send_token()
@@ -96,18 +98,18 @@ class RawRing:
                 self._send_token()
 
     def all_reduce_sum(self, values: NDArray[Any]) -> None:
-        """Replaces contiguous `values` by their sum over all ranks."""
+        """Replace contiguous `values` by their sum over all ranks."""
         steps = 2 * (self._world_size - 1)
         self._stream(values, self._rank, steps, added_steps=steps // 2)
 
     def reduce_scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> tuple[Callable[[], None], NDArray[Any]]:
-        """Leaves the rank's part of the sum where it is in `send`, which has to be divisible."""
+        """Put this rank's part of the sum where it belongs in `send`, whose size has to be divisible."""
         steps = self._world_size - 1
         part = send.reshape(self._world_size, -1)[self._rank]
         return partial(self._stream, send, self._rank - 1, steps, added_steps=steps), part
 
     def all_gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Callable[[], None]:
-        """`send` is the rank's row of `recv`."""
+        """Fill `recv` with the rows of all ranks. `send` is this rank's row of it."""
         return partial(self._stream, recv, self._rank, self._world_size - 1, added_steps=0)
 
     def broadcast(self, array: NDArray[Any]) -> Callable[[], None]:
@@ -117,7 +119,7 @@ class RawRing:
         return partial(self._pass_on, array, 1)
 
     def _stream(self, values: NDArray[Any], first: int, step_count: int, added_steps: int) -> None:
-        """Sends chunks `first`, `first - 1`, ... and receives those after it; the first so many are added."""
+        """Send chunks `first`, `first - 1`, ... and receive those after them, of which the first are added."""
         world_size, itemsize = self._world_size, values.itemsize
         bounds = [bound * itemsize for bound in chunk_bounds(values.size, world_size)]
         chunks = [(first - step) % world_size for step in range(step_count + 1)]
@@ -165,7 +167,7 @@ class RawRing:
                 self._wait(sending=sendable > 0, receiving=incoming.done_bytes < incoming.total_bytes)
 
     def ruler(self, values: NDArray[Any], tensors: int) -> Callable[[], None]:
-        """As one tensor, into however many pccl cuts it: more could only be slower."""
+        """Prepare a sum for a benchmark: as one tensor, however many pccl is given. More could only be slower."""
         return partial(self.all_reduce_sum, values)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Machine(msgspec.Struct, frozen=True):
     pccl: str
     numpy: str
     torch: str | None
-    """None where it was not asked for."""
+    """The version of torch; None if the benchmark does not use it."""
 
 
 class BenchReport(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class _Column(NamedTuple):
 
 
 def _measured(plan: Plan) -> list[_Column]:
-    """What was measured, of what was asked for. All of it, the size and one more column fit into 80 characters."""
+    """Return the columns of what was measured. With the size and one more column they fit into 80 characters."""
     columns = [
         _Column("median", lambda row: format_seconds(row.pccl.median_s)),
         _Column("p95", lambda row: format_seconds(row.pccl.p95_s)),
@@ -109,7 +109,7 @@ def title(plan: Plan, rows: Sequence[Row]) -> str:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """A table wider than the console keeps its lines: figures that are cut off are worse than long lines."""
+    """Print a table. If it is wider than the console its lines stay whole: numbers must not be cut off."""
     console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""Byte sizes and rates as people write them."""
+"""Reads and writes byte sizes, times and rates as people write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 1
 
 
 def parse_bytes(text: str) -> int:
-    """`64MiB`, `1.5 GiB`, `4KB` or `4096`."""
+    """Return the bytes of a size such as `64MiB`, `1.5 GiB`, `4KB` or `4096`. ValueError if it is none."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 4096, 4KiB or 64MiB")
@@ -34,7 +34,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes_about(count: int) -> str:
-    """With two or three digits, where nobody needs them all."""
+    """Return a size with two or three digits."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= factor:
             return f"{count / factor:.{1 if count < 10 * factor else 0}f} {unit}"
@@ -42,6 +42,6 @@ def format_bytes_about(count: int) -> str:
 
 
 def format_megabytes_per_second(bytes_per_second: float) -> str:
-    """The bare number."""
+    """Return a rate as a number without its unit."""
     rate = bytes_per_second / 1e6
     return f"{rate:.0f}" if rate >= 99.95 else f"{rate:.1f}" if rate >= 9.95 else f"{rate:.2f}"

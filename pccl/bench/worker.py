@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _request() -> Request | None:
-    """The coordinator's next request; None when it is gone or has no more."""
+    """Return the coordinator's next request, None if it is gone or has no more."""
     line = sys.stdin.buffer.readline()
     return msgspec.json.decode(line, type=Request) if line else None
 

@@ -1,12 +1,12 @@
-"""Decides what the supervisor does, from what the workers say. No I/O, and the time is an argument.
+"""Decides what the supervisor does, from the workers' messages. There is no I/O, and the time is an argument.
 
 Theory of operation. The supervisor feeds messages and exits; each call returns the actions to be done now. Three
 actions make the show:
 
-*Kill.* Not when the victim has begun its all-reduces but when everybody has: then each survivor holds ops that
-cannot end, and must abort and retry them.
+*Kill.* The victim is killed when all peers have begun their all-reduces: then each survivor has ops that cannot end,
+and must abort and retry them.
 
-*Start the newcomer* once the kill is over (or would have been), so that it has a few steps' time to load.
+*Start.* The newcomer is started once the kill is over (or would have been), so that it has a few steps' time to load.
 
 *Connect.* The newcomer is told to connect once some peer has ended the step before the join step. By then every peer
 has polled for the last time before the join step, so the newcomer is seen by the poll of that step and of no other.
@@ -34,28 +34,28 @@ from pccl.demo.report import Event, Joined, Killed, Row, Survivor, megabytes
 
 @dataclass(frozen=True)
 class Start:
-    """Start this worker."""
+    """The supervisor is to start this worker."""
 
     peer: int
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL this worker, now."""
+    """The supervisor is to send this worker SIGKILL, now."""
 
     peer: int
 
 
 @dataclass(frozen=True)
 class Connect:
-    """Tell the newcomer to connect."""
+    """The supervisor is to tell the newcomer to connect."""
 
     peer: int
 
 
 @dataclass(frozen=True)
 class Show:
-    """A row is complete."""
+    """A row is complete, for the supervisor to show."""
 
     row: Row
 
@@ -75,13 +75,13 @@ _WAITS = {
 
 
 class Conductor:
-    """One run, from the first start to the last exit."""
+    """The decisions of one run, from the first start to the last exit."""
 
     def __init__(self, plan: Plan, now_s: float) -> None:
         self._plan = plan
         self._progress_s = now_s
         self.peers: dict[int, At] = {}
-        """Where each worker that runs stands."""
+        """The last position of each worker that runs."""
         self.rows: list[Row] = []
         self.killed: Killed | None = None
         self.joined: Joined | None = None
@@ -103,7 +103,7 @@ class Conductor:
         return [self._start(peer) for peer in range(self._plan.peers)]
 
     def heard(self, message: Message, now_s: float) -> list[Action]:
-        """A worker said something."""
+        """Take a worker's message, and return what to do."""
         plan = self._plan
         match message:
             case At(peer=peer):
@@ -128,7 +128,7 @@ class Conductor:
         return []
 
     def exited(self, peer: int, returncode: int, last_words: str) -> list[Action]:
-        """A worker has ended. `last_words` is the end of its standard error, for the report."""
+        """Take the end of a worker and the end of its standard error, for the report. Returns what to do."""
         self.peers.pop(peer, None)
         planned = peer == self._plan.victim and self._kill_sent and returncode == -SIGKILL
         if returncode != 0:
@@ -144,11 +144,11 @@ class Conductor:
         self._give_up(f"the master ended with exit code {returncode}" + (f": {last_words}" if last_words else ""))
 
     def deadline_s(self) -> float:
-        """When `overdue` has something to say, unless something moves before."""
+        """The time at which `overdue` gives the run up, unless something moves before."""
         return self._progress_s + self._plan.step_timeout_s
 
     def overdue(self, now_s: float) -> None:
-        """Gives the run up if no step has ended for too long."""
+        """Give the run up if no step has ended for too long, and return what to do."""
         if now_s < self.deadline_s() or self.over:
             return
         stands = "; ".join(f"peer {peer} {_where(at)}" for peer, at in sorted(self.peers.items()))
@@ -194,7 +194,7 @@ class Conductor:
         return [Connect(newcomer)]
 
     def _rows(self, everything: bool = False) -> list[Action]:
-        """Rows that have become complete, in order; `everything`: also those that never will be."""
+        """Return an action for each row that has become complete, in order; with `everything` also for all others."""
         complete = [
             step
             for step, reports in self._reports.items()

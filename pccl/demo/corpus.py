@@ -56,7 +56,7 @@ class Split:
 
 
 def standard_library_files(root: Path | None = None) -> list[SourceFile]:
-    """All `*.py` files below `root` (default: this interpreter's standard library), in the run's fixed order."""
+    """Return all `*.py` files below `root` (default: this interpreter's standard library), in the run's fixed order."""
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     found = []
     for folder, subfolders, names in os.walk(root):
@@ -71,7 +71,7 @@ def standard_library_files(root: Path | None = None) -> list[SourceFile]:
 
 
 def split(files: Iterable[SourceFile], shards: int) -> Split:
-    """Deals `files` into `shards` training shards and the held-out files; depends on nothing else."""
+    """Divide `files` into `shards` training shards and the held-out files. It depends on nothing else."""
     training: list[SourceFile] = []
     validation: list[SourceFile] = []
     for file in sorted(files):
@@ -91,12 +91,12 @@ def split(files: Iterable[SourceFile], shards: int) -> Split:
 
 
 def read(files: Sequence[SourceFile]) -> Bytes:
-    """The bytes of `files`, one after the other: shape `(bytes,)`, uint8, read-only."""
+    """Return the bytes of `files`, one after the other: shape `(bytes,)`, uint8, read-only."""
     return np.frombuffer(b"".join(file.path.read_bytes() for file in files), np.uint8)
 
 
 def unigram_entropy_bits(text: Bytes) -> float:
-    """Entropy of the byte frequencies of `text`, in bits per byte.
+    """Return the entropy of the byte frequencies of `text`, in bits per byte.
 
     No model that ignores the context can have a lower loss on `text`: a loss clearly below it shows that the
     model learnt how bytes follow one another.
@@ -107,14 +107,14 @@ def unigram_entropy_bits(text: Bytes) -> float:
 
 
 def sample(text: Bytes, random: np.random.Generator, sequences: int, length_bytes: int) -> Bytes:
-    """`sequences` stretches of `text` from random places: shape `(sequences, length_bytes)`."""
+    """Return `sequences` stretches of `text` from random places: shape `(sequences, length_bytes)`."""
     starts = random.integers(0, text.size - length_bytes + 1, sequences)
     stretches: Bytes = text[starts[:, None] + np.arange(length_bytes)]
     return stretches
 
 
 def spread(text: Bytes, sequences: int, length_bytes: int) -> Bytes:
-    """`sequences` stretches at even distances over all of `text`: the same ones every time."""
+    """Return `sequences` stretches at even distances over all of `text`, the same ones every time."""
     starts = np.linspace(0, text.size - length_bytes, sequences).astype(np.int64)
     stretches: Bytes = text[starts[:, None] + np.arange(length_bytes)]
     return stretches

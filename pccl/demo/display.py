@@ -58,13 +58,13 @@ class RichDisplay:
         self._progress.stop()
 
     def moved(self, peers: dict[int, At]) -> None:
-        """Updates the bar: whole steps by the rows, the fraction by the slowest peer of the current one."""
+        """Update the bar: whole steps by the rows, the fraction by the slowest peer of the current step."""
         done = min((at.done for at in peers.values() if at.step == self._steps_shown + 1), default=0.0)
         stands = "  ".join(f"[dim]{peer}[/] {at.doing}" for peer, at in sorted(peers.items()))
         self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=stands)
 
     def row(self, row: Row) -> None:
-        """Prints one row above the bar."""
+        """Print one row above the bar."""
         self._steps_shown = row.step
         bits = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.3f}"
         line = Text(
@@ -78,7 +78,7 @@ class RichDisplay:
         self._print(line)
 
     def verdict(self, report: Report) -> None:
-        """Prints the checks and every survivor's digest."""
+        """Print the checks and every survivor's digest."""
         self._print(Text())
         for survivor in report.survivors:
             self._print(Text(f"peer {survivor.peer}  shared state after step {survivor.step}  {survivor.digest}"))

@@ -1,4 +1,4 @@
-"""What workers tell the supervisor, one JSON object per line of their standard output, and what a worker is given.
+"""The messages of workers to the supervisor, a JSON object a line on standard output, and the options of a worker.
 
 The other way there is a single command: the line `connect` on the newcomer's standard input.
 """
@@ -35,18 +35,18 @@ class Ready(_Message, frozen=True):
 
 
 class At(_Message, frozen=True):
-    """Where the peer is in its loop: shown live, and in the message when nothing moves any more."""
+    """The position of a peer in its loop: shown live, and in the message when nothing moves any more."""
 
     step: int
     doing: Doing
     done: float = 0.0
     """The fraction of this step's inner steps that are done."""
     launched: int = 0
-    """When reducing: how many of the step's all-reduces are in flight now."""
+    """The number of the step's all-reduces that are in flight now."""
 
 
 class Synced(_Message, frozen=True):
-    """sync_shared_state has returned."""
+    """A peer has returned from sync_shared_state."""
 
     step: int
     """Outer steps contained in the state."""
@@ -60,9 +60,9 @@ class StepDone(_Message, frozen=True):
 
     step: int
     world_size: int
-    """Peers left at its end: what its all-reduces that ended last were made by."""
+    """Peers left at its end: those that made its last all-reduces."""
     admitted: int
-    """Peers that this step began with taking in."""
+    """Peers that were admitted at the beginning of this step."""
     aborted: int
     """All-reduces of this step that were aborted and launched again."""
     sent_bytes: int
@@ -74,7 +74,7 @@ class StepDone(_Message, frozen=True):
 
 
 class Finished(_Message, frozen=True):
-    """All steps are done; the digest of this replica's shared state."""
+    """A peer has done all steps. The message has the digest of its shared state."""
 
     step: int
     revision: int

@@ -48,7 +48,7 @@ class ModelShape:
 
     @property
     def layout(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Part name to the shapes of its arrays, in the order in which they lie in the flat vector."""
+        """The shapes of each part's arrays by its name, in the order in which they lie in the flat vector."""
         return {
             "embedding": ((VOCABULARY, self.embedding),),
             "input": ((self.context * self.embedding, self.hidden), (self.hidden,)),
@@ -58,11 +58,11 @@ class ModelShape:
 
     @property
     def size(self) -> int:
-        """Elements of the flat vector."""
+        """The number of elements of the flat vector."""
         return sum(prod(shape) for part in self.layout.values() for shape in part)
 
     def parts(self, flat: Floats) -> dict[str, Floats]:
-        """The flat vector's contiguous parts as 1-D views, by name."""
+        """Return the flat vector's contiguous parts as 1-D views, by name."""
         views, start = {}, 0
         for name, shapes in self.layout.items():
             size = sum(prod(shape) for shape in shapes)
@@ -71,7 +71,7 @@ class ModelShape:
         return views
 
     def arrays(self, flat: Floats) -> tuple[Floats, ...]:
-        """The seven arrays as shaped views: embedding, W_in, b_in, W_h, b_h, W_out, b_out."""
+        """Return the seven arrays as shaped views: embedding, W_in, b_in, W_h, b_h, W_out, b_out."""
         views, start = [], 0
         for shapes in self.layout.values():
             for shape in shapes:
@@ -80,7 +80,7 @@ class ModelShape:
         return tuple(views)
 
     def initial(self, seed: int) -> NDArray[np.float32]:
-        """A fresh float32 parameter vector; equal on every peer that passes the same seed."""
+        """Return a fresh float32 parameter vector, equal on every peer that passes the same seed."""
         random = np.random.default_rng([seed, 0])
         flat = np.zeros(self.size, np.float32)
         embedding, w_in, _, w_h, _, _, _ = self.arrays(flat)
@@ -100,7 +100,7 @@ class ByteModel:
         self._arrays = shape.arrays(parameters)
 
     def _forward(self, batch: Bytes) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.int64]]:
-        """Windows `(N, K*E)`, h1, the hidden layer's relu, log-probabilities `(N, 256)` and targets `(N,)`."""
+        """Return windows `(N, K*E)`, h1, the hidden layer's relu, log-probabilities `(N, 256)` and targets `(N,)`."""
         embedding, w_in, b_in, w_h, b_h, w_out, b_out = self._arrays
         context = self.shape.context
         sequences, positions = batch.shape[0], batch.shape[1] - context
@@ -125,7 +125,7 @@ class ByteModel:
         return windows, h1, inner, logs, batch[:, context:].reshape(-1).astype(np.int64)
 
     def loss_and_gradient(self, batch: Bytes, gradient: Floats) -> float:
-        """Mean loss of `batch` `(S, K+T)` in nats; its gradient overwrites `gradient`, laid out like the parameters."""
+        """Return the mean loss of `batch` `(S, K+T)` in nats. Its gradient goes to `gradient`."""
         embedding, w_in, _, w_h, _, w_out, _ = self._arrays
         g_embedding, g_w_in, g_b_in, g_w_h, g_b_h, g_w_out, g_b_out = self.shape.arrays(gradient)
         windows, h1, inner, logs, targets = self._forward(batch)
@@ -163,7 +163,7 @@ class ByteModel:
         return loss
 
     def bits_per_byte(self, batch: Bytes) -> float:
-        """Mean loss of `batch` `(S, K+T)` in bits per predicted byte; no gradient, little memory."""
+        """Return the mean loss of `batch` `(S, K+T)` in bits per predicted byte. It takes little memory."""
         total_nats = 0.0
         for start in range(0, batch.shape[0], _EVALUATION_SEQUENCES):
             *_, logs, targets = self._forward(batch[start : start + _EVALUATION_SEQUENCES])

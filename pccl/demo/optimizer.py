@@ -38,7 +38,7 @@ class AdamW:
         self._scratch = np.zeros_like(like)
 
     def step(self, parameters: Floats, gradient: Floats, scale: float = 1.0) -> None:
-        """One step on `parameters`, in place; `scale` is the schedule's factor on the learning rate.
+        """Make one step on `parameters`, in place. `scale` is the schedule's factor on the learning rate.
 
         `gradient` is used as scratch: its contents are lost.
         """
@@ -67,5 +67,5 @@ class AdamW:
 
 
 def cosine_scale(done: float, floor: float = 0.05) -> float:
-    """Factor on the inner learning rate after the fraction `done` (0 to 1) of the run: 1 down to `floor`."""
+    """Return the factor on the inner learning rate after the fraction `done` (0 to 1) of the run: 1 down to `floor`."""
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * min(max(done, 0.0), 1.0)))

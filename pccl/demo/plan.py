@@ -8,7 +8,7 @@ QUANTIZE_CHOICES = ("none", "min-max", "zero-point")
 
 
 class PlanError(ValueError):
-    """Options that contradict each other; the text names them as the command line does."""
+    """Options contradict each other. The text names them as the command line does."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kill_step(self) -> int:
-        """The outer step whose all-reduce the victim begins and does not end. Also when the newcomer is started."""
+        """The outer step whose all-reduce the victim begins and does not end. The newcomer is started in it, too."""
         return max(1, self.steps // 3)
 
     @property
@@ -59,11 +59,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> int:
-        """Everybody has text of their own, the newcomer included."""
+        """The number of shards of the text: one for each peer, the newcomer included."""
         return self.peers + self.join
 
     def check(self) -> None:
-        """PlanError if this cannot be run as asked."""
+        """Raise PlanError if this cannot be run."""
         for name in ("peers", "steps", "inner_steps", "connections", "context", "embedding", "hidden", "sequences"):
             if getattr(self, name) < 1:
                 raise PlanError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLEARLY_BELOW_BITS = 0.5
-"""How far under the unigram entropy the final loss must be."""
+"""The bits by which the final loss must be below the unigram entropy."""
 
 Kind: TypeAlias = Literal["lost", "retried", "joined"]
 
@@ -41,13 +41,13 @@ class Row(msgspec.Struct, frozen=True):
     bits_per_byte: float | None
     world_size: int
     sent_bytes: int
-    """By all peers that ended the step together; so is `received_bytes`."""
+    """The sum over all peers that ended the step; so is `received_bytes`."""
     received_bytes: int
     seconds: float
     """The slowest peer's wall time."""
     events: list[Event] = []
     agreed: bool = True
-    """All peers that ended the step saw the same world size."""
+    """Whether all peers that ended the step saw the same world size."""
 
 
 class Killed(msgspec.Struct, frozen=True):
@@ -56,10 +56,10 @@ class Killed(msgspec.Struct, frozen=True):
     peer: int
     step: int
     launched: int
-    """All-reduces it had in flight, of `of`."""
+    """The number of all-reduces that it had in flight, of `of`."""
     of: int
     aborted: dict[int, int] = {}
-    """Survivor to the number of its all-reduces in that step that were aborted and retried."""
+    """For each survivor the number of its all-reduces in that step that were aborted and retried."""
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Report(msgspec.Struct, kw_only=True):
     joined: Joined | None
     survivors: list[Survivor]
     problems: list[str]
-    """What went wrong that nobody planned."""
+    """Everything that went wrong and was not planned."""
     seconds: float
     start_bits: float | None = None
     end_bits: float | None = None
@@ -115,7 +115,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def judge(report: Report) -> list[Check]:
-    """The verdict, check by check."""
+    """Return the verdict, check by check."""
     checks = [_loss(report), _digests(report)]
     if report.plan.kill:
         checks.append(_kill(report))
@@ -195,14 +195,14 @@ def _agreement(report: Report) -> Check:
 
 
 def name_peers(peers: list[int]) -> str:
-    """`peer 3`, `peers 1 and 3`, `peers 0, 1 and 3`."""
+    """Return the names of peers in words: `peer 3`, `peers 1 and 3`, `peers 0, 1 and 3`."""
     if len(peers) == 1:
         return f"peer {peers[0]}"
     return f"peers {', '.join(map(str, peers[:-1]))} and {peers[-1]}" if peers else "no peer"
 
 
 def first_and_last_line(problem: str) -> str:
-    """A problem without the middle of its traceback."""
+    """Return a problem without the middle of its traceback."""
     lines = problem.splitlines()
     return problem if len(lines) < 3 else f"{lines[0]} ... {lines[-1].strip()}"
 
@@ -212,12 +212,12 @@ def megabytes(count_bytes: int) -> str:
 
 
 def to_json(report: Report) -> str:
-    """The report as indented JSON; field names as in this module."""
+    """Return the report as indented JSON, with the names of this module's fields."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
 def check_plot(path: Path) -> None:
-    """ReportError where `draw_plot` could not write `path`: to be told before a run rather than after it."""
+    """Raise ReportError if `draw_plot` could not write `path`, so that the user knows it before a run."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
@@ -232,7 +232,7 @@ _EVENT_COLOURS: dict[Kind, str] = {"lost": "tab:red", "joined": "tab:green"}
 
 
 def draw_plot(report: Report, path: Path) -> None:
-    """Loss against steps and against bytes sent since the start, with losses and joins marked; written to `path`."""
+    """Draw the loss against steps and against bytes sent since the start, with losses and joins marked, to `path`."""
     check_plot(path)
     from matplotlib.figure import Figure
 

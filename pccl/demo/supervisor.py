@@ -30,13 +30,13 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class Display(Protocol):
-    """What is told while the run goes on."""
+    """The display of a run while it goes on."""
 
     def moved(self, peers: dict[int, At]) -> None:
-        """Where each running worker stands has changed."""
+        """Show the positions of all running workers, one of which has changed."""
 
     def row(self, row: Row) -> None:
-        """A step is over on all peers."""
+        """Show a step that is over on all peers."""
 
 
 class Supervisor:
@@ -53,7 +53,7 @@ class Supervisor:
         self._conductor = Conductor(plan, time.monotonic())
 
     def run(self) -> Report:
-        """Runs to the end, or to where the conductor gives up, and judges."""
+        """Run to the end, or until the conductor gives up, and return the report."""
         started_s = time.monotonic()
         validation = corpus.split(corpus.standard_library_files(), self._plan.shards).validation
         unigram_bits = corpus.unigram_entropy_bits(corpus.read(validation))
@@ -87,7 +87,7 @@ class Supervisor:
             child.close()
 
     def _wait(self) -> None:
-        """Handles the next thing that is heard, or the end of the time for it."""
+        """Handle the next message or exit, or the end of the time for it."""
         conductor = self._conductor
         try:
             child, heard = self._heard.get(timeout=max(0.0, conductor.deadline_s() - time.monotonic()))

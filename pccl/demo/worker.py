@@ -75,7 +75,7 @@ Part: TypeAlias = NDArray[np.floating]
 
 @dataclass
 class _Traffic:
-    """What one outer step's communication did."""
+    """The results of one outer step's communication."""
 
     world_size: int
     aborted: int = 0
@@ -130,7 +130,7 @@ class Worker:
         )
 
     def digest(self) -> str:
-        """BLAKE3 of the shared state's bytes, in hexadecimal."""
+        """Return the BLAKE3 digest of the shared state's bytes, in hexadecimal."""
         hasher = blake3.blake3()
         for array in (self._parameters, self._momentum, self._step):
             hasher.update(array.tobytes())
@@ -139,7 +139,7 @@ class Worker:
     # Membership and shared state
 
     def _enter(self) -> _Traffic:
-        """From connect() to the first sync; returns what of it counts for the step that follows."""
+        """Connect and sync for the first time. Returns the traffic that counts for the step that follows."""
         if not self._joins:
             self._gather()
         traffic = _Traffic(self._world_size())
@@ -151,7 +151,7 @@ class Worker:
         return _Traffic(traffic.world_size)
 
     def _gather(self) -> None:
-        """Waits until all initial peers are in the run; the supervisor bounds the wait."""
+        """Wait until all initial peers are in the run. The supervisor bounds the wait."""
         self._at("gathering")
         while self._world_size() < self._plan.peers:
             if self._communicator.are_peers_pending():
@@ -160,7 +160,7 @@ class Worker:
                 time.sleep(POLL_INTERVAL_S)
 
     def _admit(self) -> int:
-        """Lets in whoever is waiting at the master; returns how many that were."""
+        """Admit all peers that wait at the master, and return their number."""
         self._at("admitting")
         expected = self._plan.join and self._step[0] + 1 == self._plan.join_step
         for _ in range(ADMISSION_POLLS_MAX if expected else 1):
@@ -225,7 +225,7 @@ class Worker:
             self._inner.step(self._own, self._gradient, cosine_scale(done))
 
     def _reduce(self, traffic: _Traffic) -> None:
-        """Averages the pseudo-gradient over the peers that are left when the last of its parts commits."""
+        """Average the pseudo-gradient over the peers that are left when the last of its parts commits."""
         waiting = dict(enumerate(self._shape.parts(self._pseudo_gradient).values()))
         if self._peer == self._plan.victim and self._step[0] + 1 == self._plan.kill_step:
             self._wait_for_death(list(waiting.values()))
