@@ -1,4 +1,4 @@
-"""`pccl master`: runs a master until it is told to stop."""
+"""`pccl master`: runs a master until it is interrupted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import ssl
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN = "0.0.0.0:48148"
 DEFAULT_HTTP = "127.0.0.1:48149"
+SIGNAL_POLL_S = 1.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -159,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
     tell(f"pccl master listening on {node.address}")
     if node.http_address is not None:
         tell(f"pccl master shows the run at http://{node.http_address}/")
-    if ends.get() is None:
+    if _next(ends) is None:
         tell(f"pccl master: {why}", sys.stderr)
         return 1
     try:
@@ -168,6 +170,13 @@ def run(arguments: argparse.Namespace) -> int:
         tell(f"pccl master: {error}", sys.stderr)
         return 1
     return 0
+
+
+def _next(ends: queue.SimpleQueue[int | None]) -> int | None:
+    """Wait for an entry. A signal that comes just before the thread sleeps does not wake it, so it wakes by itself."""
+    while True:
+        with suppress(queue.Empty):
+            return ends.get(timeout=SIGNAL_POLL_S)
 
 
 def token_in(path: str) -> str:

@@ -2,9 +2,8 @@
 
 Theory of operation. Only the main thread decides. Everything it must know arrives in one queue: signals (their
 handlers do nothing but put), exits (one thread per process waits for it and for the end of its output), the master's
-address. Between two events the main thread sleeps in `get`, with a timeout only while a grace period runs. Each
-process has its two output streams copied by threads of their own, so a full terminal stops the copying, never the
-reaction to a signal.
+address. Between two events the main thread sleeps in `get`. Each process has its two output streams copied by threads
+of their own, so a full terminal stops the copying, never the reaction to a signal.
 
 All processes are in the group of a `Guard`, which kills what is left of them when the launcher ends in whatever
 way. Being in another group also keeps a terminal's Ctrl-C from them: they get it once, from here.
@@ -30,6 +29,7 @@ from pccl.launcher.lines import LinePrinter, pump
 MASTER_READY = b"pccl master listening on "
 # A grandchild may hold a dead script's output open; its last lines are not waited for longer than this.
 DRAIN_TIMEOUT_S = 1.0
+SIGNAL_POLL_S = 1.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 COLOURS = (32, 33, 34, 35, 36, 31)  # of the prefixes, as terminals number them
 COLOUR_MASTER = 2
@@ -176,13 +176,17 @@ class Supervisor:
     # Events
 
     def _next_event(self) -> _Event | None:
-        """Return the next event, or None when the grace period is over."""
-        if self._kill_at_s is None:
-            return self._events.get()
-        try:
-            return self._events.get(timeout=max(0.0, self._kill_at_s - time.monotonic()))
-        except queue.Empty:
-            return None
+        """Return the next event, or None when the grace period is over.
+
+        A signal that arrives just before the thread sleeps does not wake it, so it wakes by itself now and then.
+        """
+        while True:
+            left_s = SIGNAL_POLL_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
+            try:
+                return self._events.get(timeout=min(SIGNAL_POLL_S, max(0.0, left_s)))
+            except queue.Empty:
+                if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+                    return None
 
     def _handle(self, event: _Event | None) -> None:
         match event:
