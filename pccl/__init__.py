@@ -1,7 +1,7 @@
-"""pccl: fault-tolerant peer-to-peer collective communication.
+"""Fault-tolerant peer-to-peer collective communication.
 
 Groups of machines on different sites train one model over ordinary internet links while members come and go. Start with
-`Communicator`; `examples/` shows the usual loops, each module's docstring says how it works and why.
+`Communicator` and `MasterNode`; `examples/` shows the usual loops, and `docs/` has a tutorial and the reference.
 """
 
 from pccl._collectives import AsyncCollectiveHandle

@@ -38,6 +38,7 @@ class LaunchedCollectives(ABC):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
+        """Launch `all_gather` and return at once."""
         return self._launch_collective(_collectives.all_gather(send, recv, tag, algorithm, step), "all_gather_async")
 
     def reduce_scatter_async(
@@ -50,21 +51,26 @@ class LaunchedCollectives(ABC):
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
+        """Launch `reduce_scatter` and return at once."""
         call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
         return self._launch_collective(call, "reduce_scatter_async")
 
     def broadcast_async(
         self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None, step: int | None = None
     ) -> AsyncCollectiveHandle:
+        """Launch `broadcast` and return at once."""
         return self._launch_collective(_collectives.broadcast(array, root, tag, algorithm, step), "broadcast_async")
 
     def send_async(self, array: Any, *, to: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        """Launch `send` and return at once."""
         return self._launch_collective(_collectives.send(array, to, tag, step), "send_async")
 
     def recv_async(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        """Launch `recv` and return at once."""
         return self._launch_collective(_collectives.recv(array, from_, tag, step), "recv_async")
 
     def barrier_async(self, *, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        """Launch `barrier` and return at once."""
         return self._launch_collective(_collectives.barrier(tag, step), "barrier_async")
 
 

@@ -140,13 +140,13 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
 
     @abstractmethod
     def _call_for_bool(self, func_name: str, call: Callable[[], Coroutine[Any, Any, bool]]) -> BoolT:
-        """As `_call_for_none`."""
+        """Run a coroutine in the session's trio run."""
 
     @abstractmethod
     def _call_for_sync_info(
         self, func_name: str, call: Callable[[], Coroutine[Any, Any, SharedStateSyncInfo]]
     ) -> SyncInfoT:
-        """As `_call_for_none`."""
+        """Run a coroutine in the session's trio run."""
 
     @abstractmethod
     def _reduce(self, spec: OpSpec, timeout: Timeout, func_name: str) -> ReduceInfoT:
@@ -173,7 +173,11 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         return self._call_for_none("connect", lambda: self._inner.connect(attempts, timeout))
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """Return a fact of the installed view. It never blocks."""
+        """Return a fact of the installed view. It never blocks.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if `attribute` is no `Attribute`.
+        """
         view = self._inner.view("get_attribute")
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
             return view.global_world_size

@@ -49,6 +49,9 @@ def master_timeout_s(given: Any, func_name: str) -> float:
 class Default:
     """The type of DEFAULT, which stands for the communicator's own timeout."""
 
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
 
 DEFAULT = Default()
 Timeout = float | None | Default

@@ -40,9 +40,8 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
 
     All errors are `PCCLError`. Beyond those documented with each method, any call may fail with NOT_INITIALIZED (not
     connected, closed, or forked), MASTER_CONNECTION_FAILED (the master is gone or has evicted this peer: make a new
-    communicator), or TIMEOUT. Ctrl-C ends any wait within a second. Whatever an op raises, and if it is
-    KeyboardInterrupt, is raised once its arrays are the caller's again, as they were before; only with
-    KeyboardInterrupt the op may have been committed by then.
+    communicator), or TIMEOUT. Ctrl-C ends any wait within a second. When an op raises anything, its arrays are
+    the caller's again and as they were before; only with KeyboardInterrupt the op may have been committed by then.
 
     The return types `NoneT`, `BoolT`, `SyncInfoT`, `ReduceInfoT` and `CollectiveInfoT` are `None`, `bool`,
     `SharedStateSyncInfo`, `ReduceInfo` and `CollectiveInfo` here, and coroutines of them in `AsyncCommunicator`.

@@ -25,8 +25,8 @@ def join_raw_ring(assembly: Assembly, master: str) -> RawRing:
     own = _own_address(assembly, master)
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     listener = socket.create_server((own, 0), family=family)
-    told = [text.split() for text in assembly.gather(f"{own} {listener.getsockname()[1]}")]
-    addresses = [(host, int(port)) for host, port in told]
+    listeners = [text.split() for text in assembly.gather(f"{own} {listener.getsockname()[1]}")]
+    addresses = [(host, int(port)) for host, port in listeners]
     try:
         return join_ring(assembly.rank, addresses, listener)
     except OSError as error:

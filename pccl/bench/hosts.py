@@ -2,7 +2,7 @@
 
 There is no coordinator: what peers must tell each other goes through the collective that is measured (`assembly`). A
 tiny all-reduce is the barrier before each timed part, another one makes each iteration's time that of its slowest rank.
-So every host prints the same figures, and no port is needed but the library's. Rulers, which need ports of their own,
+So every host prints the same numbers, and no port is needed but the library's. Rulers, which need ports of their own,
 are measured only where asked for (`between_hosts`).
 """
 

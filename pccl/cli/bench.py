@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Reduces tensors between processes of this machine and compares with a raw ring, which moves the same bytes with
 nothing but sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
-is bytes / time, bus bandwidth that times 2(W-1)/W, as in nccl-tests; --collective measures others than all_reduce,
-whose size is that of the larger array. With --master the peers are this host and others:
-start `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
+is bytes / time, bus bandwidth is that times 2(W-1)/W, as in nccl-tests. --collective measures other collectives than
+all_reduce; their size is that of the larger array. With --master the peers are this host and others: start
+`pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
 
-A LIST is separated by commas; all combinations are measured. What does not vary is told in the table's title.
+A LIST has commas between its parts; all combinations are measured. Options that do not vary are in the table's title.
 """
 EPILOG = """\
 quantizations, with --quantize:
@@ -55,10 +55,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--master",
         metavar="HOST:PORT",
-        help="be one peer of the run whose master is there; --peers is how many there will be in all",
+        help="be one peer of the run of this master; --peers is the number of all its peers",
     )
     parser.add_argument(
-        "--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="world sizes (default: 2,4)"
+        "--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="numbers of peers (default: 2,4)"
     )
     parser.add_argument(
         "--collective",
@@ -72,29 +72,31 @@ def add_parser(subparsers: Subparsers) -> None:
         type=listed(parse_bytes),
         default=[4 << 10, 1 << 20, 64 << 20],
         metavar="LIST",
-        help="bytes per rank (default: 4KiB,1MiB,64MiB)",
+        help="sizes of the arrays of a rank (default: 4KiB,1MiB,64MiB)",
     )
     parser.add_argument(
         "--tensors",
         type=listed(positive),
         default=[1],
         metavar="LIST",
-        help="into how many concurrent tensors a size is cut (default: 1)",
+        help="numbers of concurrent tensors that a size is cut into (default: 1)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="type of the elements (default: %(default)s)"
+    )
     parser.add_argument(
         "--connections",
         type=listed(natural),
         default=[0],
         metavar="LIST",
-        help="per link; 0 is the library's choice (default: 0)",
+        help="connections of each link; 0 is the library's choice (default: 0)",
     )
     parser.add_argument(
         "--quantize",
         type=listed(_quantization),
         default=["none"],
         metavar="LIST",
-        help="see below; rulers stay unquantized (default: none)",
+        help="quantizations, see below; rulers stay unquantized (default: none)",
     )
     parser.add_argument(
         "--algorithm",
@@ -119,7 +121,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default=[],
         metavar="LIST",
         help="gloo: also measure torch's Gloo, on the same arrays in the same processes; needs the extra pccl[torch]. "
-        "raw-ring: also with --master. With --master each opens ports of its own",
+        "raw-ring: also measure the raw ring with --master. With --master each opens ports of its own",
     )
     parser.add_argument(
         "--memory",
@@ -131,9 +133,13 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="peers encrypt what they send to each other; rulers do not. With --master the token is PCCL_TOKEN",
     )
-    parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed ones (default: 20)")
-    parser.add_argument("--warmup", type=natural, default=3, metavar="N", help="untimed ones (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument(
+        "--iterations", type=positive, default=20, metavar="N", help="timed iterations of each case (default: 20)"
+    )
+    parser.add_argument(
+        "--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     parser.add_argument(
         "--plot",
         type=Path,
@@ -143,7 +149,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--kill",
         action="store_true",
-        help="instead: 3 peers reduce 16 MiB in a loop, one is killed; print what it cost the others",
+        help="do this instead: let 3 peers reduce 16 MiB in a loop, kill one, and print what it cost the others",
     )
     parser.set_defaults(run=run)
 

@@ -31,28 +31,42 @@ def add_parser(subparsers: Subparsers) -> None:
     option = parser.add_argument
     switch = argparse.BooleanOptionalAction
     option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
-    option("--steps", type=int, default=20, metavar="N", help="outer steps (default: %(default)s)")
-    option("--inner-steps", type=int, default=80, metavar="N", help="per outer step and peer (default: %(default)s)")
-    option("--seed", type=int, default=0, metavar="S", help="of all that is random (default: %(default)s)")
+    option("--steps", type=int, default=20, metavar="N", help="outer steps of the run (default: %(default)s)")
+    option(
+        "--inner-steps",
+        type=int,
+        default=80,
+        metavar="N",
+        help="inner steps of each peer in an outer step (default: %(default)s)",
+    )
+    option("--seed", type=int, default=0, metavar="S", help="seed of everything that is random (default: %(default)s)")
     option("--kill", action=switch, default=True, help="kill the last peer after a third of the steps (default: do)")
-    option("--join", action=switch, default=True, help="let one join after two thirds of the steps (default: do)")
+    option(
+        "--join", action=switch, default=True, help="let a new peer join after two thirds of the steps (default: do)"
+    )
     option(
         "--quantize",
         choices=("none", "min-max", "zero-point"),
         default="none",
         help="send the all-reduces as 8-bit integers (default: %(default)s)",
     )
-    option("--connections", type=int, default=2, metavar="N", help="between two peers (default: %(default)s)")
-    option("--context", type=int, default=12, metavar="N", help="bytes the model sees (default: %(default)s)")
-    option("--hidden", type=int, default=256, metavar="N", help="the model's width (default: %(default)s)")
+    option(
+        "--connections", type=int, default=2, metavar="N", help="connections between two peers (default: %(default)s)"
+    )
+    option(
+        "--context", type=int, default=12, metavar="N", help="bytes of text that the model sees (default: %(default)s)"
+    )
+    option(
+        "--hidden", type=int, default=256, metavar="N", help="width of the model's hidden layers (default: %(default)s)"
+    )
     option(
         "--step-timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="give up when no step ends for so long (default: %(default)g)",
+        help="give up if no step ends for this long (default: %(default)g)",
     )
-    option("--plot", metavar="FILE", help="draw the loss against steps and bytes, such as curve.png")
+    option("--plot", metavar="FILE", help="draw the loss against steps and bytes to a file such as curve.png")
     add_json_option(parser)
     parser.set_defaults(run=run)
 

@@ -19,7 +19,7 @@ Starts a master and N copies of a Python script on this machine and waits for al
 in its environment. A copy that dies does not end the others unless --fail-fast is given.
 
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the copies; a second Ctrl-C kills them. The exit code is
-that of the first copy that failed, 128 plus the signal's number where a signal ended it.
+that of the first copy that failed, or 128 plus the signal's number if a signal ended it.
 
 The started master asks for the token in PCCL_TOKEN, if the environment has it, and the copies know it from there.
 PCCL_ENCRYPT=1 makes the copies encrypt what they send to each other.
@@ -34,14 +34,16 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [options] [-m] script ...",
     )
-    parser.add_argument("-n", "--count", type=positive, default=2, metavar="N", help="copies (default: %(default)s)")
+    parser.add_argument(
+        "-n", "--count", type=positive, default=2, metavar="N", help="number of copies (default: %(default)s)"
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
     where.add_argument(
         "--listen",
         metavar="HOST:PORT",
         default="127.0.0.1:0",
-        help="where the started master listens; 0.0.0.0:48148 lets other machines join (default: %(default)s)",
+        help="address of the master that is started; 0.0.0.0:48148 lets other machines join (default: %(default)s)",
     )
     parser.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
     parser.add_argument(
@@ -49,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=seconds,
         default=10.0,
         metavar="SECONDS",
-        help="time to end in before being killed (default: %(default)g)",
+        help="time that processes have to end before they are killed (default: %(default)g)",
     )
     parser.add_argument("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
     parser.add_argument("script", help="a Python file, or a module's name after -m")

@@ -32,7 +32,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         nargs="?",
         default=os.environ.get("PCCL_MASTER") or DEFAULT_ADDRESS,
-        help="the master's, or several with commas between (default: PCCL_MASTER, else " + DEFAULT_ADDRESS + ")",
+        help="the master's address, or several with commas between (default: PCCL_MASTER, else "
+        + DEFAULT_ADDRESS
+        + ")",
     )
     parser.add_argument(
         "--watch",
@@ -40,24 +42,32 @@ def add_parser(subparsers: Subparsers) -> None:
         type=seconds,
         nargs="?",
         const=1.0,
-        help="show it again every so often until Ctrl-C (default: %(const)g)",
+        help="show it again and again until Ctrl-C, this long apart (default: %(const)g)",
     )
-    parser.add_argument("--json", action="store_true", help="one line of JSON each time")
+    parser.add_argument("--json", action="store_true", help="print it as one line of JSON")
     parser.add_argument(
         "--check",
         action="store_true",
         help="for probes: print nothing, and exit with 0 if the master answers and the next two hold, else with 1",
     )
-    parser.add_argument("--peers", metavar="N", type=natural, default=0, help="with --check: N are in the run at least")
+    parser.add_argument(
+        "--peers", metavar="N", type=natural, default=0, help="with --check: at least N peers are in the run"
+    )
     parser.add_argument(
         "--peer",
         metavar="NAME",
-        help="with --check: one of this name is in the run; without a name of their own peers are called HOST:PID, and "
-        "HOST is enough here",
+        help="with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, "
+        "and HOST is enough here",
     )
-    parser.add_argument("--token-file", metavar="FILE", help="the run's token (default: PCCL_TOKEN)")
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=10.0, help="for an answer (default: %(default)g)"
+        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=10.0,
+        help="wait this long for an answer (default: %(default)g)",
     )
     parser.set_defaults(run=run)
 

@@ -32,9 +32,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option = parser.add_argument
     switch = argparse.BooleanOptionalAction
-    option("--minutes", type=float, default=2.0, metavar="M", help="how long (default: %(default)g)")
-    option("--peers", type=int, default=4, metavar="N", help="at the start (default: %(default)s)")
-    option("--peers-max", type=int, default=8, metavar="N", help="at any time (default: %(default)s)")
+    option("--minutes", type=float, default=2.0, metavar="M", help="length of the run (default: %(default)g)")
+    option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
+    option("--peers-max", type=int, default=8, metavar="N", help="most peers at any time (default: %(default)s)")
     option("--groups", type=int, default=1, metavar="N", help="peer groups (default: %(default)s)")
     option(
         "--kill-every",
@@ -43,47 +43,53 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="A..B",
         help="seconds between two disturbances, of whatever kind (default: %(default)s)",
     )
-    option("--kill", action=switch, default=True, help="SIGKILL peers (default: do)")
-    option("--join", action=switch, default=True, help="start new ones (default: do)")
-    option("--leave", action=switch, default=True, help="let some leave (default: do)")
-    option("--freeze", action=switch, default=True, help="SIGSTOP peers, and SIGCONT them later (default: do)")
+    option("--kill", action=switch, default=True, help="kill peers with SIGKILL (default: do)")
+    option("--join", action=switch, default=True, help="let new peers join (default: do)")
+    option("--leave", action=switch, default=True, help="let peers leave (default: do)")
     option(
-        "--freeze-for", type=_interval, default="0.1..10", metavar="A..B", help="seconds, with --freeze (%(default)s)"
+        "--freeze", action=switch, default=True, help="stop peers with SIGSTOP, and let them go on later (default: do)"
+    )
+    option(
+        "--freeze-for",
+        type=_interval,
+        default="0.1..10",
+        metavar="A..B",
+        help="seconds for which --freeze stops a peer (default: %(default)s)",
     )
     option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
     option(
         "--partition",
         type=_interval,
         metavar="A..B",
-        help="every so many seconds cut some off from others, or from the master, in one direction or both (Linux; "
-        "default: do not)",
+        help="seconds between partitions, which cut some peers off from others, or from the master, in one direction "
+        "or both (Linux only; default: none)",
     )
     option(
         "--partition-for",
         type=_interval,
         default="0.1..12",
         metavar="A..B",
-        help="seconds, with --partition (%(default)s)",
+        help="seconds for which a partition lasts (default: %(default)s)",
     )
     option(
         "--kill-master-every",
         type=_interval,
         metavar="A..B",
-        help="every so many seconds kill the master that leads, and start another one at its address (default: do not)",
+        help="seconds between kills of the master that leads; another is started at its address (default: none)",
     )
     option(
         "--standbys",
         type=int,
         default=0,
         metavar="N",
-        help="masters that stand by, at addresses that all peers know too; one that was killed comes back as a "
+        help="standby masters, at addresses that all peers know too. A master that was killed comes back as a "
         "standby, or as a master that knows nothing of the run (default: %(default)s)",
     )
     option(
         "--state",
         action=switch,
         default=None,
-        help="masters keep their run on disk (pccl master --state; default: where they are killed and have no standby)",
+        help="masters record their run on disk (pccl master --state; default: if they are killed and have no standby)",
     )
     option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
     option(
@@ -98,15 +104,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "--interrupts",
         type=_interval,
         metavar="A..B",
-        help="every so many seconds send a peer SIGINT in the middle of what it does; its buffers must be as they were "
-        "then, and it goes on (default: do not)",
+        help="seconds between interrupts: a peer is sent SIGINT in the middle of a call, its buffers must be as they "
+        "were before, and it goes on (default: none)",
     )
-    option("--token", action=switch, default=False, help="everybody must know a token (default: no)")
+    option("--token", action=switch, default=False, help="give the run a token (default: do not)")
     option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
     option(
         "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
     )
-    option("--seed", type=int, metavar="S", help="of all that is random (default: a new one)")
+    option("--seed", type=int, metavar="S", help="seed of everything that is random (default: a new one)")
     add_json_option(parser)
     parser.set_defaults(run=run)
 

@@ -90,7 +90,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Everything a run has shown."""
+    """All facts of a run."""
 
     plan: Plan
     unigram_bits: float

@@ -49,8 +49,7 @@ from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.runtime.data_plane.pieces import piece_elements
 
 AHEAD = 2
-"""How many copies to the host the device is given before the first of them has been waited for: while this thread takes
-note of one, the device does the next."""
+"""The copies to the host that are under way at once: while this thread takes note of one, the device does the next."""
 
 EXIT_GRACE_S = 5.0
 
