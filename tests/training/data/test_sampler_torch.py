@@ -73,7 +73,7 @@ def test_samples_are_used_once_though_peers_are_lost_and_come(master: MasterNode
         for (batch,) in leaver.loader:
             leaver.backward(batch)
             break
-    leaver.ddp._launch(0)
+    leaver.ddp._gradients._launch(0, None, leaver.ddp.revision)
     leaver.close()
     newcomer = TorchPeer(master.address, 3, tmp_path, batch_size=5).enter().run(epochs=4)
     for thread in threads:
