@@ -13,8 +13,9 @@ Which views need a quorum (quorum views):
 
     1  The last view does: the highest that any survivor has installed.
     2  Each newer view does that was prepared and may be in force at a peer that has not come. It can only be in force
-       if all its peers had answered. So it is ruled out by one survivor of it that had not answered, or that the same
-       master has told of a yet newer view instead.
+       if all had answered whose ring it changes (for the others see `leadership`, rule 4). So it is ruled out by one
+       such survivor that had not answered, or by any that the same master has told of a yet newer view instead. A
+       survivor that keeps its ring and has not heard of the view says nothing about it.
     3  Not only the newest prepared view counts. The peers that it admits can be all who know of it, and they say
        nothing of one before it. And a master may have died that knew, or could not rule out, that the view before was
        in force, and told of the newer one some peers that have never installed the one before. So survivors report all

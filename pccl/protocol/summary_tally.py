@@ -37,6 +37,8 @@ class Rings:
             for peer in dict.fromkeys(ring.peers):
                 self.groups_of.setdefault(peer, []).append(ring.group)
         self.peers = frozenset(self.groups_of)
+        self.epochs = {ring.group: ring.epoch for ring in rings}
+        """The epoch of each group's ring."""
         self.are_peers = all(peer > 0 for peer in self.peers)
         """Whether all numbers in the rings can be those of peers."""
 
@@ -118,6 +120,8 @@ class SummaryTally(Generic[S]):
         if summary.installed is not None:
             self._installed.setdefault(summary.installed.view, {})[peer] = summary.installed
         for view in _told(summary):
+            if view.view not in self._told:
+                self._forget_counts(view.view)
             self._told.setdefault(view.view, {})[peer] = view
         if summary.is_settled and summary.prepared is not None:
             self._settled.setdefault(summary.prepared.view, {})[peer] = summary.prepared
@@ -128,20 +132,41 @@ class SummaryTally(Generic[S]):
         summary = self.summaries.pop(peer, None)
         if summary is None:
             return
+        self._count(peer, summary, -1)
         if summary.installed is not None:
             _forget(self._installed, summary.installed.view, peer)
         for view in _told(summary):
             _forget(self._told, view.view, peer)
+            if view.view not in self._told:
+                self._forget_counts(view.view)
         if summary.is_settled and summary.prepared is not None:
             _forget(self._settled, summary.prepared.view, peer)
-        self._count(peer, summary, -1)
 
     def _count(self, peer: int, summary: S, by: int) -> None:
-        answered = _answered(summary) if self._counts else ()
         for (view, peers), count in self._counts.items():
             if peer in peers:
                 count.here += by
-                count.answered += by if view in answered else 0
+                count.answered += by if self._leaves_open(peer, summary, view) else 0
+
+    def _forget_counts(self, view: int) -> None:
+        """Count anew what is asked of a view: its rings have become known, or nobody tells of them any more."""
+        for key in [key for key in self._counts if key[0] == view]:
+            del self._counts[key]
+
+    def _leaves_open(self, peer: int, summary: S, view: int) -> bool:
+        """Whether a view may be in force for all that this peer of it says: the peer has answered it, or needed not,
+        since the view keeps its ring and no word of a newer one has come to it."""
+        told = _told(summary)
+        if any(each.view >= view for each in told):
+            return any(each.view == view and each.answered for each in told)
+        if summary.installed is None or view not in self._told:
+            return False
+        before = self.views.of(summary.installed)
+        after = self.views.of(next(iter(self._told[view].values())))
+        groups = before.groups_of.get(peer, [])
+        return bool(groups) and all(
+            group in after.groups_of.get(peer, []) and after.epochs[group] == before.epochs[group] for group in groups
+        )
 
     @property
     def heard(self) -> KeysView[int]:
@@ -170,8 +195,8 @@ class SummaryTally(Generic[S]):
         return self._counted(0, peers).here
 
     def have_answered(self, view: int, peers: frozenset[int]) -> bool:
-        """Whether all of these peers that have said something have answered this view, and none knows of a word that
-        rules it out."""
+        """Whether this view may be in force for all that these peers of it have said: none that had to answer it has
+        not, and none knows of a word that rules it out."""
         count = self._counted(view, peers)
         return count.answered == count.here
 
@@ -180,8 +205,8 @@ class SummaryTally(Generic[S]):
         if count is None:
             if len(self._counts) >= COUNTS_MAX:
                 self._counts.clear()
-            here = [summary for peer, summary in self.summaries.items() if peer in peers]
-            answered = sum(view in _answered(summary) for summary in here)
+            here = [(peer, summary) for peer, summary in self.summaries.items() if peer in peers]
+            answered = sum(self._leaves_open(peer, summary, view) for peer, summary in here)
             count = self._counts[view, peers] = _Count(len(here), answered)
         return count
 
@@ -201,12 +226,6 @@ class SummaryTally(Generic[S]):
 def _told(summary: Summary) -> list[m.PreparedView]:
     """Return the prepared views that a summary names."""
     return summary.answered if summary.prepared is None else [summary.prepared, *summary.answered]
-
-
-def _answered(summary: Summary) -> set[int]:
-    """Return the views newer than its installed one that a peer has answered, and that no later word of their master
-    rules out."""
-    return {view.view for view in _told(summary) if view.answered}
 
 
 def _forget(found: dict[int, dict[int, View]], view: int, peer: int) -> None:

@@ -543,3 +543,30 @@ def test_a_fence_of_a_live_run_lets_nobody_found_another_and_one_that_is_over_do
 def test_schedules_with_mortal_masters(masters: int) -> None:
     for seed in range(SCHEDULES):
         play(Plan.of_seed(seed, masters))
+
+
+def test_a_view_that_some_needed_not_answer_may_be_in_force() -> None:
+    """It keeps the rings of all that are left, so it is in force before the last of them has heard of it. A standby to
+    which that one comes, and one that has only answered, does not lead on from the view before."""
+    world = World(masters=2)
+    nodes = [*world.join(0), *world.join(0, 0, 0, 1)]
+    answered, *others, unaware, lost = nodes
+    first, second = world.hosts
+    world.cut(lost, first.name)
+    while first.machine.master.state.view == first.machine.master.state.installed_view:
+        world.run()
+        world.block(first.name, unaware)
+        world.wait(0.5)
+    world.run_until(lambda: answered.machine._prepared is not None and answered.machine._prepared.answered)
+    world.block(first.name, answered)
+    world.run()
+    in_force = first.machine.master.state.installed_view
+    assert [node.view.view == in_force for node in nodes] == [False, True, True, False, False]
+    world.cut(unaware, first.name)
+    world.cut(answered, first.name)
+    for _ in range(30):
+        world.wait(0.5)
+        world.run()
+    assert first.machine.master.accepted == [node.number for node in others]
+    assert not second.is_leading
+    assert {node.machine.term for node in nodes} == {1}
