@@ -1,4 +1,4 @@
-"""Checks the models of the protocol with Spin: `python -m tests.model` (two minutes on two cores, 4 GB).
+"""Checks the models of the protocol with Spin: `python -m tests.model` (minutes on two cores, 4 GB).
 
     python -m tests.model                     what CI runs: configurations that must hold, and mutants
     python -m tests.model --long              those that take minutes and gigabytes, too

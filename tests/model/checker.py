@@ -87,7 +87,7 @@ def check(folder: Path, configuration: Configuration, limit_s: float, memory_mb:
         begun_at = time.monotonic()
         try:
             _run(scratch, limit_s, "spin", "-a", "-o3", *configuration.defines, name)
-            options = ["-O2", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={memory_mb}"]
+            options = ["-O1", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={memory_mb}"]
             _run(scratch, limit_s, "gcc", *options, "-o", "pan", "pan.c")
             said = _run(scratch, limit_s, "./pan", f"-m{DEPTH_MAX}", "-w24")
             _read(said, finding)
