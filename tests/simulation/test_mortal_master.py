@@ -557,7 +557,8 @@ def test_a_view_that_some_needed_not_answer_may_be_in_force() -> None:
         world.run()
         world.block(first.name, unaware)
         world.wait(0.5)
-    world.run_until(lambda: answered.machine._prepared is not None and answered.machine._prepared.answered)
+    answer = answered.name, m.LinksReady(first.machine.master.state.view, [], [])
+    world.run_until(lambda: answer in world.from_peers)
     world.block(first.name, answered)
     world.run()
     in_force = first.machine.master.state.installed_view
