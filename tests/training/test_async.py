@@ -34,7 +34,7 @@ class AsyncPeer(Peer):
         self.digests[self.diloco.revision] = self.diloco.digest()
 
 
-def async_crew(master: MasterNode, count: int, **options: object) -> list[AsyncPeer]:
+def async_cluster(master: MasterNode, count: int, **options: object) -> list[AsyncPeer]:
     peers = [AsyncPeer(master.address, number, AsyncDiLoCo, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
@@ -98,7 +98,7 @@ def late_reference(
 
 @fragmented
 def test_three_peers_do_what_the_module_says(master: MasterNode, fragments: list[slice]) -> None:
-    peers = async_crew(master, 3, fragments=len(fragments))
+    peers = async_cluster(master, 3, fragments=len(fragments))
     each_runs(peers, 7)
     assert peers[0].worlds == [0, 3, 3, 3, 3, 3, 3, 3]
     assert {peer.diloco.outer_steps for peer in peers} == {8}
@@ -110,7 +110,7 @@ def test_three_peers_do_what_the_module_says(master: MasterNode, fragments: list
 
 def test_more_fragments_than_rows(master: MasterNode) -> None:
     """Some outer steps move nothing."""
-    peers = async_crew(master, 2, fragments=9)
+    peers = async_cluster(master, 2, fragments=9)
     each_runs(peers, 10)
     finish(peers)
     assert_parity(peers)
@@ -125,7 +125,7 @@ def test_no_fragments_are_an_error() -> None:
 
 
 def test_one_peer_alone_does_the_same(master: MasterNode) -> None:
-    (peer,) = async_crew(master, 1)
+    (peer,) = async_cluster(master, 1)
     peer.run(4)
     assert peer.worlds == [0, 1, 1, 1, 1]
     peer.finish()
@@ -134,7 +134,7 @@ def test_one_peer_alone_does_the_same(master: MasterNode) -> None:
 
 
 def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
-    peers = async_crew(master, 3, quantization=QuantizationOptions())
+    peers = async_cluster(master, 3, quantization=QuantizationOptions())
     each_runs(peers, 4)
     finish(peers)
     assert_parity(peers)
@@ -142,7 +142,7 @@ def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None
 
 @fragmented
 def test_a_newcomer_gets_the_results_it_has_no_part_in(master: MasterNode, fragments: list[slice]) -> None:
-    peers = async_crew(master, 2, fragments=len(fragments))
+    peers = async_cluster(master, 2, fragments=len(fragments))
     each_runs(peers, 2)
     assert peers[0].diloco.outer_steps == 3  # one is in flight
     newcomer = AsyncPeer(master.address, 2, AsyncDiLoCo, fragments=len(fragments))
@@ -167,7 +167,7 @@ def test_a_newcomer_gets_the_results_it_has_no_part_in(master: MasterNode, fragm
 @fragmented
 def test_draining_loses_no_pseudo_gradient(master: MasterNode, fragments: list[slice]) -> None:
     """A newcomer that is refused at once makes the others drain and changes nothing else."""
-    peers = async_crew(master, 2, fragments=len(fragments))
+    peers = async_cluster(master, 2, fragments=len(fragments))
     each_runs(peers, 2)
 
     def has_admitted(peer: Peer) -> bool:
@@ -188,7 +188,7 @@ def test_draining_loses_no_pseudo_gradient(master: MasterNode, fragments: list[s
 
 
 def test_a_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
-    peers = async_crew(master, 2)
+    peers = async_cluster(master, 2)
     error = refused_while_others_train(
         master, peers, lambda communicator: AsyncDiLoCo(communicator, new_model(), fragments=2)
     )
@@ -200,7 +200,7 @@ def test_a_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
 
 @fragmented
 def test_who_is_lost_with_an_average_in_flight_is_left_out(master: MasterNode, fragments: list[slice]) -> None:
-    peers = async_crew(master, 3, fragments=len(fragments))
+    peers = async_cluster(master, 3, fragments=len(fragments))
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)
@@ -215,7 +215,7 @@ def test_who_is_lost_with_an_average_in_flight_is_left_out(master: MasterNode, f
 
 
 def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = async_crew(master, 2)
+    one, other = async_cluster(master, 2)
     thread = Background(partial(one.run, 5))
     other.run(2)
     other.close()
@@ -228,7 +228,7 @@ def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
 @fragmented
 def test_a_run_resumes_from_its_checkpoints(fragments: list[slice], tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0") as master:
-        peers = async_crew(master, 2, fragments=len(fragments))
+        peers = async_cluster(master, 2, fragments=len(fragments))
         each_runs(peers, 3)
         for peer in peers:
             peer.diloco.save(tmp_path / f"{peer.number}.npz")
@@ -246,7 +246,7 @@ def test_a_run_resumes_from_its_checkpoints(fragments: list[slice], tmp_path: Pa
 
 
 def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
-    peers = async_crew(master, 2)
+    peers = async_cluster(master, 2)
     each_runs(peers, 2)
     master.interrupt()
     assert master.wait(WAIT_S)

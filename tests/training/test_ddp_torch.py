@@ -63,7 +63,7 @@ class DDPPeer:
         return self
 
 
-def crew_of(master: MasterNode, count: int, **options: Any) -> list[DDPPeer]:
+def cluster_of(master: MasterNode, count: int, **options: Any) -> list[DDPPeer]:
     peers = [DDPPeer(master.address, number, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
@@ -85,7 +85,7 @@ def assert_parity(peers: list[DDPPeer]) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("bucket_bytes", [1, SMALL_BUCKETS, 1 << 20])
 def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode, bucket_bytes: int) -> None:
-    peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
+    peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     together([partial(peer.run, 5) for peer in peers])
     module = new_module()
     optimizer = new_optimizer(module)
@@ -100,7 +100,7 @@ def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode, bu
 
 
 def test_full_buckets_are_on_their_way_during_the_backward_pass(master: MasterNode) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     launched_before: list[int] = []
     first = next(peer.module.parameters())
     first.register_hook(lambda _: launched_before.append(sum(b.average is not None for b in peer.ddp._buckets)))
@@ -118,7 +118,7 @@ def test_full_buckets_are_on_their_way_during_the_backward_pass(master: MasterNo
 
 
 def test_parameters_without_a_part_in_the_loss_count_as_zero(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def half_step(peer: DDPPeer) -> None:
         # One peer uses all layers, the other one only the last.
@@ -136,7 +136,7 @@ def test_parameters_without_a_part_in_the_loss_count_as_zero(master: MasterNode)
 @pytest.mark.usefixtures("place")
 def test_layers_that_are_frozen_later_rest(master: MasterNode) -> None:
     """Neither moments nor weight decay move them, and they go on when they are thawed."""
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     weights = [peer.module[0].weight.detach().clone() for peer in peers]
     for peer in peers:
@@ -153,7 +153,7 @@ def test_layers_that_are_frozen_later_rest(master: MasterNode) -> None:
 
 
 def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def accumulated(peer: DDPPeer) -> None:
         for step in range(3):
@@ -174,7 +174,7 @@ def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
 
 
 def test_a_second_backward_pass_is_refused_with_the_way_out(master: MasterNode) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     loss(peer.module, 0, 0).backward()
     with pytest.raises(RuntimeError, match=r"use no_sync\(\)"):
         loss(peer.module, 0, 1).backward()
@@ -182,7 +182,7 @@ def test_a_second_backward_pass_is_refused_with_the_way_out(master: MasterNode) 
 
 
 def test_it_does_not_outlive_its_users_although_its_hooks_are_still_there(master: MasterNode) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     ended = weakref.ref(peer.ddp), weakref.ref(peer.communicator)
     loss(peer.module, 0, 0).backward()
     close([peer])
@@ -195,7 +195,7 @@ def test_it_does_not_outlive_its_users_although_its_hooks_are_still_there(master
 
 @pytest.mark.usefixtures("place")
 def test_newcomers_get_the_optimizers_moments_too(master: MasterNode) -> None:
-    peers = crew_of(master, 2, quantization=QuantizationOptions())
+    peers = cluster_of(master, 2, quantization=QuantizationOptions())
     together([partial(peer.run, 3) for peer in peers])
     newcomer = DDPPeer(master.address, 2, quantization=QuantizationOptions())
 
@@ -213,7 +213,7 @@ def test_newcomers_get_the_optimizers_moments_too(master: MasterNode) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_who_is_lost_between_two_buckets_is_left_out(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)
@@ -231,7 +231,7 @@ def test_who_is_lost_between_two_buckets_is_left_out(master: MasterNode) -> None
 
 
 def test_who_is_interrupted_while_it_waits_does_not_go_on_as_if_nothing_had_been(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     stays, interrupted = peers
     assert interrupted_at(10**9, partial(interrupted.run, 3))  # where it sleeps

@@ -18,7 +18,7 @@ from tests.training.peers import (
     Reference,
     assert_close,
     assert_parity,
-    crew_of,
+    cluster_of,
     each_runs,
     new_model,
     refused_while_others_train,
@@ -30,7 +30,7 @@ def close(peers: list[Peer]) -> None:
 
 
 def test_three_peers_do_what_the_paper_says(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     each_runs(peers, 5)
     assert_parity(peers)
     expected = Reference().run([0, 1, 2], 5)
@@ -49,7 +49,7 @@ def test_one_peer_goes_on_alone(master: MasterNode) -> None:
 
 
 def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
-    peers = crew_of(master, 3, quantization=QuantizationOptions())
+    peers = cluster_of(master, 3, quantization=QuantizationOptions())
     each_runs(peers, 4)
     assert_parity(peers)
     for name, array in Reference().run([0, 1, 2], 4).items():
@@ -58,7 +58,7 @@ def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None
 
 
 def test_newcomers_start_from_what_the_others_have(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     each_runs(peers, 2)
     newcomer = Peer(master.address, 2)
     for array in newcomer.model.values():
@@ -81,7 +81,7 @@ def test_newcomers_start_from_what_the_others_have(master: MasterNode) -> None:
 
 
 def test_who_leaves_in_the_middle_of_an_average_is_left_out(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)
@@ -97,7 +97,7 @@ def test_who_leaves_in_the_middle_of_an_average_is_left_out(master: MasterNode) 
 
 
 def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = crew_of(master, 2)
+    one, other = cluster_of(master, 2)
     thread = Background(partial(one.run, 4))
     other.run(2).close()
     thread.result()
@@ -122,18 +122,18 @@ def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
 def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
     master: MasterNode, make: Callable[[Communicator], Any], told: str
 ) -> None:
-    error = refused_while_others_train(master, crew_of(master, 2), make)
+    error = refused_while_others_train(master, cluster_of(master, 2), make)
     assert error.result is Result.INVALID_ARGUMENT
     assert told in str(error)
 
 
 def test_resuming_gives_the_bytes_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0") as master:
-        whole = crew_of(master, 2)
+        whole = cluster_of(master, 2)
         each_runs(whole, 6)
         close(whole)
     with MasterNode("127.0.0.1:0") as master:
-        first = crew_of(master, 2)
+        first = cluster_of(master, 2)
         each_runs(first, 4)
         for peer in first:
             peer.diloco.save(tmp_path / f"{peer.number}.npz")
@@ -231,7 +231,7 @@ def test_a_failed_save_leaves_the_former_checkpoint(
 
 
 def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     each_runs(peers, 2)
     master.interrupt()
     assert master.wait(WAIT_S)

@@ -20,7 +20,7 @@ from pccl.training.spsa import in_place
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
 from tests.training.peers import assert_parity, new_model, refused_while_others_train
-from tests.training.spsa.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_crew
+from tests.training.spsa.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_cluster
 
 
 def weights(peer: SPSAPeer) -> bytes:
@@ -52,7 +52,7 @@ def test_peers_with_one_direction_move_as_one_peer_with_as_many() -> None:
 
 
 def test_a_step_costs_a_byte_for_each_direction(master: MasterNode) -> None:
-    peers = spsa_crew(master, 3, replace(OPTIONS, directions=2), admit_every=100, check_every=100)
+    peers = spsa_cluster(master, 3, replace(OPTIONS, directions=2), admit_every=100, check_every=100)
     before = peers[0].communicator.stats["tx_payload_bytes"]
     each_runs(peers, 10)
     for peer in peers:
@@ -134,7 +134,7 @@ three_have_met_twice = partial(have_met_twice, 3)
 def test_newcomers_get_the_steps_or_the_weights(
     master: MasterNode, scale: float, replay_max: int, is_sent: bool
 ) -> None:
-    peers = spsa_crew(master, 2, replay_max=replay_max)
+    peers = spsa_cluster(master, 2, replay_max=replay_max)
     each_runs(peers, 20)
     newcomer = SPSAPeer(master.address, 2, replay_max=replay_max)
     for array in newcomer.model.values():
@@ -154,7 +154,7 @@ def test_newcomers_get_the_steps_or_the_weights(
 
 def test_a_second_newcomer_gets_the_steps_from_the_first_peers(master: MasterNode) -> None:
     """The first newcomer came by the weights, so it remembers nothing of the steps before."""
-    peers = spsa_crew(master, 1)
+    peers = spsa_cluster(master, 1)
     peers[0].run(5)
     for number in (1, 2):
         newcomer = SPSAPeer(master.address, number)
@@ -171,7 +171,7 @@ def test_a_second_newcomer_gets_the_steps_from_the_first_peers(master: MasterNod
 
 
 def test_who_leaves_in_the_middle_of_an_exchange_is_left_out(master: MasterNode) -> None:
-    peers = spsa_crew(master, 3)
+    peers = spsa_cluster(master, 3)
     leaver = peers.pop(0)
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)
@@ -186,7 +186,7 @@ def test_who_leaves_in_the_middle_of_an_exchange_is_left_out(master: MasterNode)
 
 
 def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = spsa_crew(master, 2)
+    one, other = spsa_cluster(master, 2)
     thread = Background(partial(one.run, 4))
     other.run(2).close()
     thread.result()
@@ -270,7 +270,7 @@ def test_a_log_goes_on_after_a_crash(tmp_path: Path) -> None:
 def test_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     with MasterNode("127.0.0.1:0") as master:
-        first = spsa_crew(master, 2, target=1.0)
+        first = spsa_cluster(master, 2, target=1.0)
         each_runs(first, 4)
         first[0].spsa.save(path)
         each_runs(first, 6)
@@ -299,7 +299,7 @@ def test_checkpoints(tmp_path: Path) -> None:
 def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
     master: MasterNode, make: Callable[[Communicator], Any]
 ) -> None:
-    error = refused_while_others_train(master, spsa_crew(master, 2), make)
+    error = refused_while_others_train(master, spsa_cluster(master, 2), make)
     assert error.result is Result.INVALID_ARGUMENT
 
 
@@ -338,7 +338,7 @@ def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master:
 def test_an_interrupted_move_is_repaired_by_the_others_alone(
     master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = spsa_crew(master, 2)
+    peers = spsa_cluster(master, 2)
     each_runs(peers, 3)
     peers[0].spsa.save(tmp_path / "checkpoint")
     calls = iter(range(100))

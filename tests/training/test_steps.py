@@ -12,8 +12,8 @@ import pytest
 from pccl import MasterNode, PCCLError, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
 from tests.support.cluster import outcomes, results, together
-from tests.training.peers import Peer, crew_of
-from tests.training.spsa.spsa_peers import SPSAPeer, spsa_crew
+from tests.training.peers import Peer, cluster_of
+from tests.training.spsa.spsa_peers import SPSAPeer, spsa_cluster
 
 BEFORE = 3
 """Steps that all have made."""
@@ -40,7 +40,7 @@ def set_back(state_of: Any) -> None:
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, partial(AsyncDiLoCo, fragments=3)])
 def test_outer_steps_are_not_averaged_with_the_next_ones(master: MasterNode, kind: Any) -> None:
-    peers: list[Peer] = crew_of(master, 3, kind)
+    peers: list[Peer] = cluster_of(master, 3, kind)
     together([partial(peer.run, BEFORE) for peer in peers])
     set_back(peers[1].diloco)
     if kind is DiLoCo:
@@ -57,7 +57,7 @@ def test_outer_steps_are_not_averaged_with_the_next_ones(master: MasterNode, kin
 
 
 def test_directions_of_other_steps_are_not_exchanged(master: MasterNode) -> None:
-    peers: list[SPSAPeer] = spsa_crew(master, 3, admit_every=100)
+    peers: list[SPSAPeer] = spsa_cluster(master, 3, admit_every=100)
     together([partial(peer.run, BEFORE) for peer in peers])
     set_back(peers[2].spsa)
     before = [{name: np.array(array) for name, array in peer.model.items()} for peer in peers]
@@ -71,7 +71,7 @@ def test_gradients_of_other_steps_are_not_averaged(master: MasterNode) -> None:
     pytest.importorskip("torch")
     from tests.training import test_ddp_torch as ddp_torch
 
-    peers = ddp_torch.crew_of(master, 2, admit_every=100)
+    peers = ddp_torch.cluster_of(master, 2, admit_every=100)
     together([partial(peer.run, BEFORE) for peer in peers])
     set_back(peers[0].ddp)
     before = [ddp_torch.parameters(peer.module).clone() for peer in peers]

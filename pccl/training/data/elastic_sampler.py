@@ -90,14 +90,14 @@ class _Foreseen:
 
 
 class ElasticSampler:
-    """Which samples this peer trains on. See the module for how. Not thread-safe; not to be drawn from in a loader's
-    worker, nor in a forked process.
+    """A sampler that gives each sample of an epoch to one peer, once, whoever comes and goes.
 
     Iterating gives this peer's part of the rest of the epoch: lists of `batch_size` indices, for
     `DataLoader(batch_sampler=sampler)`, or without `batch_size` single indices, for `DataLoader(sampler=sampler)`. With
     `num_workers` above 0 iterate over `sampler.track(loader)`. What is drawn counts as trained on in the next step, so
     draw no batch more (`zip(range(50), loader)`, not `zip(loader, range(50))`), or `discard` it.
-    """
+
+    Not thread-safe; not to be drawn from in a loader's worker, nor in a forked process."""
 
     def __init__(
         self,

@@ -222,13 +222,15 @@ class DDP(ModuleFace, Checkpointed):
     def connect(
         cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
     ) -> DDP:
-        """Makes one with a communicator of its own, connected to the run at `address` (None: what the environment says
-        in PCCL_MASTER), and joins: `peers_min` None are as many as `pccl launch` has started. `options` are those of
+        """Make a DDP with a communicator of its own, connected to the run at `address` (None: the environment's
+        PCCL_MASTER), and join: with `peers_min` None as many peers as `pccl launch` has started. `options` are those of
         the constructor. `close` closes the communicator, too.
 
+        A program that ends without `close` leaves the run in order all the same, and compares what its last step has
+        left; a divergence that is found then is printed, and the exit status is 120.
+
         PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, INVALID_USAGE where this
-        thread has another one in that run, and as `join`.
-        """
+        thread has another one in that run, and as `join`."""
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
             text = (

@@ -39,18 +39,19 @@ def torch_comm_hook(
     bucket_bytes: int = BUCKET_BYTES,
     tag: int = 0,
 ) -> Callable[[Any, Any], Any]:
-    """The hook for `model.register_comm_hook(state, hook)`, whose `state` is not used. `model` is the
-    DistributedDataParallel. `revision` tells how many steps the run has made: the same on all peers that average
-    together, or the backward passes fail on all of them. All give the same arguments. Uses the tags from `tag` on, one
-    for each bucket. The hook is for the thread that makes the backward passes, and for one communicator.
+    """Return a hook for `model.register_comm_hook(state, hook)`, whose `state` is not used, by which torch's own
+    DistributedDataParallel averages over pccl's peers.
+
+    `model` is the DistributedDataParallel. `revision` returns how many steps the run has made: the same on all peers
+    that average together, or the backward passes fail on all of them. All give the same arguments. Uses the tags from
+    `tag` on, one for each bucket. The hook is for the thread that makes the backward passes, and for one communicator.
 
     Errors come out of `backward`: PCCLError for anything but losses, such as that the master is lost; RuntimeError
     after a backward pass that failed halfway.
 
     ValueError: the model has a process group of several processes, which would each need a communicator and average
     twice; or `find_unused_parameters` or `static_graph`, with which torch does not hand out the averages of parameters
-    that only other peers have used, so that peers would part. TypeError for another kind of model.
-    """
+    that only other peers have used, so that peers would part. TypeError: `model` is of another kind."""
     torch = sys.modules["torch"]
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, not {type(model).__name__}")

@@ -85,10 +85,12 @@ class Flight:
 
 
 class AsyncDiLoCo(OuterLoop):
-    """See the module for what it does and `OuterLoop` for its arguments.
+    """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 
-    After an outer step an average may be in flight; it needs nothing from Python. `finish` ends a run.
-    """
+    Like DiLoCo with delayed, eager updates (Kale et al. 2025, arXiv:2502.12996) and fragments as in Streaming DiLoCo
+    (Douillard et al. 2025, arXiv:2501.18512); the module says what differs. Arguments are those of `OuterLoop`, and
+    `fragments`. After an outer step an average may be in flight; it needs nothing from Python. `finish` ends a run. Not
+    thread-safe."""
 
     def __init__(
         self,

@@ -30,22 +30,26 @@ from pccl.training.group.weights import checked_weight
 
 
 class DiLoCo(OuterLoop):
-    """See the module for what it does and `OuterLoop` for its arguments. Between calls the model is the user's."""
+    """DiLoCo (Douillard et al. 2023, arXiv:2311.08105): peers train alone for some steps, then average what these
+    moved.
+
+    The pseudo-gradient of a peer is `outer - local`, where it started minus where its inner steps have led; the mean
+    over peers goes into SGD with Nesterov momentum (`OuterNesterov`), as in the paper's algorithm 1. Arguments are
+    those of `OuterLoop`. Between calls the model is the user's, to be trained by any optimizer. Not thread-safe."""
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Averages what the peers' models moved by since the last call, updates the outer state, lets newcomers in,
-        and puts the outer parameters into the model. A joint call; blocks until all other peers have come to it.
+        """Average what the peers' models moved by since the last call, update the outer state, let newcomers in, and
+        put the outer parameters into the model. A joint call; blocks until all other peers have come to it.
 
-        `weight` is by what this peer counts in the average, such as tokens or samples
-        (`pccl.training.diloco.weighted_average`); all peers give one, or none does. `inner_steps` is how many this peer
-        has made, if not as many as it was told.
+        `weight`, a number of at least 0, is what this peer counts by in the average, such as tokens or samples
+        (`pccl.training.diloco.weighted_average`): the mean is `sum(weight * pseudo-gradient) / sum(weight)`. All peers
+        give one, or none does. `inner_steps` is how many this peer has made, if not as many as the property
+        `inner_steps` said.
 
-        ValueError: a weight that is negative or not finite, or a number of steps that is none; `outer_step` can be
-        called again.
-        PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
-        or a former call was interrupted: `reconnect`, too. DivergenceError: peers differ in what they must have in
-        common.
-        """
+        ValueError: the weight is negative, not finite or no number, or `inner_steps` is no number of steps;
+        `outer_step` can be called again. PCCLError: the master is lost, or this peer was evicted, see `reconnect`;
+        INVALID_USAGE: `join` was not called, or a former call was interrupted: `reconnect`, too. DivergenceError: peers
+        differ in what they must have in common."""
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
         self._pace.pause(made)

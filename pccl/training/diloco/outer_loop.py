@@ -80,23 +80,31 @@ class OuterLoop(Checkpointed):
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
-        """`model` is a torch module, or a mapping of names to NumPy arrays; all peers build the same.
+        """Arguments that are the same on all peers: the model's shapes, `quantization`, `tag`, the names in `shared`,
+        `buffers`, `check_every`, `compare_inner`, `alike`. Who has another one is refused by `join`, with who has what.
 
-        `inner` is what is saved in checkpoints beside it, as a rule the inner optimizer. `quantization` is that of the
-        pseudo-gradients on the wire, the same on all peers, and so is `tag`: this object uses `tag` to `tag + 2`.
-        `site` is given where this peer trains one shard of a model; `communicator` must be the site's then.
+        `model` is a torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays. The
+        outer state is float32 (float64 where a parameter is), whatever the model's dtype.
+
+        `inner` is saved in checkpoints beside the model, as a rule the inner optimizer. Of a torch optimizer newcomers
+        get the hyperparameters in `param_groups`; with `compare_inner` False peers may have different ones, as where a
+        scheduler is stepped by peers that make different numbers of inner steps (None: True, but with `steps="by
+        speed"` False).
+
+        `quantization` is that of the pseudo-gradients on the wire. This object uses `tag` to `tag + 2`. `site` is given
+        where this peer trains one shard of a model; `communicator` must be the site's then.
+
         `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers: newcomers load
         it, and it is compared. `buffers` is what becomes of a module's buffers in each outer step: "average"
         (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or "local".
         `check_every` is after how many outer steps peers compare digests of all they have in common; None: as often as
-        it takes less than a thousandth of the time. Of an inner torch optimizer newcomers get the hyperparameters in
-        `param_groups`; with `compare_inner` False peers may have different ones, as where a scheduler is stepped by
-        peers that make different numbers of inner steps (None: True, but with `steps="by speed"` False).
-        `alike` is whatever else must be the same on all peers, as its `repr`: who has it otherwise is refused.
-        `inner_steps` is what the property of that name says, on every peer; with `steps="by speed"` on the fastest one,
-        and on the others as many as they make in the same time (`pccl.training.diloco.pace`); both are then the same on
-        all. TypeError or ValueError for what cannot be trained.
-        """
+        it takes less than a thousandth of the time. `alike` is anything else that must be the same on all peers,
+        compared by its `repr`.
+
+        `inner_steps` is the value of that property on every peer; with `steps="by speed"` on the fastest one, and on
+        the others as many as they make in the same time (`pccl.training.diloco.pace`).
+
+        TypeError, ValueError: the model cannot be trained, or an argument is wrong; the text names it."""
         tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
         if inner_steps < 1:
             raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
@@ -195,8 +203,8 @@ class OuterLoop(Checkpointed):
         return self._pace.inner_steps
 
     def digest(self) -> str:
-        """BLAKE3, in hexadecimal, of all that peers have in common: the outer state, the buffers that are not local,
-        hyperparameters, and what was handed over. Equal on all peers after every outer step."""
+        """Return the BLAKE3 digest, in hexadecimal, of all that peers have in common: the outer state, the buffers that
+        are not local, hyperparameters, and what was handed over. Equal on all peers after every outer step."""
         self._read_model()
         return self._contract.digest(self.revision)
 
@@ -220,13 +228,12 @@ class OuterLoop(Checkpointed):
             self._communicator.connect()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
-        peers are there, or at once where others train already; then all have the same outer state, and the model starts
-        from it.
+        """Join the run: call it once, right after the communicator has connected, since the others wait for it. Returns
+        when `peers_min` peers are there, or at once where others train already; then all have the same outer state, and
+        the model starts from it.
 
         PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
-        with other options (INVALID_ARGUMENT).
-        """
+        with other options (INVALID_ARGUMENT)."""
         self._read_model()
         admission = self._membership.join(peers_min)
         self._has_begun = True
@@ -246,7 +253,7 @@ class OuterLoop(Checkpointed):
             self._contract.buffers.adopt()
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
+        """Go on after the master was lost or this peer evicted: like `join`, with a new communicator that has just
         connected. What this peer had not brought into an outer update is lost."""
         self._communicator = communicator
         self._contract.renew(communicator)
@@ -284,8 +291,8 @@ class OuterLoop(Checkpointed):
         return view
 
     def outer_state(self) -> dict[str, Any]:
-        """The revision, the outer parameters and momentum as they are, not copied, and of each object in `shared` its
-        state."""
+        """Return the revision, the outer parameters and momentum as flat vectors, not copied, and the state of each
+        object in `shared`."""
         self._read_model()
         return {
             "revision": self.revision,

@@ -19,7 +19,8 @@ from pccl.training.tensors.replica import Vector
 
 @dataclass(frozen=True, slots=True)
 class OuterNesterov:
-    """SGD with Nesterov momentum. The defaults are the paper's."""
+    """SGD with Nesterov momentum, the outer optimizer. The defaults are the paper's (arXiv:2311.08105). ValueError:
+    `learning_rate` is not above 0, or `momentum` not in [0, 1)."""
 
     learning_rate: float = 0.7
     momentum: float = 0.9
@@ -32,10 +33,9 @@ class OuterNesterov:
 
     @default_environment()
     def step(self, parameters: Vector, momentum: Vector, gradient: Vector) -> None:
-        """`m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place.
+        """Compute `m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place, over vectors of one dtype and length.
 
-        `gradient` is used as scratch: its contents are lost.
-        """
+        `gradient` is used as scratch: its contents are lost."""
         momentum *= self.momentum
         momentum += gradient
         gradient += self.momentum * momentum

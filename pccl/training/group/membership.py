@@ -235,13 +235,12 @@ class Membership:
         self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Call once, right after `Communicator.connect`: returns when `peers_min` peers are there (the largest such
-        number among them counts), or at once where others train already, with everybody's state the same.
+        """Join the run: call it once, right after `Communicator.connect`. Returns when `peers_min` peers are there (the
+        largest such number among them counts), or at once where others train already, with everybody's state the same.
 
         PCCLError INVALID_USAGE: this object has joined already, or another one on the same communicator. Other
         PCCLErrors, of which INVALID_ARGUMENT where others have other options, and ValueError; the communicator is
-        closed then, so that the others can go on.
-        """
+        closed then, so that the others can go on."""
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
         self._require_only_one()

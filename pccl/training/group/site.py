@@ -36,7 +36,8 @@ from pccl import Attribute, Communicator, PCCLError, Result
 
 
 class Site:
-    """This rank's place in the grid. Not thread-safe; all ranks of the site make the same calls in the same order."""
+    """The place of this rank in a grid of sites and ranks. Not thread-safe; all ranks of the site make the same calls
+    in the same order."""
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class Site:
         return f"{self._name}.{self._names}"
 
     def communicator(self, address: str, **options: Any) -> Communicator:
-        """This rank's, in the peer group of its shard; `options` as of `Communicator`. Also for going on after the run
-        was lost."""
+        """Return a communicator of this rank, in the peer group of its shard; `options` are those of `Communicator`.
+        Also for going on after the run was lost: call it again, on all ranks of the site."""
         self._communicators += 1
         name = f"{self._name}.{self._communicators}"
         return Communicator(address, peer_group=self.rank, site=name, site_size=self.size, **options)

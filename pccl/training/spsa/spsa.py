@@ -129,7 +129,10 @@ class SPSAStep(StepReport):
 
 
 class SPSA(Checkpointed):
-    """See the module for what it does. Not thread-safe. Between calls the model is the user's, but only to look at."""
+    """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds: peers evaluate the loss along
+    random signs, exchange a byte for each direction, and all make the same step.
+
+    Not thread-safe. Between calls the model is the user's, but only to look at."""
 
     def __init__(
         self,
@@ -311,18 +314,19 @@ class SPSA(Checkpointed):
     # Steps.
 
     def step(self, loss: Callable[[int], float]) -> SPSAStep:
-        """Evaluates `loss(direction)` at perturbed weights, twice for each of this peer's directions, exchanges the
-        outcome and moves the weights; lets newcomers in when it is time. A joint call.
+        """Evaluate `loss(direction)` at perturbed weights, twice for each of this peer's directions, exchange the
+        outcomes and move the weights; let newcomers in when it is time. A joint call.
 
         `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
         What it raises comes through, with the weights as they were, and the step may be called again.
-        FloatingPointError for a loss that is not finite; OverflowError, on all peers, where training has diverged;
-        PCCLError: the master is lost, or this peer was evicted (see `reconnect`); DivergenceError, on all peers, where
-        they differ in what they must have in common; OSError of the log. After a
-        KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE): `reconnect`. If
-        it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`, or `reconnect`
-        and get the others'.
-        """
+
+        FloatingPointError: a loss is not finite. OverflowError, on all peers: training has diverged. PCCLError: the
+        master is lost, or this peer was evicted (see `reconnect`). DivergenceError, on all peers: they differ in what
+        they must have in common. OSError of the log.
+
+        After a KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE):
+        `reconnect`. If it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`,
+        or `reconnect` and get the others'."""
         self._membership.require_step("SPSA.step")
         if self.revision >= STEPS_MAX:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")

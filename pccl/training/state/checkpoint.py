@@ -149,7 +149,7 @@ def piece_at(path: Path) -> Piece:
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint in `folder` that is no piece of a site's, or None."""
+    """Return the newest checkpoint in `folder` that is no piece of a site's, or None."""
     try:
         named = _named(Path(folder), None)
     except (FileNotFoundError, NotADirectoryError):

@@ -10,8 +10,8 @@ def is_distributed(tensor: Any) -> bool:
 
 
 def local_shard(tensor: Any) -> Any:
-    """This rank's part of a distributed tensor, sharing its memory and without its gradient's history; any other tensor
-    as it is. ValueError for partial sums, which are no part of the values."""
+    """Return this rank's part of a distributed tensor, sharing its memory and without its gradient's history; any other
+    tensor as it is. ValueError: it holds partial sums, which are no part of the values."""
     if not is_distributed(tensor):
         return tensor.detach()
     if any(placement.is_partial() for placement in tensor.placements):

@@ -16,7 +16,7 @@ from tests.training.peers import assert_parity
 torch = pytest.importorskip("torch")
 
 
-def crew_of(master: MasterNode, kind: str, count: int, **options: Any) -> list[ContractPeer]:
+def cluster_of(master: MasterNode, kind: str, count: int, **options: Any) -> list[ContractPeer]:
     peers = [ContractPeer(torch, master.address, number, kind, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
@@ -32,7 +32,7 @@ def three_have_met(times: int) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_newcomer_goes_on_with_the_schedule_and_the_buffers_of_the_others(master: MasterNode, kind: str) -> None:
-    peers = crew_of(master, kind, 2)
+    peers = cluster_of(master, kind, 2)
     together([partial(peer.run, 5) for peer in peers])
     newcomer = ContractPeer(torch, master.address, 2, kind)
     threads = [Background(partial(peer.run, three_have_met(5))) for peer in peers]
@@ -53,7 +53,7 @@ def test_a_newcomer_goes_on_with_the_schedule_and_the_buffers_of_the_others(mast
 
 @pytest.mark.parametrize("rule", ["average", "first", "local"])
 def test_buffers_follow_their_rule(master: MasterNode, rule: str) -> None:
-    peers = crew_of(master, "ddp", 2, buffers=rule)
+    peers = cluster_of(master, "ddp", 2, buffers=rule)
     alone = [ContractPeer(torch, master.address, number, "ddp") for number in range(2)]
     for peer in alone:
         peer.training.close()
@@ -87,7 +87,7 @@ def diverge(peer: ContractPeer) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_change_behind_the_librarys_back_is_told_on_all_peers(master: MasterNode, kind: str) -> None:
-    peers = crew_of(master, kind, 3)
+    peers = cluster_of(master, kind, 3)
     together([partial(peer.run, 2) for peer in peers])
     names = diverge(peers[1])
     number = peers[1].communicator.membership.peers[peers[1].communicator.membership.rank]
@@ -110,7 +110,7 @@ def test_a_change_behind_the_librarys_back_is_told_on_all_peers(master: MasterNo
 
 
 def test_a_learning_rate_set_on_one_peer_is_told_with_both_values(master: MasterNode) -> None:
-    peers = crew_of(master, "ddp", 2)
+    peers = cluster_of(master, "ddp", 2)
     together([partial(peer.run, 2) for peer in peers])
     peers[1].optimizer.param_groups[0]["lr"] = 0.5
 
@@ -125,7 +125,7 @@ def test_a_learning_rate_set_on_one_peer_is_told_with_both_values(master: Master
 
 
 def test_a_newcomer_without_what_the_others_share_is_refused(master: MasterNode) -> None:
-    peers = crew_of(master, "ddp", 2)
+    peers = cluster_of(master, "ddp", 2)
     threads = [
         Background(partial(peer.run, lambda peer: len(peer.worlds) > 20 and peer.worlds[-1] == 2)) for peer in peers
     ]

@@ -17,7 +17,7 @@ from pccl.training.consistency.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, together, until
 from tests.support.streams import TIMEOUT_S
 from tests.training.consistency.contract_peers import KINDS, ContractPeer, new_module
-from tests.training.consistency.test_contract_torch import close, crew_of, diverge
+from tests.training.consistency.test_contract_torch import close, cluster_of, diverge
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +61,7 @@ def errors_of(peers: list[ContractPeer], end: Callable[[ContractPeer, Callable[[
 def test_a_last_step_that_parts_the_peers_is_told_as_they_leave(
     master: MasterNode, kind: str, check_every: int
 ) -> None:
-    peers = crew_of(master, kind, 3, check_every=check_every)
+    peers = cluster_of(master, kind, 3, check_every=check_every)
     errors_of(peers, leave_in_order)
     assert all(not peer.communicator._inner.is_connected for peer in peers)
 
@@ -72,7 +72,7 @@ def test_a_last_step_that_parts_the_peers_is_told_by_finish(master: MasterNode, 
         work()
         peer.training.finish()
 
-    peers = crew_of(master, kind, 3, check_every=NEVER)
+    peers = cluster_of(master, kind, 3, check_every=NEVER)
     errors_of(peers, end)
     close(peers)
 
@@ -84,7 +84,7 @@ def test_the_optimizers_finish_tells_too(master: MasterNode, kind: str) -> None:
         optimizer: DiLoCoOptimizer[DiLoCo | AsyncDiLoCo] = DiLoCoOptimizer(peer.training)
         optimizer.finish()
 
-    peers = crew_of(master, kind, 2, check_every=NEVER)
+    peers = cluster_of(master, kind, 2, check_every=NEVER)
     number = number_of(peers[1])
     calls = [partial(end, peer, partial(make_a_last_step, peer, peer is peers[1])) for peer in peers]
     errors = together([partial(divergence, call) for call in calls])
@@ -93,7 +93,7 @@ def test_the_optimizers_finish_tells_too(master: MasterNode, kind: str) -> None:
 
 
 def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) -> None:
-    peers = crew_of(master, "ddp", 3, check_every=1)
+    peers = cluster_of(master, "ddp", 3, check_every=1)
     first, *others = peers
     threads = [Background(partial(peer.run, 6)) for peer in others]
     leave_in_order(first, partial(first.run, 3))
@@ -125,7 +125,7 @@ def test_who_waits_in_vain_at_the_end_says_so_and_leaves(
     master: MasterNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(contract, "PARTING_S", 0.2)
-    peers = crew_of(master, "sync", 2, check_every=NEVER)
+    peers = cluster_of(master, "sync", 2, check_every=NEVER)
     with caplog.at_level(logging.WARNING):
         together([partial(peer.run, 2) for peer in peers])
         leave_in_order(peers[0], bool)
@@ -142,12 +142,12 @@ def test_what_is_written_after_the_last_step_is_not_compared(master: MasterNode)
         with torch.no_grad():
             peer.module[0].weight.mul_(peer.number)
 
-    peers = crew_of(master, "ddp", 2, check_every=NEVER)
+    peers = cluster_of(master, "ddp", 2, check_every=NEVER)
     together([partial(leave_in_order, peer, partial(evaluate, peer)) for peer in peers])
 
 
 def test_a_block_that_raises_is_left_at_once(master: MasterNode) -> None:
-    peers = crew_of(master, "ddp", 2)
+    peers = cluster_of(master, "ddp", 2)
     together([partial(peer.run, 2) for peer in peers])
     with pytest.raises(ZeroDivisionError):
         leave_in_order(peers[0], lambda: 1 / 0)

@@ -19,7 +19,7 @@ from tests.training.spsa.spsa_peers import SPSAPeer
 KINDS = [DiLoCo, AsyncDiLoCo]
 
 
-def crew_of(master: MasterNode, count: int, kind: Kind, logs: Path, is_fixed: bool) -> list[SamplerPeer]:
+def cluster_of(master: MasterNode, count: int, kind: Kind, logs: Path, is_fixed: bool) -> list[SamplerPeer]:
     peers = [SamplerPeer(master.address, number, kind, logs, is_fixed=is_fixed) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
@@ -38,7 +38,7 @@ def epochs(count: int) -> Callable[[object], bool]:
 def test_samples_are_used_once_though_peers_are_lost_and_come(
     master: MasterNode, kind: Kind, is_fixed: bool, tmp_path: Path
 ) -> None:
-    peers = crew_of(master, 3, kind, tmp_path, is_fixed)
+    peers = cluster_of(master, 3, kind, tmp_path, is_fixed)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, epochs(3))) for peer in peers]
     leaver.run(2)
@@ -127,7 +127,7 @@ def test_a_loop_of_ones_own(master: MasterNode, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_holds_the_position(master: MasterNode, kind: Kind, tmp_path: Path) -> None:
-    (peer,) = crew_of(master, 1, kind, tmp_path, True)
+    (peer,) = cluster_of(master, 1, kind, tmp_path, True)
     peer.run(20)
     peer.diloco.save(tmp_path / "checkpoint")
     state = peer.sampler.state_dict()
@@ -145,7 +145,7 @@ def test_a_checkpoint_holds_the_position(master: MasterNode, kind: Kind, tmp_pat
 
 
 def test_a_newcomer_with_another_dataset_leaves_and_the_others_go_on(master: MasterNode, tmp_path: Path) -> None:
-    peers = crew_of(master, 2, DiLoCo, tmp_path, False)
+    peers = cluster_of(master, 2, DiLoCo, tmp_path, False)
     threads = [Background(partial(peer.run, epochs(3))) for peer in peers]
     stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path / "..", size=SIZE + 1)
     with pytest.raises(ValueError, match="the run's ElasticSampler has dataset_size 83, this one 84: make it alike"):
@@ -157,7 +157,7 @@ def test_a_newcomer_with_another_dataset_leaves_and_the_others_go_on(master: Mas
 
 
 def test_a_newcomer_that_counts_otherwise_leaves_and_the_others_go_on(master: MasterNode, tmp_path: Path) -> None:
-    peers = crew_of(master, 2, DiLoCo, tmp_path, True)
+    peers = cluster_of(master, 2, DiLoCo, tmp_path, True)
     threads = [Background(partial(peer.run, epochs(6))) for peer in peers]
     stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path)
     with pytest.raises(ValueError, match=r"of the peers \[.*\] only \[.*\] have samples_per_step: give it on all"):

@@ -57,14 +57,14 @@ class TorchPeer:
         self.sampler.close_log()
 
 
-def crew_of(master: MasterNode, count: int, logs: Path, **options: Any) -> list[TorchPeer]:
+def cluster_of(master: MasterNode, count: int, logs: Path, **options: Any) -> list[TorchPeer]:
     peers = [TorchPeer(master.address, number, logs, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
 
 
 def test_samples_are_used_once_though_peers_are_lost_and_come(master: MasterNode, tmp_path: Path) -> None:
-    peers = crew_of(master, 3, tmp_path)
+    peers = cluster_of(master, 3, tmp_path)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, epochs=4)) for peer in peers]
     leaver.run(steps=3)
@@ -85,7 +85,7 @@ def test_samples_are_used_once_though_peers_are_lost_and_come(master: MasterNode
 
 
 def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) -> None:
-    (peer,) = crew_of(master, 1, tmp_path, samples_per_step=8)
+    (peer,) = cluster_of(master, 1, tmp_path, samples_per_step=8)
     for number, (batch,) in enumerate(peer.loader):
         if number % 2 == 0:
             with peer.ddp.no_sync():
@@ -99,7 +99,7 @@ def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) ->
 
 
 def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: MasterNode, tmp_path: Path) -> None:
-    peers = crew_of(master, 2, tmp_path)
+    peers = cluster_of(master, 2, tmp_path)
 
     def run(peer: TorchPeer) -> int:
         for number, (batch,) in enumerate(peer.loader):
@@ -117,7 +117,7 @@ def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: Maste
 
 
 def test_a_step_with_too_few_samples_is_refused_before_it_is_averaged(master: MasterNode, tmp_path: Path) -> None:
-    (peer,) = crew_of(master, 1, tmp_path, samples_per_step=8)
+    (peer,) = cluster_of(master, 1, tmp_path, samples_per_step=8)
     (batch,) = next(iter(peer.loader))
     peer.backward(batch)
     with pytest.raises(RuntimeError, match="4 samples were drawn for this step, but samples_per_step=8"):

@@ -17,7 +17,7 @@ from tests.training.test_ddp_torch import DDPPeer, assert_parity, close, loss, n
 torch = pytest.importorskip("torch")
 
 
-def hooked_crew(master: MasterNode, hooks: list[tuple[Any, Any]], **options: Any) -> list[DDPPeer]:
+def hooked_cluster(master: MasterNode, hooks: list[tuple[Any, Any]], **options: Any) -> list[DDPPeer]:
     peers = [DDPPeer(master.address, number, **options) for number in range(len(hooks))]
     for peer, hook in zip(peers, hooks, strict=True):
         peer.ddp.register_comm_hook(*hook)
@@ -69,7 +69,7 @@ def two_rounds(state: Any, bucket: GradBucket) -> Any:
 def test_hooks_average_in_their_way_and_peers_stay_alike(
     master: MasterNode, state: Any, hook: Callable[[Any, GradBucket], Any], tolerance: float
 ) -> None:
-    peers = hooked_crew(master, [(state, hook)] * 3)
+    peers = hooked_cluster(master, [(state, hook)] * 3)
     together([partial(peer.run, 3) for peer in peers])
     assert_parity(peers)
     torch.testing.assert_close(parameters(peers[0].module), expected(3, 3), rtol=tolerance, atol=tolerance)
@@ -92,7 +92,7 @@ def test_hooks_average_in_their_way_and_peers_stay_alike(
 
 def test_what_travels_is_smaller(master: MasterNode) -> None:
     def sent(hook: Any) -> int:
-        peers = hooked_crew(master, [(None, hook)] * 2, bucket_bytes=1 << 20)
+        peers = hooked_cluster(master, [(None, hook)] * 2, bucket_bytes=1 << 20)
         together([partial(peer.run, 1) for peer in peers])
         close(peers)
         return peers[0].steps[0].tx_bytes
@@ -104,7 +104,7 @@ def test_a_hook_may_return_a_tensor_and_gradients_in_flight_are_still_guarded(ma
     def negate(_: Any, bucket: GradBucket) -> Any:
         return -bucket.buffer()
 
-    (peer,) = hooked_crew(master, [(None, negate)])
+    (peer,) = hooked_cluster(master, [(None, negate)])
     loss(peer.module, 0, 0).backward()
     own = [p.grad.clone() for p in peer.module.parameters()]
     peer.ddp.synchronize()
@@ -120,7 +120,7 @@ def test_peers_with_different_hooks_do_not_step(master: MasterNode) -> None:
     def other(_: Any, bucket: GradBucket) -> Any:
         return bucket.average(bucket.buffer()).then(lambda mean: mean.value() / 2)
 
-    peers = hooked_crew(master, [(None, comm_hooks.allreduce_hook), (None, other)])
+    peers = hooked_cluster(master, [(None, comm_hooks.allreduce_hook), (None, other)])
     before = parameters(new_module())
     found = outcomes([partial(peer.run, 1) for peer in peers])
     assert results(found) == [Result.INVALID_USAGE] * 2
@@ -156,7 +156,7 @@ def comm_hooks_ddp(peer: DDPPeer) -> Any:
 
 
 def test_hooks_are_registered_once_and_in_time(master: MasterNode) -> None:
-    (peer,) = hooked_crew(master, [(None, comm_hooks.allreduce_hook)])
+    (peer,) = hooked_cluster(master, [(None, comm_hooks.allreduce_hook)])
     assert "register the hook before" in str(refusal(lambda: peer.ddp.register_comm_hook(None, print)))
     close([peer])
     late = DDPPeer(master.address, 0)

@@ -10,13 +10,13 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.training import DDP
 from tests.support.cluster import Background, together
-from tests.training.test_ddp_torch import DDPPeer, close, crew_of, loss, new_module, new_optimizer, parameters
+from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, loss, new_module, new_optimizer, parameters
 
 torch = pytest.importorskip("torch")
 
 
 def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     ddp, module = peer.ddp, peer.module
     assert ddp.module is module
     inputs = torch.ones(3, 6)
@@ -45,7 +45,7 @@ def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_may_be_cleared_in_torchs_way(master: MasterNode, set_to_none: bool) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
         for step in range(4):
@@ -67,7 +67,7 @@ def test_gradients_may_be_cleared_in_torchs_way(master: MasterNode, set_to_none:
 
 
 def test_under_autocast_gradients_are_averaged_in_the_parameters_dtype(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
         for step in range(3):
@@ -156,7 +156,7 @@ def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master:
 
 
 def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     together([partial(peer.run, 2) for peer in peers])
     *others, victim = peers
 
@@ -171,7 +171,7 @@ def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master:
 
 
 def test_an_error_in_a_hook_of_one_peer_holds_nobody_up(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     stays, broken = peers
 

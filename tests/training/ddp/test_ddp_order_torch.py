@@ -15,7 +15,7 @@ from tests.training.test_ddp_torch import (
     DDPPeer,
     assert_parity,
     close,
-    crew_of,
+    cluster_of,
     loss,
     new_module,
     new_optimizer,
@@ -91,7 +91,7 @@ def go_on(peers: list[DDPPeer], steps: int = 2) -> None:
 
 
 def test_clipping_before_the_average_is_refused_on_all_with_what_to_write(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
 
     def script(peer: DDPPeer) -> None:
         for step in range(20):
@@ -110,7 +110,7 @@ def test_clipping_before_the_average_is_refused_on_all_with_what_to_write(master
 def test_one_peer_that_writes_gradients_in_flight_stops_the_step_of_all(
     master: MasterNode, write: Callable[[DDPPeer], object], bucket_bytes: int
 ) -> None:
-    peers = crew_of(master, 2, bucket_bytes=bucket_bytes)
+    peers = cluster_of(master, 2, bucket_bytes=bucket_bytes)
     number = peers[1].communicator.membership.peers[peers[1].communicator.membership.rank]
 
     def script(peer: DDPPeer) -> None:
@@ -131,7 +131,7 @@ def test_one_peer_that_writes_gradients_in_flight_stops_the_step_of_all(
 def test_gradients_that_wait_for_the_rest_of_their_bucket_are_in_flight_too(
     master: MasterNode, write: Callable[[DDPPeer], object]
 ) -> None:
-    peers = crew_of(master, 2, bucket_bytes=ONE_BUCKET)
+    peers = cluster_of(master, 2, bucket_bytes=ONE_BUCKET)
 
     def script(peer: DDPPeer) -> None:
         peer.ddp.zero_grad()
@@ -146,7 +146,7 @@ def test_gradients_that_wait_for_the_rest_of_their_bucket_are_in_flight_too(
 
 
 def test_who_is_alone_is_told_as_well(master: MasterNode) -> None:
-    peers = crew_of(master, 1)
+    peers = cluster_of(master, 1)
     backward(peers[0])
     clip(peers[0].module)
     assert_all_refuse(peers, [peers[0].ddp.step], "this peer has changed the gradient of")
@@ -158,7 +158,7 @@ def test_who_is_alone_is_told_as_well(master: MasterNode) -> None:
 def test_between_the_average_and_the_step_gradients_can_be_clipped_and_looked_at(
     master: MasterNode, bucket_bytes: int
 ) -> None:
-    peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
+    peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     norms: list[list[float]] = [[], [], []]
 
     def script(peer: DDPPeer) -> None:
@@ -189,7 +189,7 @@ def test_between_the_average_and_the_step_gradients_can_be_clipped_and_looked_at
 
 
 def test_a_step_of_the_optimizer_alone_is_refused_before_it_does_anything(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def before(peer: DDPPeer) -> None:
         backward(peer)
@@ -239,7 +239,7 @@ def test_before_joining_and_after_closing_the_optimizer_is_an_ordinary_one(maste
 
 
 def test_gradients_are_scaled_and_unscaled_and_all_skip_the_same_steps(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in peers]
     overflow = 2
     skipped: list[list[bool]] = [[], [], []]
@@ -335,7 +335,7 @@ def test_who_unscales_before_synchronizing_is_told_what_to_write(
 def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
     master: MasterNode, bucket_bytes: int, weight: float | None
 ) -> None:
-    peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
+    peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     together([partial(peer.run, 2) for peer in peers])
     broken = peers[1]
     number = broken.communicator.membership.peers[broken.communicator.membership.rank]
@@ -368,7 +368,7 @@ def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
 
 
 def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     backward(peer)
     peer.ddp.synchronize()
     assert "all peers give it up by ddp.zero_grad()" in str(refusal(peer.ddp.abandon))
@@ -379,7 +379,7 @@ def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
 
 
 def test_own_infinities_do_not_decide_about_a_step(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
         scaler = torch.amp.GradScaler("cpu")
@@ -396,7 +396,7 @@ def test_own_infinities_do_not_decide_about_a_step(master: MasterNode) -> None:
 
 
 def test_nothing_is_added_to_the_averages(master: MasterNode) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     for context in (peer.ddp.no_sync, lambda: torch.enable_grad()):
         backward(peer)
         peer.ddp.synchronize()
@@ -409,7 +409,7 @@ def test_nothing_is_added_to_the_averages(master: MasterNode) -> None:
 
 
 def test_all_may_give_up_a_step_once_they_have_seen_the_averages(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
         for step in range(6):
@@ -427,7 +427,7 @@ def test_all_may_give_up_a_step_once_they_have_seen_the_averages(master: MasterN
 
 
 def test_gradients_in_flight_are_not_cleared(master: MasterNode) -> None:
-    peers = crew_of(master, 1)
+    peers = cluster_of(master, 1)
     backward(peers[0])
     assert_all_refuse(peers, [peers[0].ddp.zero_grad], "on their way", "write ddp.synchronize() before")
     peers[0].ddp.step()
@@ -465,7 +465,7 @@ def test_parameters_that_are_unfrozen_or_added_later_are_not_trained_apart(maste
 
 
 def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     stays, broken = peers
 
@@ -489,7 +489,7 @@ def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
 
 
 def test_a_module_that_is_moved_afterwards_is_not_trained_apart(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     weight = peers[1].module[2].weight
     weight.data = weight.data.clone()  # as module.to() does

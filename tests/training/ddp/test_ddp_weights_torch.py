@@ -14,7 +14,7 @@ from pccl.training import comm_hooks
 from pccl.training.ddp.gradient_weights import factor_of, settle, way_of
 from pccl.training.group.membership import Averaged
 from tests.support.cluster import Background, outcomes, refusal, results, together, until
-from tests.training.test_ddp_torch import DDPPeer, close, crew_of, new_module, new_optimizer, parameters
+from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, new_module, new_optimizer, parameters
 
 torch = pytest.importorskip("torch")
 
@@ -56,7 +56,7 @@ def reference(steps: int, sizes: Sequence[int], max_norm: float = math.inf) -> A
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("scale", "bucket_bytes"), [(2.0**40, 1 << 20), (1e-300, 40)])
 def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float, bucket_bytes: int) -> None:
-    peers = crew_of(master, 3, bucket_bytes=bucket_bytes)
+    peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     together([partial(train, peer, 3, size * scale, size) for peer, size in zip(peers, BATCHES, strict=True)])
     assert_parity(peers)
     for peer in peers:
@@ -65,7 +65,7 @@ def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float
 
 
 def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     for weight in (1.0, 1e300, 1e-300, 5.0):
         together([partial(train, peer, 1, weight) for peer in peers])
     assert_parity(peers)
@@ -74,7 +74,7 @@ def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> Non
 
 
 def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
 
     def script(peer: DDPPeer) -> None:
         size = BATCHES[peer.number]
@@ -98,7 +98,7 @@ def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: Mast
 
 @pytest.mark.parametrize("bits", [None, 8])
 def test_weight_zero_leaves_a_peer_out_whatever_its_gradients_are(master: MasterNode, bits: int | None) -> None:
-    peers = crew_of(master, 2, quantization=QuantizationOptions(bits=bits) if bits else None)
+    peers = cluster_of(master, 2, quantization=QuantizationOptions(bits=bits) if bits else None)
 
     def script(peer: DDPPeer) -> None:
         for step in range(3):
@@ -116,7 +116,7 @@ def test_weight_zero_leaves_a_peer_out_whatever_its_gradients_are(master: Master
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_where_all_weights_are_zero_so_is_the_mean(master: MasterNode, world: int) -> None:
-    peers = crew_of(master, world)
+    peers = cluster_of(master, world)
     for _ in range(2):
         for peer in peers:
             mean_loss(peer.module, batch(peer.number, 0, 8)).backward()
@@ -129,7 +129,7 @@ def test_where_all_weights_are_zero_so_is_the_mean(master: MasterNode, world: in
 
 
 def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     for weights in [(None, None), (1.0, 3.0), (None, None), (2.0, 6.0), (2.0, 6.0)]:
         together([partial(train, peer, 1, weight) for peer, weight in zip(peers, weights, strict=True)])
     assert_parity(peers)
@@ -141,7 +141,7 @@ def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
 def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
-    (peer,) = crew_of(master, 1)
+    (peer,) = cluster_of(master, 1)
     mean_loss(peer.module, batch(0, 0, 8)).backward()
     for call in (peer.ddp.step, peer.ddp.synchronize):
         with pytest.raises(ValueError, match="must be finite and at least 0"):
@@ -165,7 +165,7 @@ def test_a_communication_hook_goes_without_weights(master: MasterNode) -> None:
 
 @pytest.mark.parametrize("are_weighted", [False, True])
 def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     together([partial(train, peer, 2, 1.0 if are_weighted else None) for peer in peers])
     weights = [2.0, None, 2.0]
     found = outcomes([partial(train, peer, 1, weight) for peer, weight in zip(peers, weights, strict=True)])
@@ -179,7 +179,7 @@ def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -
 
 
 def test_newcomers_are_weighed_with_the_others(master: MasterNode) -> None:
-    first = crew_of(master, 2)
+    first = cluster_of(master, 2)
     late = DDPPeer(master.address, 2)
 
     def until_three(peer: DDPPeer) -> None:
@@ -197,7 +197,7 @@ def test_newcomers_are_weighed_with_the_others(master: MasterNode) -> None:
 
 
 def test_who_leaves_in_the_middle_takes_its_weight_along(master: MasterNode) -> None:
-    *peers, leaver = crew_of(master, 3)
+    *peers, leaver = cluster_of(master, 3)
     threads = [Background(partial(train, peer, 4, 1.0)) for peer in peers]
     train(leaver, 2, 1e6)
     until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third step")

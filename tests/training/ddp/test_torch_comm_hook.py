@@ -52,7 +52,7 @@ class HookPeer:
             self.step()
 
 
-def crew_of(master: MasterNode, count: int, **options: Any) -> tuple[Cluster, list[HookPeer]]:
+def cluster_of(master: MasterNode, count: int, **options: Any) -> tuple[Cluster, list[HookPeer]]:
     cluster = Cluster(master.address)
     cluster.join(count)
     return cluster, [HookPeer(communicator, number, **options) for number, communicator in enumerate(cluster.peers)]
@@ -63,7 +63,7 @@ def assert_equal(peers: list[HookPeer]) -> None:
 
 
 def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode) -> None:
-    cluster, peers = crew_of(master, 3)
+    cluster, peers = cluster_of(master, 3)
     together([partial(peer.run, 4) for peer in peers])
     assert_equal(peers)
     module = new_module()
@@ -77,7 +77,7 @@ def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode) ->
 
 
 def test_who_comes_and_who_goes(master: MasterNode) -> None:
-    cluster, peers = crew_of(master, 3, quantization=QuantizationOptions())
+    cluster, peers = cluster_of(master, 3, quantization=QuantizationOptions())
     together([partial(peer.run, 2) for peer in peers])
     leaver = peers.pop()
     with leaver.model.no_sync():
@@ -99,7 +99,7 @@ def test_who_comes_and_who_goes(master: MasterNode) -> None:
 
 
 def test_gradients_accumulate_and_errors_come_out_of_the_backward_pass(master: MasterNode) -> None:
-    cluster, peers = crew_of(master, 2)
+    cluster, peers = cluster_of(master, 2)
 
     def accumulates(peer: HookPeer) -> None:
         with peer.model.no_sync():

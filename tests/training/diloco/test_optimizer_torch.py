@@ -48,7 +48,7 @@ class Trained:
         self.communicator.close()
 
 
-def crew_of(master: MasterNode, count: int = 2, kind: Any = DiLoCo, **options: Any) -> list[Trained]:
+def cluster_of(master: MasterNode, count: int = 2, kind: Any = DiLoCo, **options: Any) -> list[Trained]:
     options = {"inner_steps": INNER_STEPS, "peers_min": count, **options}
     return [Trained(master.address, number, kind, **options) for number in range(count)]
 
@@ -65,7 +65,7 @@ def alone(master: MasterNode) -> Any:
 
 
 def test_it_does_what_a_loop_with_outer_steps_does(master: MasterNode) -> None:
-    peers = crew_of(master)
+    peers = cluster_of(master)
     together([partial(peer.train, 3) for peer in peers])
     with MasterNode("127.0.0.1:0") as other:
         plain = [TorchPeer(other.address, number) for number in range(2)]
@@ -80,7 +80,7 @@ def test_it_does_what_a_loop_with_outer_steps_does(master: MasterNode) -> None:
 
 
 def test_asynchronous_too(master: MasterNode) -> None:
-    peers = crew_of(master, 2, AsyncDiLoCo, fragments=2)
+    peers = cluster_of(master, 2, AsyncDiLoCo, fragments=2)
     together([partial(peer.train, 5) for peer in peers])
     together([peer.optimizer.finish for peer in peers])
     assert [peer.optimizer.revision for peer in peers] == [5, 5]
@@ -218,7 +218,7 @@ def test_hooks_are_called_around_a_step_and_its_outer_step(alone: Any) -> None:
 
 
 def test_steps_that_a_scaler_leaves_out_do_not_count_and_peers_stay_alike(master: MasterNode) -> None:
-    peers = crew_of(master)
+    peers = cluster_of(master)
 
     def train(peer: Trained) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
@@ -287,7 +287,7 @@ def test_a_newcomer_drops_gradients_of_weights_that_it_has_not_any_more(master: 
 
 def test_a_run_goes_on_from_a_state_dict(tmp_path: Path) -> None:
     def run_of(master: MasterNode, steps: int, start: Sequence[Any] = ()) -> list[Trained]:
-        peers = crew_of(master)
+        peers = cluster_of(master)
         for peer, state in zip(peers, start, strict=False):
             peer.optimizer.load_state_dict(state)
             peer.made = peer.optimizer.revision
@@ -349,7 +349,7 @@ def test_buffers_that_are_loaded_into_the_model_before_the_first_step_count(mast
 
 
 def test_weights_and_speeds(master: MasterNode) -> None:
-    peers = crew_of(master, 2, steps="by speed", weighted=True)
+    peers = cluster_of(master, 2, steps="by speed", weighted=True)
     clocks = [0.0, 0.0]
 
     def train(peer: Trained) -> int:
@@ -389,7 +389,7 @@ def test_what_would_not_be_averaged_is_refused(master: MasterNode) -> None:
 
 
 def test_who_ends_first_is_not_waited_for_longer_than_it_is_there(master: MasterNode) -> None:
-    peers = crew_of(master)
+    peers = cluster_of(master)
     thread = Background(partial(peers[0].train, 3))
     peers[1].train(1)
     peers[1].close()

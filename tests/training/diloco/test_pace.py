@@ -13,7 +13,7 @@ from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.diloco.pace import UNKNOWN_S, Pace
 from tests.support.cluster import Background, together
-from tests.training.peers import Kind, Peer, assert_parity, crew_of, new_model, refused_while_others_train, train
+from tests.training.peers import Kind, Peer, assert_parity, cluster_of, new_model, refused_while_others_train, train
 
 BASE = 50
 
@@ -47,8 +47,8 @@ class Timed:
             self.peer.digests[self.peer.diloco.revision] = self.peer.diloco.digest()
 
 
-def timed_crew(master: MasterNode, seconds: Sequence[float], kind: Kind = DiLoCo) -> list[Timed]:
-    peers = crew_of(master, len(seconds), kind, inner_steps=BASE, steps="by speed")
+def timed_cluster(master: MasterNode, seconds: Sequence[float], kind: Kind = DiLoCo) -> list[Timed]:
+    peers = cluster_of(master, len(seconds), kind, inner_steps=BASE, steps="by speed")
     return [Timed(peer, each) for peer, each in zip(peers, seconds, strict=True)]
 
 
@@ -60,7 +60,7 @@ def close(cluster: Sequence[Timed]) -> None:
 def test_who_is_five_times_slower_makes_a_fifth_and_all_come_at_the_same_time(
     master: MasterNode, kind: Kind, late: int
 ) -> None:
-    cluster = timed_crew(master, [0.1, 0.5, 0.13], kind)
+    cluster = timed_cluster(master, [0.1, 0.5, 0.13], kind)
     together([partial(each.run, 5) for each in cluster])
     assert_parity([each.peer for each in cluster])
     for each, expected in zip(cluster, [50, 10, 38], strict=True):
@@ -70,7 +70,7 @@ def test_who_is_five_times_slower_makes_a_fifth_and_all_come_at_the_same_time(
 
 
 def test_changes_of_speed_are_followed(master: MasterNode) -> None:
-    cluster = timed_crew(master, [0.1, 0.1])
+    cluster = timed_cluster(master, [0.1, 0.1])
     together([partial(each.run, 2) for each in cluster])
     cluster[0].seconds = 0.4
     together([partial(each.run, 8) for each in cluster])
@@ -81,14 +81,14 @@ def test_changes_of_speed_are_followed(master: MasterNode) -> None:
 
 
 def test_nobody_makes_none(master: MasterNode) -> None:
-    cluster = timed_crew(master, [0.001, 10.0])
+    cluster = timed_cluster(master, [0.001, 10.0])
     together([partial(each.run, 3) for each in cluster])
     assert cluster[1].made == [BASE, 1, 1]
     close(cluster)
 
 
 def test_newcomers_begin_with_the_base_figure(master: MasterNode) -> None:
-    cluster = timed_crew(master, [0.1, 0.5])
+    cluster = timed_cluster(master, [0.1, 0.5])
     together([partial(each.run, 2) for each in cluster])
     newcomer = Peer(master.address, 2, inner_steps=BASE, steps="by speed")
     joined = threading.Event()
@@ -130,7 +130,7 @@ def test_who_makes_other_numbers_than_told_says_so(master: MasterNode) -> None:
 def test_the_rule_is_the_same_on_all(master: MasterNode) -> None:
     error = refused_while_others_train(
         master,
-        crew_of(master, 2, inner_steps=BASE, steps="by speed"),
+        cluster_of(master, 2, inner_steps=BASE, steps="by speed"),
         lambda communicator: DiLoCo(communicator, new_model(), inner_steps=BASE + 1, steps="by speed"),
     )
     assert error.result is Result.INVALID_ARGUMENT

@@ -15,7 +15,7 @@ from pccl import DataType, MasterNode, QuantizationAlgorithm, QuantizationOption
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
 from pccl.training.diloco.weighted_average import NotedAverage
 from tests.support.cluster import Background, outcomes, results, together, until
-from tests.training.peers import SHAPES, Kind, Peer, Reference, assert_close, assert_parity, crew_of, train
+from tests.training.peers import SHAPES, Kind, Peer, Reference, assert_close, assert_parity, cluster_of, train
 
 WEIGHTS = [1000.0, 3.5, 123456.0]
 
@@ -33,7 +33,7 @@ def close(peers: Sequence[Peer]) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**40, 1e-6])
 def test_the_mean_is_that_of_the_weights(master: MasterNode, scale: float) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     together([partial(steps, peer, 4, weight * scale) for peer, weight in zip(peers, WEIGHTS, strict=True)])
     assert_parity(peers)
     reference = Reference()
@@ -53,7 +53,7 @@ def test_the_mean_is_that_of_the_weights(master: MasterNode, scale: float) -> No
 @pytest.mark.parametrize("bits", [None, 8])
 def test_weights_and_quantization_give_the_same_bytes(master: MasterNode, kind: Kind, bits: int | None) -> None:
     quantization = QuantizationOptions(bits=bits) if bits else None
-    peers = crew_of(master, 3, kind, quantization=quantization)
+    peers = cluster_of(master, 3, kind, quantization=quantization)
     together([partial(steps, peer, 5, weight) for peer, weight in zip(peers, WEIGHTS, strict=True)])
     together([peer.diloco.finish for peer in peers if isinstance(peer.diloco, AsyncDiLoCo)])
     assert_parity(peers)
@@ -62,7 +62,7 @@ def test_weights_and_quantization_give_the_same_bytes(master: MasterNode, kind: 
 
 
 def test_weight_zero_leaves_a_peer_out_whatever_it_holds(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     for array in peers[1].model.values():
         array[...] = np.nan
     together([partial(peer.diloco.outer_step, weight=weight) for peer, weight in zip(peers, [8.0, 0.0], strict=True)])
@@ -83,7 +83,7 @@ def test_alone_the_mean_is_ones_own(master: MasterNode) -> None:
 
 
 def test_fragments_count_by_all_that_they_have_moved_by(master: MasterNode) -> None:
-    peers = crew_of(master, 2, partial(AsyncDiLoCo, fragments=2))
+    peers = cluster_of(master, 2, partial(AsyncDiLoCo, fragments=2))
     seen: list[list[float | None]] = [[], []]
     for peer, weights in zip(peers, seen, strict=True):
         launch = peer.diloco._launch_average
@@ -140,7 +140,7 @@ def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None
 
 
 def test_all_give_weights_or_none_does(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     found = outcomes([partial(peers[0].diloco.outer_step, weight=2.0), peers[1].diloco.outer_step])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
     assert all("all give outer_step(weight=...), or none does" in str(error) for error in found)
@@ -149,7 +149,7 @@ def test_all_give_weights_or_none_does(master: MasterNode) -> None:
 
 def test_products_beyond_the_type_on_the_wire_are_an_error_on_all(master: MasterNode) -> None:
     cast = QuantizationOptions(DataType.FLOAT16, algorithm=QuantizationAlgorithm.CAST)
-    peers = crew_of(master, 2, quantization=cast)
+    peers = cluster_of(master, 2, quantization=cast)
     for peer in peers:
         train(peer.model, peer.number)
     digest = peers[0].diloco.digest()
@@ -163,7 +163,7 @@ def test_products_beyond_the_type_on_the_wire_are_an_error_on_all(master: Master
 
 
 def test_who_leaves_in_the_middle_takes_its_weight_along(master: MasterNode) -> None:
-    peers = crew_of(master, 3)
+    peers = cluster_of(master, 3)
     leaver = peers.pop()
     threads = [Background(partial(steps, peer, 4, 1.0)) for peer in peers]
     steps(leaver, 2, 1e6)

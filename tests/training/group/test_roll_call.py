@@ -13,7 +13,7 @@ from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, OuterNesterov, SPSAOptions
 from pccl.training.group.roll_call import Row, described, row_bytes, row_of, shown, unlike
 from tests.support.cluster import outcomes, refusal, results, together
-from tests.training.peers import Peer, assert_parity, crew_of, new_model, refused_while_others_train
+from tests.training.peers import Peer, assert_parity, cluster_of, new_model, refused_while_others_train
 
 
 class Shared:
@@ -73,7 +73,7 @@ def test_peers_that_begin_with_different_options_are_all_told_who_has_what(
 
 
 def test_a_newcomer_with_another_tag_leaves_and_the_others_go_on(master: MasterNode) -> None:
-    peers = crew_of(master, 2)
+    peers = cluster_of(master, 2)
     error = refused_while_others_train(master, peers, lambda comm: DiLoCo(comm, new_model(), tag=9))
     assert error.result is Result.INVALID_ARGUMENT
     assert "this peer has tag=9, where peer 1 has tag=0" in str(error)

@@ -82,7 +82,7 @@ class SPSAPeer:
         self.spsa.close_log()
 
 
-def spsa_crew(master: MasterNode, count: int, options: SPSAOptions = OPTIONS, **arguments: Any) -> list[SPSAPeer]:
+def spsa_cluster(master: MasterNode, count: int, options: SPSAOptions = OPTIONS, **arguments: Any) -> list[SPSAPeer]:
     """Return so many peers that have joined, numbered from 0."""
     peers = [SPSAPeer(master.address, number, options, **arguments) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])

@@ -60,7 +60,7 @@ class DDPPeer:
         self.ddp.wait_for_save()
 
 
-def crew_of(
+def cluster_of(
     master: MasterNode, optimizer: Callable[[Any], Any], dtype: Any = None, load: Path | None = None
 ) -> list[DDPPeer]:
     peers = [DDPPeer(master.address, number, optimizer, dtype) for number in range(2)]
@@ -78,18 +78,18 @@ def close(peers: list[DDPPeer]) -> None:
 @pytest.mark.parametrize(("optimizer", "dtype"), [(adamw, None), (sgd, None), (adamw, torch.bfloat16)])
 def test_ddp_resumed_has_the_bits_of_a_run_that_was_not_stopped(tmp_path: Path, optimizer: Any, dtype: Any) -> None:
     with MasterNode("127.0.0.1:0") as master:
-        whole = crew_of(master, optimizer, dtype)
+        whole = cluster_of(master, optimizer, dtype)
         together([partial(peer.run, 7) for peer in whole])
         close(whole)
     with MasterNode("127.0.0.1:0") as master:
-        first = crew_of(master, optimizer, dtype)
+        first = cluster_of(master, optimizer, dtype)
         together([partial(peer.run, 4, tmp_path) for peer in first])
         close(first)
     assert sorted(path.name for path in (tmp_path / "1").iterdir()) == [
         f"step-{revision:09d}.safetensors" for revision in (3, 4)
     ]
     with MasterNode("127.0.0.1:0") as master:
-        second = crew_of(master, optimizer, dtype, tmp_path)
+        second = cluster_of(master, optimizer, dtype, tmp_path)
         assert [peer.ddp.revision for peer in second] == [4, 4]
         together([partial(peer.run, 7) for peer in second])
         close(second)
@@ -103,11 +103,11 @@ def test_ddp_resumed_has_the_bits_of_a_run_that_was_not_stopped(tmp_path: Path, 
 @pytest.mark.parametrize("step", [3, None])
 def test_a_ddp_peer_with_an_older_checkpoint_or_none_gets_the_newest(tmp_path: Path, step: int | None) -> None:
     with MasterNode("127.0.0.1:0") as master:
-        whole = crew_of(master, adamw)
+        whole = cluster_of(master, adamw)
         together([partial(peer.run, 6) for peer in whole])
         close(whole)
     with MasterNode("127.0.0.1:0") as master:
-        first = crew_of(master, adamw)
+        first = cluster_of(master, adamw)
         together([partial(peer.run, 4, tmp_path) for peer in first])
         close(first)
     with MasterNode("127.0.0.1:0") as master:
