@@ -15,7 +15,7 @@ from pccl.training.state import tensor_file
 from pccl.training.state.tensor_file import Contents
 from tests.support.cluster import Background, together
 from tests.training.group.test_site import Inner
-from tests.training.peers import Peer, assert_parity, crew_of, each_runs
+from tests.training.peers import Peer, assert_parity, cluster_of, each_runs
 from tests.training.state.saved import at, names, new, steps
 
 
@@ -132,7 +132,7 @@ def test_a_site_deletes_older_pieces_when_all_ranks_have_saved(tmp_path: Path, m
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo])
 def test_peers_resume_from_checkpoints_of_different_steps(tmp_path: Path, kind: Any) -> None:
     with MasterNode("127.0.0.1:0") as master:
-        first = crew_of(master, 2, kind)
+        first = cluster_of(master, 2, kind)
 
         def save(peer: Peer) -> None:
             if peer.number == 0 or peer.diloco.revision < 3:  # the other one was killed then
