@@ -170,7 +170,7 @@ inline machine_done(p) {
     fi
 }
 
-/* Ops.agreed. What keeps a machine from committing by itself: */
+/* Ops.completed. What keeps a machine from committing by itself: */
 #if defined(WITHOUT_PROMISE)
 #define BOUND(p) HAS(halted, p)
 #elif defined(WITHOUT_HALT)
