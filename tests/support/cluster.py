@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, limit_s: float = WAIT_S) -> T:
-    """What `condition` returns once that is true."""
+    """Wait until `condition` returns something true, and return that."""
     end_s = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < end_s, f"not within {limit_s:g} s: {what}"
@@ -87,7 +87,7 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def results(found: Sequence[Any]) -> list[Result]:
-    """Of `outcomes`: the kinds."""
+    """Return the kinds of `outcomes`."""
     return [value.result if isinstance(value, PCCLError) else Result.SUCCESS for value in found]
 
 
@@ -151,7 +151,7 @@ class Cluster:
         return together([partial(call, peer, i) for i, peer in enumerate(self.peers)])
 
     def outcomes(self, call: Callable[[Communicator, int], T]) -> list[Any]:
-        """As `each`; a PCCLError takes the place of a value."""
+        """Do as `each` does; a PCCLError takes the place of a value."""
         return outcomes([partial(call, peer, i) for i, peer in enumerate(self.peers)])
 
     def close(self, peer: Communicator) -> None:

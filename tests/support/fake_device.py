@@ -49,7 +49,7 @@ class FakeEvent:
 
 
 class BrokenEvent(FakeEvent):
-    """Of a copy that fails."""
+    """The error of a copy that fails."""
 
     def wait(self) -> None:
         raise RuntimeError("the fake device is broken")
@@ -73,7 +73,7 @@ class Stream:
         self._tasks.put(task)
 
     def close(self) -> None:
-        """After all that it was given."""
+        """Wait until it has done all that it was given."""
         self._tasks.put(None)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "a stream of a fake device has not come to its end"
@@ -107,14 +107,14 @@ class FakeArray:
         return self
 
     def get(self) -> Any:
-        """As the program sees it: after what is in this thread's current stream."""
+        """Return its values as the program sees them: after what is in this thread's current stream."""
         found: list[Any] = []
         self.device.current.give(lambda: found.append(self._values.copy()))
         self.device.current.record().wait()
         return found[0]
 
     def settled(self) -> Any:
-        """For another thread than the one that worked with it: after all streams."""
+        """Return its values for another thread than the one that worked with it: after all streams."""
         self.device.synchronize()
         return self._values.copy()
 
@@ -131,7 +131,7 @@ class FakeDevice:
         """Clear it, and copies to the host wait."""
         self.reads_held.set()
         self.kernel_s = self.write_s = 0.0
-        """What a kernel, or a copy to the device, takes beside the usual delay."""
+        """The time that a kernel, or a copy to the device, takes beside the usual delay."""
         self.fails_after_reads: int | None = None
         self.breaks_late = self.fails_to_write = False
         """Copies to the host that fail do so when they are waited for."""
@@ -245,7 +245,7 @@ class FakeDevice:
 
 
 def bytes_of(array: Any) -> Bytes:
-    """Of a FakeArray, or a torch tensor."""
+    """Return the bytes of a FakeArray, or of a torch tensor."""
     if isinstance(array, FakeArray):
         return array.bytes()
     found: Bytes = array.view(-1).view(sys.modules["torch"].uint8).numpy()

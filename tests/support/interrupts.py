@@ -13,7 +13,7 @@ from pccl.runtime.threads.latch import wait_any
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt."""
+    """An interrupt, as KeyboardInterrupt is one."""
 
 
 def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]) -> bool:
@@ -51,7 +51,7 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
 
 
 def interrupted_at(step: int, call: Callable[[], object]) -> bool:
-    """As `at_step`, with Interrupt raised there."""
+    """Do as `at_step` does, with Interrupt raised there."""
 
     def interrupt() -> None:
         raise Interrupt

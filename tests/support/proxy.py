@@ -24,11 +24,11 @@ class Route:
 
     peer: socket.socket
     master: socket.socket
-    is_for_beats: bool
+    is_for_heartbeats: bool
     carried: int = 0
     """Bytes, both ways."""
     until: int | None = None
-    """After so many it is reset."""
+    """The number of carried bytes at which it is reset."""
     is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -46,7 +46,7 @@ class Proxy:
     """Passes on what comes to `address`, byte for byte, from a thread of its own."""
 
     def __init__(self, target: str, budget: Callable[[bool], int | None] = lambda _: None) -> None:
-        """`budget(is_for_beats)`: after how many bytes the next connection is reset; None: never."""
+        """`budget(is_for_heartbeats)`: after how many bytes the next connection is reset; None: never."""
         self._target = addresses.parse(target)
         self._budget = budget
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -82,11 +82,11 @@ class Proxy:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             peer.close()
             return
-        is_for_beats = b"HeartbeatHello" in opening
+        is_for_heartbeats = b"HeartbeatHello" in opening
         for sock in (peer, master):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(WAIT_S)
-        route = Route(peer, master, is_for_beats, until=self._budget(is_for_beats))
+        route = Route(peer, master, is_for_heartbeats, until=self._budget(is_for_heartbeats))
         self.routes.append(route)
         try:
             self._pass_on(route)
@@ -123,10 +123,10 @@ class Proxy:
             self.resets += 1
             route.reset()
 
-    def reset_all(self, beats: bool = True, control: bool = True) -> None:
-        """Resets the connections that stand, those for signs of life, or the others."""
+    def reset_all(self, heartbeats: bool = True, control: bool = True) -> None:
+        """Resets the connections that stand, those for heartbeats, or the others."""
         for route in list(self.routes):
-            if beats if route.is_for_beats else control:
+            if heartbeats if route.is_for_heartbeats else control:
                 self.reset(route)
 
     def close(self) -> None:

@@ -44,19 +44,23 @@ def until_whole(proxy: Proxy, world: int) -> None:
 
     def is_whole() -> bool:
         live = [route for route in proxy.routes if not route.is_over]
-        return sum(route.is_for_beats for route in live) == world == sum(not route.is_for_beats for route in live)
+        return (
+            sum(route.is_for_heartbeats for route in live)
+            == world
+            == sum(not route.is_for_heartbeats for route in live)
+        )
 
     until(is_whole, "all connections stand again")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize(("beats", "control"), [(False, True), (True, False), (True, True)])
-def test_resets_evict_nobody(world: int, beats: bool, control: bool) -> None:
+@pytest.mark.parametrize(("heartbeats", "control"), [(False, True), (True, False), (True, True)])
+def test_resets_evict_nobody(world: int, heartbeats: bool, control: bool) -> None:
     with proxied(world) as (cluster, proxy):
         before = views(cluster)
         for _ in range(3):
             until_whole(proxy, world)
-            proxy.reset_all(beats, control)
+            proxy.reset_all(heartbeats, control)
             cluster.each(lambda peer, _: peer.are_peers_pending())
             if world > 1:
                 assert cluster.each(reduce_once) == [world] * world
@@ -83,7 +87,7 @@ def test_a_connection_that_is_reset_while_calls_wait_loses_no_call() -> None:
         for kind in ("update_topology", "are_peers_pending", "optimize_topology"):
             waiting = [Background(getattr(peer, kind)) for peer in cluster.peers[:2]]
             until_whole(proxy, 3)
-            proxy.reset_all(beats=False)
+            proxy.reset_all(heartbeats=False)
             waiting.append(Background(getattr(cluster[2], kind)))
             for call in waiting:
                 call.result()
@@ -105,11 +109,11 @@ def test_a_run_goes_on_while_every_connection_is_reset_after_a_few_bytes(seed: i
     rng = random.Random(seed)
     openings: set[int] = set()
 
-    def budget(is_for_beats: bool) -> int:
-        if len(openings) < 3 and not is_for_beats:  # a newcomer that has not been told its number begins anew
+    def budget(is_for_heartbeats: bool) -> int:
+        if len(openings) < 3 and not is_for_heartbeats:  # a newcomer that has not been told its number begins anew
             openings.add(len(openings))
             return OPENING_BYTES
-        return rng.randrange(20, 100) if is_for_beats else rng.randrange(20, 900)
+        return rng.randrange(20, 100) if is_for_heartbeats else rng.randrange(20, 900)
 
     with MasterNode("127.0.0.1:0", peer_timeout=30) as node, Proxy(node.address, budget) as proxy:
         cluster = Cluster(proxy.address, master_timeout=2 * WAIT_S)
@@ -152,7 +156,7 @@ def test_who_does_not_come_back_is_lost_after_the_peer_timeout() -> None:
         lone = Communicator(proxy.address, master_timeout=0.5)
         cluster.admit([lone])
         proxy.is_open = False
-        proxy.reset_all(beats=False)
+        proxy.reset_all(heartbeats=False)
         assert cluster.peers.pop() is lone
         until(lambda: cluster[0].world_size == 2, "it is lost")
         assert cluster.each(reduce_once) == [2, 2]
