@@ -10,7 +10,7 @@ typedef struct {
     pccl_pacer pacer;
     pccl_list waiting; /* pccl_link.in_waiting */
     uint8_t is_fixed; /* the limit was given: it holds for all links, and nothing is measured */
-    uint8_t is_watched; /* several links lead far away, or that */
+    uint8_t is_watched; /* several links lead far away, or the limit is fixed */
 } pccl_egress;
 
 /* fixed_rate: bytes per second; 0: what is measured counts. */

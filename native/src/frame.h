@@ -20,9 +20,8 @@
  *
  * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come.
  * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h); without payload it only says that
- * the segment is final where it ends. EAGER carries a sender's only segment
- * for this receiver on its first hop, or the first of several one after the other, with the shape, because the receiver
- * may not have submitted the op yet.
+ * the segment is final where it ends. EAGER carries a sender's only segment for this receiver on its first hop, or the
+ * first of several one after the other, with the shape, because the receiver may not have submitted the op yet.
  * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer buffered, counted
  * from the link's beginning (link.h).
  * DONE says that the sender is done with the op of this key (completion.h), and with those of the keys that its payload

@@ -44,10 +44,10 @@ typedef struct pccl_link {
     pccl_list in_waiting; /* of the egress scheduler */
     pccl_list conns;
     pccl_list lost_conns; /* closed ones, also by pccl_conn.in_conns */
-    pccl_list free_conns;
-    pccl_list talk_conns;
-    pccl_list notices;
-    pccl_list resends;
+    pccl_list free_conns; /* pccl_conn.in_free */
+    pccl_list talk_conns; /* pccl_conn.in_talk */
+    pccl_list notices; /* pccl_conn.in_notices */
+    pccl_list resends; /* pccl_conn.in_resend */
     pccl_list dones; /* pccl_participant.in_dones */
     pccl_list ready_ops; /* pccl_op_peer.in_ready */
     pccl_list active_ops; /* pccl_op_peer.in_active */

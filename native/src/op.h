@@ -122,7 +122,7 @@ typedef struct pccl_op {
     struct pccl_completion *completion; /* NULL: ranks do not tell each other when they are done */
     struct pccl_fast_path *fast_path; /* through which it came; NULL: none */
     struct pccl_fast_path_call *call; /* the fast path's */
-    pccl_list in_ran;
+    pccl_list in_ran; /* of the open ops: completed on the fast path, to be ended */
     uint8_t is_released; /* no connection knows of it any more */
     unsigned events_promised;
     pccl_table_node by_id;

@@ -138,9 +138,9 @@ static const char *receiver_on_header(pccl_conn_host *host, pccl_conn *conn, con
     case PCCL_FRAME_SEGMENT: return receiver_on_segment(receiver, conn, frame);
     case PCCL_FRAME_CREDIT: return pccl_link_on_credit(conn->link, frame->eager_bytes);
     case PCCL_FRAME_LOST: return pccl_conn_on_lost(conn, frame);
-    case PCCL_FRAME_DONE:
+    case PCCL_FRAME_DONE: /* comes to receiver_on_done, key by key */
     case PCCL_FRAME_HELLO:
-    case PCCL_FRAME_ACK: break;
+    case PCCL_FRAME_ACK: break; /* stay with the connection */
     }
     return "unknown frame type";
 }

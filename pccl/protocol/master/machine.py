@@ -58,8 +58,9 @@ class Master:
         unheard: Mapping[int, m.JointOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
-        """A run that has begun under another master comes with what that has left: see `recovery`. `sites_broken_by`
-        says why peers of sites may be missing; one may also have left on purpose, which nobody here knows."""
+        """Lead a run, from its founding if only `state` is given. All else is for a run that is taken over from another
+        master (`recovery.take_over`): `unheard` has the ends of joint calls that peers wait in and have not heard, and
+        `sites_broken_by` says why peers of sites may be missing."""
         self.state = state
         """The run's state. It may be looked at and not be changed from outside."""
         self.leadership = leadership or Leadership(state)

@@ -109,7 +109,7 @@ class Peer:
         self.cancel_joint = self._calls.cancel
 
     def drain(self) -> list[Effect]:
-        """The effects of all events since the last call, in order."""
+        """Return the effects of all events since the last call, in order."""
         return self._outbox.drain()
 
     @property

@@ -7,7 +7,7 @@ caller who then asks for the world size sees who is left.
 
 Ops that their participants complete by themselves need not come here at all. `plain_start` tells how one would start,
 if nothing else can come of it, and the fast path that runs ops so says later what became of each: it is running
-(`started`) or committed (`ran`). It says so of all of them before anything else happens here.
+(`handed_over`) or committed (`fast_completed`). It says so of all of them before anything else happens here.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ class Ops:
     # Views.
 
     def freeze(self) -> None:
-        """Stop all ops of the epoch. The engine then calls `frozen`."""
+        """Stop all ops of the epoch. `frozen` is called when the engine has stopped them."""
         if self.is_running and self._view is not None:
             self._outbox.act(FreezeOps(self._view.epoch))
         self._halt()

@@ -44,7 +44,7 @@ OPS_AS_EXPECTED = frozenset(
         events.OpDetached,
     }
 )
-"""Kinds of events that tell what the machine has decided about ops, or will."""
+"""Kinds of events that call for no decision of the machine. The fast path may stay open while it hears them."""
 
 
 class EngineBridge:
