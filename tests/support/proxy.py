@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import selectors
 import socket
 import struct
@@ -45,8 +46,9 @@ class Route:
 class Proxy:
     """Passes on what comes to `address`, byte for byte, from a thread of its own."""
 
-    def __init__(self, target: str, budget: Callable[[bool], int | None] = lambda _: None) -> None:
-        """`budget(is_for_heartbeats)`: after how many bytes the next connection is reset; None: never."""
+    def __init__(self, target: str, budget: Callable[[str], int | None] = lambda _: None) -> None:
+        """`budget(opening)`: after how many bytes the connection is reset whose first message has this name, such as
+        "Reattach"; None: never."""
         self._target = addresses.parse(target)
         self._budget = budget
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -82,11 +84,12 @@ class Proxy:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             peer.close()
             return
-        is_for_heartbeats = b"HeartbeatHello" in opening
+        name = re.search(rb"[A-Z]\w+", opening)
+        opening_name = name[0].decode() if name else ""
         for sock in (peer, master):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(WAIT_S)
-        route = Route(peer, master, is_for_heartbeats, until=self._budget(is_for_heartbeats))
+        route = Route(peer, master, opening_name == "HeartbeatHello", until=self._budget(opening_name))
         self.routes.append(route)
         try:
             self._pass_on(route)
