@@ -11,7 +11,7 @@ from pccl.runtime.session.peer_session import PeerSession
 from pccl.types import Result
 
 CANCEL_GRACE_S = 5.0
-"""How long an op whose timeout has passed may take to be aborted on all peers before its outcome is unknown."""
+"""Seconds within which an op that has timed out must be aborted on all peers, lest its outcome be unknown."""
 INTERRUPT_GRACE_S = 0.5
 """The same for an op whose caller was interrupted or cancelled. If it is over by then, its tag is free again."""
 

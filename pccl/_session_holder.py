@@ -73,7 +73,7 @@ class SessionHolder:
         self._session: PeerSession | None = None
         self._is_connecting = False
         self._obstacle = ""
-        """What holds up the connecting, where the session does not know."""
+        """The reason that holds up the connecting, where the session does not know it."""
         self._is_closed = False
 
     # Life.

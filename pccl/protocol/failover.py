@@ -235,7 +235,7 @@ class Failover:
 
     @property
     def birth_at(self) -> float:
-        """When newcomers may found a run here, unless peers of one come first."""
+        """The time from which newcomers may found a run here, unless peers of one come first."""
         return self._founding.birth_at
 
     # Peers without a master.

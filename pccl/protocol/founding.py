@@ -65,14 +65,14 @@ class Founding:
 
     def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
         self.birth_at = birth_at
-        """When newcomers may found a run, unless peers of one come first."""
+        """The time from which newcomers may found a run, unless peers of one come first."""
         self.ended: Fence | None = None
         """The fence of a run that was taken for over by rule 3, although some of its peers may still come."""
         self._peer_timeout_s = peer_timeout_s
         self._missed_since = inf
         """The time since which the peers of the fence's run could have come here."""
         self._back_by = 0.0
-        """When those that have left last must have come again, if they live."""
+        """The time by which the peers that have left last must have come again, if they live."""
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
 
@@ -94,7 +94,7 @@ class Founding:
         self.birth_at = min(self.birth_at, now)
 
     def peers_have_left(self, now: float) -> None:
-        """The last peer of a run that was here has left (rule 2)."""
+        """Note that the last peer of a run that was here has left (rule 2)."""
         self._back_by = now + self._peer_timeout_s
         self.birth_at = max(self.birth_at, self._back_by)
 
@@ -111,14 +111,14 @@ class Founding:
         return True
 
     def _founds_at(self, fence: Fence | None) -> float:
-        """When newcomers may found a run, as things stand."""
+        """Return the time from which newcomers may found a run, as things stand."""
         if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
             return self.birth_at
         ends_at = self._missed_since + END_TIMEOUTS * self._peer_timeout_s
         return min(self.birth_at, max(ends_at, self._back_by))
 
     def deadlines(self, fence: Fence | None, is_missed: bool) -> list[float]:
-        """When something is due for those who wait. `is_missed`: no peers of a run are here."""
+        """Return the times at which something is due for those who wait. `is_missed`: no peers of a run are here."""
         if not self._held:
             return []
         _, _, since = next(iter(self._held.values()))
@@ -138,16 +138,16 @@ class Founding:
         self._held[connection] = host, hello, now
 
     def discard(self, connection: int) -> bool:
-        """Forget a newcomer. False if this connection is of none that waits."""
+        """Forget a newcomer. Return False if this connection is of none that waits."""
         return self._held.pop(connection, None) is not None
 
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:
-        """The hosts and Hellos of all newcomers that wait, by connection, longest first. None waits here any more."""
+        """Forget all newcomers that wait. Return their hosts and Hellos by connection, longest first."""
         held, self._held = self._held, {}
         return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
 
     def overdue(self, now: float) -> list[int]:
-        """Connections of newcomers that have waited for HOLD_S. They are forgotten."""
+        """Forget the newcomers that have waited for HOLD_S. Return their connections."""
         found = [connection for connection, (_, _, since) in self._held.items() if now >= since + HOLD_S]
         for connection in found:
             del self._held[connection]

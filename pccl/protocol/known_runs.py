@@ -1,4 +1,4 @@
-"""What this process knows of runs that it does not lead: its fence, and the last views that peers have told of.
+"""Known runs: the fence of this process, and the last views of runs that it does not lead, as peers have told of them.
 
 Peers of one run come to a master in any order and may leave again, so what it may conclude must not depend on who
 happens to be here:

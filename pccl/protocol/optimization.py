@@ -116,7 +116,7 @@ class Optimization:
         return bool(self._asked) or self.is_searching
 
     def deadline(self) -> float | None:
-        """When `expire` should be called."""
+        """Return the time at which `expire` should be called."""
         return self._round_ends_at if self._asked else None
 
     def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:

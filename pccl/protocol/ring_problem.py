@@ -1,4 +1,4 @@
-"""What a search for a better ring has to know, as plain values that may go to another thread."""
+"""Ring problem: all that a search for a better ring has to know, as plain values that may go to another thread."""
 
 from __future__ import annotations
 

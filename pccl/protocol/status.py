@@ -1,4 +1,4 @@
-"""What a run looks like from its master at one moment: the schema of `pccl status`, the page and the metrics.
+"""The status of a run, as its master sees it at one moment: the schema of `pccl status`, the page and the metrics.
 
 Plain values that travel as msgpack or JSON maps: a reader ignores fields that it does not know, and fields added later
 have defaults. Moments are given as ages in seconds, because clocks of different machines differ; texts are printable.
