@@ -33,8 +33,6 @@ enum direct_share_state {
     SHARE_WAITING = 2 /* all of it is in its slot */
 };
 
-enum { SLOT_ALIGNMENT_BYTES = 16 };
-
 static uint32_t direct_world(const pccl_op *op) { return op->request.shape.world_size; }
 
 static uint32_t direct_owner(const pccl_op *op) { return op->request.rank; }

@@ -168,9 +168,9 @@ class Cluster:
 
 
 def waits_at_master(peer: Communicator) -> bool:
-    """A connecting peer that the master knows already."""
+    """Whether the next update_topology would let a connecting peer in: the master has its heartbeats."""
     session = peer._inner._session
-    return session is not None and session._machine.peer != 0
+    return session is not None and session._machine.peer != 0 and session._heartbeats.is_connected
 
 
 def _sees(peer: Communicator, world: int) -> bool:
