@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -144,3 +145,25 @@ class AsyncCommunicator(
                 await op.async_wait()
         for op in retry.in_flight:
             await op.async_reclaim()
+
+
+def _as_coroutine_function(method: Callable[..., Awaited[Any]]) -> Callable[..., Awaited[Any]]:
+    """Return a coroutine function that awaits what `method` returns.
+
+    Libraries that retry, wrap or mock calls ask `inspect.iscoroutinefunction`, which is false of the methods that both
+    communicators share. It also has wrong arguments told to whoever awaits the call.
+    """
+
+    @wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await method(*args, **kwargs)
+
+    return call
+
+
+for _name in (
+    *("connect", "are_peers_pending", "update_topology", "optimize_topology", "sync_shared_state"),
+    *("all_reduce", "all_reduce_multiple_with_retry"),
+    *("all_gather", "reduce_scatter", "broadcast", "send", "recv", "barrier"),
+):
+    setattr(AsyncCommunicator, _name, _as_coroutine_function(getattr(AsyncCommunicator, _name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import socket
 import sys
@@ -37,6 +38,28 @@ Peers = list[AsyncCommunicator]
 
 def ones() -> np.ndarray[Any, Any]:
     return np.ones(8, np.float32)
+
+
+WAITING = ("connect", "are_peers_pending", "update_topology", "optimize_topology", "sync_shared_state", "all_reduce")
+
+
+@pytest.mark.parametrize("name", [*WAITING, "all_reduce_multiple_with_retry", "all_gather", "barrier", "close"])
+def test_methods_that_wait_are_coroutine_functions(name: str) -> None:
+    """Libraries that retry, wrap or mock calls ask whether a method is one."""
+    assert inspect.iscoroutinefunction(getattr(AsyncCommunicator, name))
+    assert inspect.iscoroutinefunction(getattr(AsyncCommunicator("127.0.0.1:9"), name))
+    assert not inspect.iscoroutinefunction(getattr(pccl.Communicator, name))
+
+
+def test_wrong_arguments_are_told_where_a_call_is_awaited() -> None:
+    peer = AsyncCommunicator("127.0.0.1:9")
+
+    async def main() -> None:
+        for call in (peer.connect("many"), peer.all_reduce(ones(), op=9)):  # type: ignore[arg-type]
+            with pytest.raises(PCCLError, match="INVALID_ARGUMENT"):
+                await call
+
+    trio.run(main)
 
 
 async def gather(peer: AsyncCommunicator, world: int) -> None:
