@@ -16,7 +16,7 @@ from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up
 from pccl._reduce import info_of
 from pccl._retry import Retry
 from pccl._session_holder import SessionErrors
-from pccl._timeouts import Timeout
+from pccl._timeouts import Timeout, checked_s
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -67,6 +67,20 @@ class AsyncCommunicator(
     def is_connected(self) -> bool:
         """Whether it takes part in a run now."""
         return self._inner.is_connected
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a call has which is given no timeout of its own; None: as long as it takes. It may be set, and
+        counts from the next call on.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if what it is set to is no number.
+        """
+        return self._inner.default_timeout_s
+
+    @timeout.setter
+    def timeout(self, timeout: float | None) -> None:
+        self._inner.default_timeout_s = checked_s(timeout, "timeout")
 
     @trio.lowlevel.enable_ki_protection
     async def _call(self, func_name: str, call: Callable[[], Awaited[T]]) -> T:

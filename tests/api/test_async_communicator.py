@@ -404,3 +404,15 @@ def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
 
     with MasterNode("127.0.0.1:0") as master:
         trio.run(main, master.address)
+
+
+def test_the_timeout_of_all_calls_may_be_set() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        comm = AsyncCommunicator(f"127.0.0.1:{silent.getsockname()[1]}", timeout=60)
+        assert comm.timeout == 60
+        comm.timeout = 0.01
+        with pytest.raises(PCCLError) as caught:
+            trio.run(comm.connect)
+    assert caught.value.result is Result.TIMEOUT
+    with pytest.raises(PCCLError, match="soon"):
+        comm.timeout = "soon"  # type: ignore[assignment]
