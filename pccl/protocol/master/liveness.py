@@ -40,7 +40,7 @@ QUIET_SHARE = 0.5
 
 
 class Liveness:
-    """The signs of life of all peers of one run."""
+    """The heartbeats of all peers of one run, and who is missed."""
 
     def __init__(self, state: RunState, returning: Returning | None = None) -> None:
         """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
