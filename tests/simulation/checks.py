@@ -107,7 +107,8 @@ class Checks:
                 if prepared is not None and prepared.ring.epoch != node.view.epoch:
                     self._interrupted.add((node.group, node.view.epoch))
         for node in nodes:
-            node.is_known = node.number in master.state.members
+            if node.machine.run in ("", master.run):  # another master may lead a run that newcomers have founded
+                node.is_known = node.number in master.state.members
         self._note_survivors()
         unheard = [key for key in self._joint_calls if key[0] == master.run and key[1] > master.state.joint_calls_ended]
         for key in unheard:

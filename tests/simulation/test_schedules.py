@@ -39,6 +39,9 @@ FOUND = (
     # A peer leaves that has come anew, while its former session is still expected back.
     '[60593,1,2,true,[["kill",64640,0],["kill_master",34956,0],["kill",20778,0],["add",27889,3],'
     '["replace_master",28089,10],["long_wait",35669,40],["leave",60517,10],["update",59954,0]],2]',
+    # A newcomer founds a run while another master leads on the first.
+    '[4900,1,5,true,[["kill_master",5989,40],["freeze_master",63666,0],["long_wait",9691,0],'
+    '["restart_master",21844,10],["add",11134,3],["long_wait",11528,0]],2]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
