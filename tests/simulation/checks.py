@@ -70,6 +70,10 @@ class Checks:
         """Groups and epochs whose master died when some peers had heard all verdicts and some had not."""
         self._joint_calls: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
         """The ends of joint calls, and the content after a sync, by run, number, kind and group."""
+        self._unheard: dict[tuple[str, int, str, int], tuple[int, int, bytes]] = {}
+        """Those that nobody has heard who went on with the last master. The next one may lead somebody who has."""
+        self._unheard_syncs: dict[tuple[str, int], list[tuple[int, dict[Node, int]]]] = {}
+        """The same of `_synced`, the last first."""
         self.has_failed_over = False
 
     # What the master hears and says.
@@ -110,18 +114,27 @@ class Checks:
             if node.machine.run in ("", master.run):  # another master may lead a run that newcomers have founded
                 node.is_known = node.number in master.state.members
         self._note_survivors()
-        unheard = [key for key in self._joint_calls if key[0] == master.run and key[1] > master.state.joint_calls_ended]
-        for key in unheard:
-            del self._joint_calls[key]
+        ended = master.state.joint_calls_ended
+        for key in [key for key in self._unheard if key[0] == master.run and key[1] <= ended]:
+            self._joint_calls.setdefault(key, self._unheard.pop(key))
+        for key in [key for key in self._joint_calls if key[0] == master.run and key[1] > ended]:
+            self._unheard[key] = self._joint_calls.pop(key)
 
     def _forget_unheard_syncs(self, master: Master, nodes: list[Node]) -> None:
-        """Forget the last syncs if nobody of those who go on has heard that they succeeded."""
-        for (run, _), syncs in self._synced.items():
-            while run == master.run and syncs:
-                _, calls = syncs[-1]
-                if any(call in node.calls and node.number in master.state.members for node, call in calls.items()):
-                    break
-                syncs.pop()
+        """Forget the last syncs if nobody of those who go on has heard that they succeeded, until somebody does who
+        has."""
+
+        def is_heard(sync: tuple[int, dict[Node, int]]) -> bool:
+            return any(call in node.calls and node.number in master.state.members for node, call in sync[1].items())
+
+        for key, syncs in self._synced.items():
+            if key[0] != master.run:
+                continue
+            unheard = self._unheard_syncs.setdefault(key, [])
+            while unheard and is_heard(unheard[-1]):
+                syncs.append(unheard.pop())
+            while syncs and not is_heard(syncs[-1]):
+                unheard.append(syncs.pop())
 
     def asked_to_follow(self, node: Node, company: list[Node]) -> None:
         """Check that a master which asks a node to follow it has a majority of the run's last view in `company`."""
@@ -191,6 +204,8 @@ class Checks:
         results = [each for each in results if each not in repeated]
         for node, result in results:
             if result.call_number:
+                for key in [key for key in self._unheard if key[0] == run and key[1] >= result.call_number]:
+                    del self._unheard[key]
                 self._joint_calls[self._joint_call(run, node, result)] = self._outcome(node, result)
         for kind in m.Kind.ALL:
             of_kind = [(node, result) for node, result in results if node.kinds[result.call] == kind]
@@ -233,6 +248,7 @@ class Checks:
             assert revision in of_seniors, f"revision {revision} was brought by a newcomer; incumbents: {of_seniors}"
             assert revision >= max(senders[node] for node in members if node in incumbents and node in senders)
         syncs.append((revision, members))
+        self._unheard_syncs.pop(group, None)
 
     def ring_found(self, problem: RingProblem, ring: list[int]) -> None:
         """No ring is better for what is known, tried out where they are few."""

@@ -42,6 +42,9 @@ FOUND = (
     # A newcomer founds a run while another master leads on the first.
     '[4900,1,5,true,[["kill_master",5989,40],["freeze_master",63666,0],["long_wait",9691,0],'
     '["restart_master",21844,10],["add",11134,3],["long_wait",11528,0]],2]',
+    # A standby without the only peer that has heard a sync's success is deposed, and the next master leads that peer.
+    '[39950,2,5,true,[["cut_master_off",21446,0],["sync",33440,10],["freeze_master",33008,0],["hang",21507,0],'
+    '["long_wait",17310,0],["rest",23929,0],["long_wait",10952,0]],2]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
