@@ -2,6 +2,9 @@
 
     python -m tests.simulation --schedules 10000 --seed 1 --jobs 2
     python -m tests.simulation --minutes 1
+    python -m tests.simulation --minutes 1 --masters 2 --one-name
+    python -m tests.simulation --minutes 5 --keep-going        name all that fail, and make none small
+    python -m tests.simulation --minutes 5 --steer             to where coverage is new: see `steering`
     python -m tests.simulation --schedules 1 --seed 4711       one of them again
     python -m tests.simulation --plan '[...]'                  a plan as a failure prints it
 
@@ -15,17 +18,28 @@ import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
 from itertools import count, islice
+from typing import TypeVar
 
-from tests.simulation.schedule import Plan, play
+from tests.simulation.plan import MASTERS_MAX, ONE_NAME, Plan
+from tests.simulation.schedule import play
 from tests.simulation.shrink import shrink
+from tests.simulation.steering import Steering, play_plans, report
+from tests.simulation.steering import blocks as blocks_of
 
 BLOCK = 50
 """Schedules handed to a process at a time."""
 REPORT_EVERY_S = 15.0
+
+B = TypeVar("B")
+R = TypeVar("R")
+Draw = Callable[[int], Plan]
+"""Makes the plan of a seed."""
+Failed = tuple[int, str]
+"""The seed of a schedule that failed, and its error."""
 
 
 def main() -> int:
@@ -37,32 +51,62 @@ def main() -> int:
     parser.add_argument(
         "--masters",
         type=int,
-        choices=(0, 1, 2),
-        help="0: one, and its peers end with it; 1: killed, it begins anew; 2: and has a standby (default: any)",
+        choices=range(MASTERS_MAX + 1),
+        help="0: one, and its peers end with it; 1: killed, it begins anew; 2, 3: and has standbys (default: any)",
     )
+    parser.add_argument("--one-name", action="store_true", help="the masters, 2 unless it is said, are behind one name")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
+    parser.add_argument("--steer", action="store_true", help="go where coverage is new, and report what is not reached")
     parser.add_argument("--plan", help="play this plan only")
     options = parser.parse_args()
     if options.plan is not None:
-        return _explain(Plan.loads(options.plan), None)
+        return _explain(Plan.loads(options.plan), "")
+    masters, traits = options.masters, None
+    if options.one_name:
+        masters, traits = max(2, masters or 0), (ONE_NAME,)
+    draw = partial(Plan.of_seed, masters=masters, traits=traits)
     schedules = options.schedules or (1000 if options.minutes is None else None)
+    if options.steer:
+        return _steer(Steering(options.seed, masters, traits), options.jobs, schedules, options.minutes)
     begun_at = reported_at = time.monotonic()
-    played = 0
-    for number, failed in _play_blocks(
-        _blocks(options.seed, schedules, options.minutes), options.jobs, options.masters
-    ):
+    played = failures = 0
+    blocks = _blocks(options.seed, schedules, options.minutes)
+    for number, failed in _play_blocks(blocks, options.jobs, partial(_play_block, draw, options.keep_going)):
         played += number
-        if failed is not None:
-            print(f"{played} schedules, then seed {failed} failed", flush=True)
-            return _explain(Plan.of_seed(failed, options.masters), failed)
+        failures += len(failed)
+        for seed, error in failed:
+            print(f"seed {seed} failed: {error}", flush=True)
+        if failed and not options.keep_going:
+            seed = failed[0][0]
+            plan = draw(seed)
+            print(f"after {played} schedules", flush=True)
+            one_name = " --one-name" if options.one_name else ""
+            return _explain(plan, f"--schedules 1 --seed {seed} --masters {plan.masters}{one_name}")
         if time.monotonic() >= reported_at + REPORT_EVERY_S:
             reported_at = time.monotonic()
             print(_account(played, reported_at - begun_at), flush=True)
-    print(f"{_account(played, time.monotonic() - begun_at)}, all well")
-    return 0
+    print(f"{_account(played, time.monotonic() - begun_at)}, {f'{failures} failed' if failures else 'all well'}")
+    return 1 if failures else 0
 
 
-def _play_blocks(blocks: Iterator[range], jobs: int, masters: int | None) -> Iterator[tuple[int, int | None]]:
-    play_block = partial(_play_block, masters=masters)
+def _steer(steering: Steering, jobs: int, schedules: int | None, minutes: float | None) -> int:
+    begun_at = reported_at = time.monotonic()
+    failures = 0
+    for played in _play_blocks(blocks_of(steering, BLOCK, schedules, minutes), jobs, play_plans):
+        steering.note(played)
+        for plan, _, error in played:
+            if error:
+                failures += 1
+                print(f"failed: {error}\n    python -m tests.simulation --plan '{plan.dumps()}'", flush=True)
+        if time.monotonic() >= reported_at + REPORT_EVERY_S:
+            reported_at = time.monotonic()
+            print(f"{steering.account()}, {reported_at - begun_at:.0f} s", flush=True)
+    print(*report(steering), sep="\n")
+    print(f"{steering.account()}, {f'{failures} failed' if failures else 'all well'}")
+    return 1 if failures else 0
+
+
+def _play_blocks(blocks: Iterator[B], jobs: int, play_block: Callable[[B], R]) -> Iterator[R]:
     if jobs == 1:
         yield from map(play_block, blocks)
         return
@@ -83,34 +127,41 @@ def _blocks(first: int, schedules: int | None, minutes: float | None) -> Iterato
         yield range(start, start + BLOCK if schedules is None else min(start + BLOCK, first + schedules))
 
 
-def _play_block(seeds: range, masters: int | None) -> tuple[int, int | None]:
-    """Play schedules until one fails. Return how many were played, and the seed of the last one if it failed."""
+def _play_block(draw: Draw, keeps_going: bool, seeds: range) -> tuple[int, list[Failed]]:
+    """Play schedules until one fails, or all. Return how many were played, and those that failed."""
+    failed = []
     for at, seed in enumerate(seeds):
         try:
-            play(Plan.of_seed(seed, masters))
-        except Exception:
-            return at + 1, seed
-    return len(seeds), None
+            play(draw(seed))
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            failed.append((seed, f"{type(error).__name__} in {where.name}, {where.lineno}: {error}"[:300]))
+            if not keeps_going:
+                return at + 1, failed
+    return len(seeds), failed
 
 
 def _account(played: int, seconds: float) -> str:
     return f"{played} schedules in {seconds:.0f} s, {played / seconds * 60:.0f} a minute"
 
 
-def _explain(plan: Plan, seed: int | None) -> int:
-    """Plays it once more; if it fails, says how, and what of it matters."""
+def _explain(plan: Plan, arguments: str) -> int:
+    """Play a plan once more; if it fails, say how, and what of it matters. `arguments`: those that play it again."""
     try:
         play(plan)
     except Exception:
         traceback.print_exc(file=sys.stdout)
     else:
         print("it plays without a failure")
-        return 0 if seed is None else 1
+        return 1 if arguments else 0
     small = shrink(plan)
-    print(f"\nmade small: {len(small.steps)} of {len(plan.steps)} steps are left, {small.peers} peers at a time")
+    traits = f", {', '.join(small.traits)}" if small.traits else ""
+    print(
+        f"\nmade small: {len(small.steps)} of {len(plan.steps)} steps are left, {small.peers} peers at a time{traits}"
+    )
     for step in small.steps:
         print(f"    {step.action}, then up to {step.deliveries} deliveries")
     print(f"\nthe small one again:  python -m tests.simulation --plan '{small.dumps()}'")
-    if seed is not None:
-        print(f"the whole one again:  python -m tests.simulation --schedules 1 --seed {seed} --masters {plan.masters}")
+    if arguments:
+        print(f"the whole one again:  python -m tests.simulation {arguments}")
     return 1

@@ -23,6 +23,9 @@ from tests.simulation.node import Node
 from tests.simulation.peers import Peers
 from tests.simulation.scene import MASTER_TIMEOUT_S, Scene
 
+ROUNDS = 2
+"""The number of times that a newcomer asks each master before time passes."""
+
 
 class ControlPlane:
     def __init__(self, scene: Scene, masters: Masters, peers: Peers, heartbeats: Heartbeats) -> None:
@@ -39,12 +42,14 @@ class ControlPlane:
     def connect(self, node: Node, host: MasterHost) -> None:
         number = len(self._scene.controls) + 1
         control = node.control = self._scene.controls[number] = Control(number, node, host, self._scene.now)
-        if not host.is_away:
+        if not (host.is_away or host.is_wedged):
             self.accept(control)
 
     def accept(self, control: Control) -> None:
         control.is_known = True
-        connected = control.host.machine.connected(control.number, f"10.0.0.{control.number}", self._scene.now)
+        connected = control.host.machine.connected(
+            control.number, f"10.0.0.{control.number}", self._scene.clock(control.host)
+        )
         self._masters.carry_out(control.host, connected)
 
     def send(self, node: Node, message: m.Message | bytes) -> None:
@@ -86,12 +91,13 @@ class ControlPlane:
                     _acknowledge(control, control.at_master, control.inbox)
                 control.has_opened = True
                 self._scene.from_peers.append((node.name, message))
-                if node.home in (host, None):
-                    self._scene.checks.received(node, message)
+                self._scene.checks.received(node, host.process, message)
                 if isinstance(message, m.Resume):
                     self._heartbeats.note_quiet(host)
-                received = host.machine.received(control.number, message, self._scene.now)
+                received = host.machine.received(control.number, message, self._scene.clock(host))
                 self._masters.carry_out(host, received)
+                if host.is_dead:
+                    return
         except ProtocolError as error:
             # As the server does.
             goodbye = Send(control.number, m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error)))
@@ -102,17 +108,18 @@ class ControlPlane:
     def lose(self, control: Control) -> None:
         """Have the master find a connection closed whose session may go on."""
         if control.has_opened and not control.is_over:
-            detached = control.host.machine.detached(control.number, "connection reset", self._scene.now)
-            self._masters.carry_out(control.host, detached)
+            host = control.host
+            detached = host.machine.detached(control.number, "connection reset", self._scene.clock(host))
+            self._masters.carry_out(host, detached)
         else:
             self._end(control, "connection reset")
 
     def _end(self, control: Control, reason: str) -> None:
         control.is_over = True
-        if control is control.node.control or control.host.machine.run == control.node.machine.run:
-            self._masters.gone(control)
-        disconnected = control.host.machine.disconnected(control.number, reason, self._scene.now)
-        self._masters.carry_out(control.host, disconnected)
+        self._scene.checks.gone(control)
+        host = control.host
+        disconnected = host.machine.disconnected(control.number, reason, self._scene.clock(host))
+        self._masters.carry_out(host, disconnected)
 
     # The peer's end.
 
@@ -137,6 +144,7 @@ class ControlPlane:
                 _acknowledge(control, control.at_node, control.outbox)
                 assert encode(message) == control.sent[control.at_node.received - 1], "lost, doubled or out of order"
                 node.heard(message)
+                self._scene.checks.heard(node, message)
                 node.machine.received(message)
                 if isinstance(message, m.OpAbort) and node.machine.ops.uses.is_overtaken(message.tag):
                     node.uses[message.epoch, message.tag] = node.machine.uses_of(message.tag)
@@ -151,6 +159,8 @@ class ControlPlane:
 
     def may_reattach(self, control: Control) -> bool:
         host, node = control.host, control.node
+        if host.is_wedged:
+            return False
         return host.is_dead or (self._scene.reaches(node, host) and self._scene.network.passes(host.name, node.name))
 
     def reattach(self, node: Node) -> None:
@@ -159,25 +169,35 @@ class ControlPlane:
         assert control is not None
         node.reattaching_since = None
         host = control.host
-        if host.is_dead or control.is_over or not self._masters.is_member(control):
+        is_elsewhere = self._scene.is_one_name and host not in self._scene.hosts_of(node)
+        if host.is_dead or is_elsewhere or control.is_over or not self._masters.is_member(control):
             self._lose_master(node, "the master does not know the session")
             return
         control.reattach()
-        self._masters.carry_out(host, host.machine.reattached(control.number, self._scene.now))
+        self._masters.carry_out(host, host.machine.reattached(control.number, self._scene.clock(host)))
+
+    def may_dial(self, node: Node) -> bool:
+        """Whether a node without a master asks one before time passes: each once, and a newcomer twice, since it may
+        found a run after it has asked all."""
+        addresses = self._scene.addresses
+        return len(node.tried) < addresses or (not node.run and node.asked < ROUNDS * addresses)
 
     def dial(self, node: Node) -> None:
-        """Ask the next master that has not been asked yet."""
+        """Ask the next master that has not been asked in this round."""
         scene = self._scene
-        host = next(host for host in scene.hosts if host.name not in node.tried)
+        if len(node.tried) >= scene.addresses:
+            node.tried.clear()
+        host = next(host for host in scene.hosts_of(node) if host.name not in node.tried)
         node.tried.add(host.name)
+        node.asked += 1
         passes = scene.network.passes
         if host.is_dead or not (passes(node.name, host.name) and passes(host.name, node.name)):
             return
         self.connect(node, host)
         patience_s = MASTER_TIMEOUT_S
         if node.masterless_since is not None:
-            patience_s = max(0.0, node.masterless_since + MASTER_TIMEOUT_S - scene.now)
-        resume = node.machine.resume(len(scene.hosts), scene.now, b"", MASTER_TIMEOUT_S, patience_s)
+            patience_s = max(0.0, MASTER_TIMEOUT_S - (scene.now - node.masterless_since) * node.rate)
+        resume = node.machine.resume(scene.addresses, scene.clock(node), b"", MASTER_TIMEOUT_S, patience_s)
         self.send(node, resume or self.hello(node))
 
     def hello(self, node: Node) -> m.Hello:
@@ -190,10 +210,10 @@ class ControlPlane:
             node.port,
             node.machine.connections,
             node.name,
-            masters=len(scene.hosts),
-            may_found=len(scene.hosts) == 1 or not any(other.machine.view for other in scene.alive),
-            site=node.machine.site,
-            site_size=node.machine.site_size,
+            masters=scene.addresses,
+            may_found=node.asked >= scene.addresses,
+            site=node.site,
+            site_size=node.site_size,
             master_timeout_s=MASTER_TIMEOUT_S,
         )
 
@@ -206,18 +226,21 @@ class ControlPlane:
             since, control = node.masterless_since, node.control
             if node.is_frozen:
                 continue
-            if node.reattaching_since is not None and scene.now >= node.reattaching_since + scene.peer_timeout_s:
+            if (
+                node.reattaching_since is not None
+                and (scene.now - node.reattaching_since) * node.rate >= scene.peer_timeout_s
+            ):
                 self._lose_master(node, "no other connection")
             if since is None:
                 continue
             self._peers.take_over(node)
-            if scene.now >= since + MASTER_TIMEOUT_S:
+            if (scene.now - since) * node.rate >= MASTER_TIMEOUT_S:
                 node.machine.give_up("no master")
                 self._peers.settle(node)
             elif (
                 control is not None
-                and len(scene.hosts) > 1
-                and scene.now >= control.opened_at + 2 * scene.peer_timeout_s
+                and scene.addresses > 1
+                and (scene.now - control.opened_at) * node.rate >= 2 * scene.peer_timeout_s
             ):
                 node.machine.master_lost("no answer")
                 self._peers.settle(node)
@@ -248,6 +271,7 @@ class ControlPlane:
         node.heartbeat = 0
         if node.masterless_since is None:
             node.masterless_since = self._scene.now
+            node.asked = 0
 
     def _ended(self, node: Node, effect: ps.Ended) -> None:
         assert not node.links

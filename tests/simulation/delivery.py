@@ -45,7 +45,7 @@ class Delivery:
         if total == 0:
             return False
         chosen = int(rng.random() * total)
-        if self._scene.network.slow and rng.random() < SLOWNESS:
+        if self._scene.network.is_anything_slow and rng.random() < SLOWNESS:
             chosen = next(
                 (at % total for at in range(chosen, chosen + total) if not self._is_slow(choices, ready, at % total)),
                 chosen,
@@ -62,7 +62,7 @@ class Delivery:
         scene = self._scene
         passes = scene.network.passes
         for control in scene.controls.values():
-            if control.outbox and scene.reaches(control.node, control.host):
+            if control.outbox and scene.reaches(control.node, control.host) and not control.host.is_wedged:
                 yield self._to_master, control
         for host_and_connection in self._heartbeats.closed():
             yield self._find_closed_heartbeat, host_and_connection
@@ -73,7 +73,7 @@ class Delivery:
             if node.ended is None:
                 connection = node.control
                 if connection is None:
-                    if len(node.tried) < len(scene.hosts):
+                    if self._control_plane.may_dial(node):
                         yield self._control_plane.dial, node
                 elif node.reattaching_since is not None:
                     if self._control_plane.may_reattach(connection):
@@ -92,12 +92,13 @@ class Delivery:
         if at >= len(choices):
             return self._scene.events.is_slow(ready[at - len(choices)])
         way = self._way(*choices[at])
-        return way is not None and way in self._scene.network.slow
+        network = self._scene.network
+        return way is not None and (way[1] in network.slow_machines or way in network.slow)
 
     def _way(self, deliver: Callable[[Any], None], what: Any) -> Direction | None:
         if deliver is self._to_master:
             return what.name, what.host.name
-        if deliver is self._reports:
+        if deliver is self._reports or deliver is _run_command:
             return what.name, what.name
         if deliver is self._to_peer:
             return what.control.host.name, what.name

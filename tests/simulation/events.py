@@ -45,4 +45,5 @@ class Events:
         action()
 
     def is_slow(self, index: int) -> bool:
-        return not self._network.slow.isdisjoint(self._events[index][2])
+        target, _, ways = self._events[index]
+        return target.name in self._network.slow_machines or not self._network.slow.isdisjoint(ways)

@@ -39,9 +39,9 @@ class Heartbeats:
             if timeout_s is None:
                 continue
             if not self._is_heard(node) and host and not host.is_frozen:
-                due.append(node.heard_at + timeout_s)
+                due.append(node.heard_at + timeout_s / host.rate)
             if not self._hears(node) and not node.is_frozen:
-                due.append(node.master_heard_at + timeout_s)
+                due.append(node.master_heard_at + timeout_s / node.rate)
         return [at for at in due if at > self._scene.now]
 
     def time_out(self) -> None:
@@ -50,7 +50,7 @@ class Heartbeats:
         self.note()
         for host in scene.hosts:
             for connection, node in list(host.heartbeats.items()):
-                silent_s = scene.now - node.heard_at
+                silent_s = (scene.now - node.heard_at) * host.rate
                 if host.is_away or connection not in host.heartbeats:
                     continue
                 if node.heartbeat != connection and scene.network.passes(node.name, host.name):
@@ -58,13 +58,14 @@ class Heartbeats:
                 elif silent_s >= scene.peer_timeout_s:
                     self.note_quiet(host, connection)
                     self.lose(host, connection)
-                    self._masters.carry_out(host, host.machine.silent(connection, silent_s, scene.now))
+                    self._masters.carry_out(host, host.machine.silent(connection, silent_s, scene.clock(host)))
         for node in scene.alive:
             if node.heartbeat_timeout_s is None or node.is_frozen:
                 continue
-            if scene.now - node.master_heard_at >= node.heartbeat_timeout_s:
+            silent_s = (scene.now - node.master_heard_at) * node.rate
+            if silent_s >= node.heartbeat_timeout_s:
                 self._peers.take_over(node)
-                node.machine.master_lost(f"the master was silent for {scene.now - node.master_heard_at:.1f} s")
+                node.machine.master_lost(f"the master was silent for {silent_s:.1f} s")
                 self._peers.settle(node)
             elif not node.heartbeat:
                 scene.events.later(node, lambda node=node: self._dial(node))  # type: ignore[misc]
@@ -75,7 +76,8 @@ class Heartbeats:
         late = [
             connection
             for connection, node in host.heartbeats.items()
-            if not self._is_heard(node) and self._scene.now - node.heard_at >= QUIET_SHARE * self._scene.peer_timeout_s
+            if not self._is_heard(node)
+            and (self._scene.now - node.heard_at) * host.rate >= QUIET_SHARE * self._scene.peer_timeout_s
         ]
         host.machine.note_quiet([*late, *silent])
 
@@ -90,7 +92,7 @@ class Heartbeats:
 
     def find_closed(self, host: MasterHost, connection: int) -> None:
         self.lose(host, connection)
-        disconnected = host.machine.disconnected(connection, "closed by the other side", self._scene.now)
+        disconnected = host.machine.disconnected(connection, "closed by the other side", self._scene.clock(host))
         self._masters.carry_out(host, disconnected)
 
     def lose(self, host: MasterHost, connection: int) -> None:
@@ -104,7 +106,7 @@ class Heartbeats:
         if node.heartbeat and host is not None:
             connection = node.heartbeat
             self.lose(host, connection)
-            disconnected = host.machine.disconnected(connection, "connection reset", self._scene.now)
+            disconnected = host.machine.disconnected(connection, "connection reset", self._scene.clock(host))
             self._masters.carry_out(host, disconnected)
 
     def _keep(self, node: Node, effect: ps.KeepHeartbeats) -> None:
@@ -118,14 +120,16 @@ class Heartbeats:
         scene, host = self._scene, node.heartbeat_host
         if node.heartbeat or not node.is_reachable or host is None:
             return
+        if scene.is_one_name:
+            host = scene.hosts[node.route]
         if not (scene.reaches(node, host) and scene.network.passes(host.name, node.name)):
             return
         connection = self._next_connection
         self._next_connection += 1
         host.heartbeats[connection] = node
-        self._masters.carry_out(host, host.machine.connected(connection, f"10.0.0.{node.port}", scene.now))
+        self._masters.carry_out(host, host.machine.connected(connection, f"10.0.0.{node.port}", scene.clock(host)))
         hello = m.HeartbeatHello(m.PROTOCOL_VERSION, node.machine.run, node.machine.peer)
-        self._masters.carry_out(host, host.machine.received(connection, hello, scene.now))
+        self._masters.carry_out(host, host.machine.received(connection, hello, scene.clock(host)))
 
     def _answer(self, host: MasterHost, effect: Send | Close | TakeHeartbeats) -> None:
         node = host.heartbeats[effect.connection]

@@ -109,5 +109,5 @@ class JointCalls:
             if other.is_reachable and not network.is_unreachable(node, other) and not network.is_cut(node, other):
                 rate, cost = network.rates.get(way, 1e6), network.costs.get(frozenset(way), 100)
                 found.append(m.LinkMetric(other.number, link.is_inbound, rate, cost))
-        node.machine.probed(effect.probe, found, scene.now)
+        node.machine.probed(effect.probe, found, scene.clock(node))
         self._peers.settle(node)

@@ -67,6 +67,8 @@ class Links:
             if self._scene.now >= link.expires_at and not link.is_complete:
                 node.machine.link_failed(number, "no connection within the time")
                 self._peers.settle(node)
+                if node.unfinished or not node.is_alive:
+                    return  # it was stopped within that
                 assert number not in node.links
 
     def find_stalled(self) -> None:
@@ -78,7 +80,7 @@ class Links:
                     link.stalled_since = None
                 elif link.stalled_since is None:
                     link.stalled_since = now
-                elif now - link.stalled_since >= node.machine.link_timeout_s:
+                elif (now - link.stalled_since) * node.rate >= node.machine.link_timeout_s:
                     del node.links[number]
                     for wire in link.wires:
                         self.close_wire(wire, node)
@@ -100,7 +102,7 @@ class Links:
     def _make(self, node: Node, effect: ps.MakeLink) -> None:
         now = self._scene.now
         patience_s = effect.reach_s if effect.dial else effect.timeout_s
-        node.links[effect.link] = Link(effect, now + patience_s, now + effect.timeout_s)
+        node.links[effect.link] = Link(effect, now + patience_s / node.rate, now + effect.timeout_s / node.rate)
         if effect.dial:
             self._dial_some(node, effect.member.peer, effect.link, effect.connections)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol.failover import Failover
 from pccl.protocol.fence import Fence
+from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import MasterOptions
 
@@ -34,13 +35,21 @@ class MasterHost:
     machine: Failover
     is_frozen: bool = False
     is_dead: bool = False
+    is_wedged: bool = False
+    """It reads no messages and takes nobody in, but it sends and hears heartbeats, and its timers fire."""
+    rate: float = 1.0
+    """The seconds of its own clock in a second."""
+    process: int = 0
+    """The number of the process, of all that ever were."""
+    unfinished: list[Effect] = field(default_factory=list)
+    """The effects of its machine that it was stopped before."""
+    is_going_on: bool = False
+    """It is just carrying them out."""
     frozen_at: float = 0.0
     heartbeats: dict[int, Node] = field(default_factory=dict)
     """The heartbeat connections that it knows."""
     seen: Master | None = None
     """The leading machine, as last looked at."""
-    run: str = ""
-    """The machine's run, as last looked at."""
     fence: Fence | None = None
     """The record that it keeps on disk."""
 
@@ -72,7 +81,9 @@ class MasterHost:
             resumes_any=memory is Memory.WAIVED,
         )
         self.machine.begin(now, hold_s)
-        self.is_dead = self.is_frozen = False
+        self.process = run
+        self.unfinished = []
+        self.is_dead = self.is_frozen = self.is_wedged = False
         self.number(run)
 
     def number(self, run: int) -> None:

@@ -21,12 +21,18 @@ class Network:
         """Directions in which nothing gets through."""
         self.slow: set[Direction] = set()
         """Directions in which things mostly get through only when little else is under way."""
+        self.slow_machines: set[str] = set()
+        """Nodes and masters for which things mostly happen only when little else is under way."""
         self.unreachable: set[frozenset[str]] = set()
         """Pairs between which no connection can be made; those that are stay."""
         self.costs: dict[frozenset[str], int] = {}
         """Round trips in microseconds; 100 where nothing is said."""
         self.rates: dict[Direction, float] = {}
         """Bytes per second; a million where nothing is said."""
+
+    @property
+    def is_anything_slow(self) -> bool:
+        return bool(self.slow or self.slow_machines)
 
     def passes(self, sender: str, receiver: str) -> bool:
         return not self.blocked or (sender, receiver) not in self.blocked

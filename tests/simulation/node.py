@@ -14,6 +14,7 @@ from pccl.types import Result
 from tests.simulation.fast_path import FastPath
 
 if TYPE_CHECKING:
+    from tests.simulation.checks.facts import Leader
     from tests.simulation.connections import Control, Link
     from tests.simulation.engine import Frame
     from tests.simulation.master_host import MasterHost
@@ -33,8 +34,15 @@ class Node:
     machine: ps.Peer
     control: Control | None = None
     """Its connection to a master; None while it looks for one."""
-    home: MasterHost | None = None
-    """The last master that has taken it in."""
+    rate: float = 1.0
+    """The seconds of its own clock in a second."""
+    route: int = 0
+    """The master behind the name, where there is one name for all."""
+    asked: int = 0
+    """The number of masters that it has asked in its present search."""
+    group: int = 0
+    site: str = ""
+    site_size: int = 0
     tried: set[str] = field(default_factory=set)
     """Masters that it has asked in vain, at this moment."""
     masterless_since: float | None = None
@@ -43,6 +51,8 @@ class Node:
     is_alive: bool = True
     is_frozen: bool = False
     """Stopped, as by SIGSTOP: what it has sent still travels."""
+    unfinished: list[ps.Effect] = field(default_factory=list)
+    """The effects of its machine that it was stopped before."""
     is_hung: bool = False
     """It is frozen but for its heartbeat, as by code that lets no other thread into Python."""
     heartbeat: int = 0
@@ -55,10 +65,20 @@ class Node:
     """The time at which its heartbeat last got to the master."""
     master_heard_at: float = 0.0
     """The time at which the master's heartbeat last got to it."""
-    is_known: bool = True
-    """The master has not lost it, closed on it or let it go."""
     number: int = 0
-    """Its peer number, as the master has told it; 0 before."""
+    """Its peer number, as the last master to take it in has said; 0 before."""
+    run: str = ""
+    """The run that it is in, as that master has said."""
+    leader: Leader | None = None
+    """The master that has taken it in or on last."""
+    led_over: Control | None = None
+    """The connection to that master then."""
+    is_known: bool = False
+    """That master has not lost it, closed on it or let it go."""
+    prepared_epoch: int | None = None
+    """The epoch of its group in a view that it was told to prepare, and which is not in force."""
+    call_heard: int = 0
+    """The number of the last joint call of whose end it has heard."""
     former_numbers: list[int] = field(default_factory=list)
     is_accepted: bool = False
     """The master has sent it an Install."""
@@ -120,13 +140,9 @@ class Node:
     last_number: int = 0
 
     @property
-    def group(self) -> int:
-        return self.machine.group
-
-    @property
     def view(self) -> ps.View:
-        assert self.machine.view is not None
-        return self.machine.view
+        """The last view that its callers were told of."""
+        return self.views[-1]
 
     @property
     def is_reachable(self) -> bool:

@@ -49,7 +49,7 @@ class Ops:
         self._peers.hear_all(node)
         if pair is None:
             node.fast_path.uses.pop(tag, None)
-        node.machine.launch(op, tag, self._scene.now, node.pairs.get(op))
+        node.machine.launch(op, tag, self._scene.clock(node), node.pairs.get(op))
         self._peers.settle(node)
         return op
 
@@ -65,6 +65,8 @@ class Ops:
         """Cancel an op whose caller does not wait for the verdict: the engine stops it without being told by the
         machine."""
         self.cancel(node, op)
+        if node.is_frozen or not node.is_alive:
+            return  # it was stopped within that
         node.given_up_ops.add(op)
         node.machine.hasten(op)
         self._engines.detach(node, op)
@@ -77,7 +79,7 @@ class Ops:
     def _complete(self, node: Node, effect: ps.SubmitOp) -> None:
         """Give a caller on the fast path its result."""
         checks = self._scene.checks
-        checks.commit(node.keys[effect.op])
+        checks.commit(node, node.keys[effect.op])
         checks.op_result(node, ps.OpResult(effect.op, Result.SUCCESS, "", effect.world_size, 10, 20), None)
 
     # What machines decide.
@@ -94,9 +96,9 @@ class Ops:
 
     def _end(self, node: Node, effect: ps.EndOp) -> None:
         if effect.commit:
-            self._scene.checks.commit(node.keys[effect.op])
+            self._scene.checks.commit(node, node.keys[effect.op])
         self._engines.end(node, effect.op, effect.commit)
 
     def _forget(self, node: Node, effect: ps.ForgetOp) -> None:
-        self._scene.checks.commit(node.keys[effect.op])
+        self._scene.checks.commit(node, node.keys[effect.op])
         self._engines.end(node, effect.op, commit=True, quietly=True)

@@ -34,22 +34,45 @@ class Peers:
     def settle(self, node: Node) -> None:
         """Carry out what a machine has decided, and open the fast path if it may be. To be called after each call of
         the machine."""
-        if not node.is_alive:
+        if not node.is_alive or node.unfinished:
             return
         while True:
             while effects := node.machine.drain():
-                end = next((effect for effect in effects if isinstance(effect, ps.Ended)), None)
-                for effect in effects:
-                    if isinstance(effect, ps.OpResult):
-                        self._scene.checks.op_result(node, effect, end)
-                    else:
-                        self._handlers[type(effect)](node, effect)
+                if node.name in self._scene.dooms and self._is_cut_short(node, effects):
+                    return
+                self._carry_out(node, effects)
             start = node.machine.plain_start() if self.has_fast_path else None
             if start == node.fast_path.start:
                 return
             self.take_over(node)
             if node.machine.plain_start() == start:
                 node.fast_path.start = start
+
+    def _carry_out(self, node: Node, effects: list[ps.Effect], rest: list[ps.Effect] | None = None) -> None:
+        """Carry effects out, after which `rest` is not carried out."""
+        end = next((effect for effect in [*effects, *(rest or ())] if isinstance(effect, ps.Ended)), None)
+        for effect in effects:
+            if isinstance(effect, ps.OpResult):
+                self._scene.checks.op_result(node, effect, end)
+            else:
+                self._handlers[type(effect)](node, effect)
+
+    def _is_cut_short(self, node: Node, effects: list[ps.Effect]) -> bool:
+        """Whether a process is stopped or killed before it has carried out all of these effects. It has carried out
+        those before that then."""
+        carried_out = self._scene.before_doom(node, effects)
+        if len(carried_out) == len(effects):
+            return False
+        node.unfinished = effects[len(carried_out) :]
+        self._carry_out(node, carried_out, node.unfinished)
+        self._scene.dooms.pop(node.name).strike()
+        return True
+
+    def go_on(self, node: Node) -> None:
+        """Carry out what a process was stopped before."""
+        effects, node.unfinished = node.unfinished, []
+        self._carry_out(node, effects)
+        self.settle(node)
 
     def take_over(self, node: Node) -> None:
         """Close the fast path, and have the machine hear of all ops. To be called before the machine is told what bears
@@ -83,7 +106,7 @@ class Peers:
 
     def tick(self, node: Node) -> None:
         """Let the machine's timers fire whose time has come."""
-        now = self._scene.now
+        now = self._scene.clock(node)
         deadline = node.machine.deadline()
         if deadline is not None and deadline <= now:
             self.hear_all(node)
@@ -99,7 +122,7 @@ class Peers:
         ran = [report for report in batch if report[0] == "ran"]
         for kind, number in ran + [report for report in batch if report[0] != "ran"] if ran else batch:
             if kind in ("ran", "started"):
-                node.fast_path.report((kind, number), node.machine, self._scene.now)
+                node.fast_path.report((kind, number), node.machine, self._scene.clock(node))
             elif kind == "done":
                 node.machine.op_done(number, 10, 20)
             elif kind == "mismatch":

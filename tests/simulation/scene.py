@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pccl.protocol import messages as m
@@ -18,11 +20,21 @@ from tests.simulation.network import Network
 from tests.simulation.node import Node
 
 MASTER = "master"
-MASTERS = (MASTER, "standby")
+MASTERS = (MASTER, "standby", "second standby")
 MASTER_TIMEOUT_S = 60.0
 BATCH_MAX = 4
+CLOCK_RATES = (0.9, 1.1)
+"""The bounds of the rates of clocks that drift."""
 
 T = TypeVar("T")
+
+
+@dataclass
+class Doom:
+    """What happens to a process after so many effects more."""
+
+    effects: int
+    strike: Callable[[], None]
 
 
 class Scene:
@@ -33,7 +45,10 @@ class Scene:
         options: MasterOptions | None = None,
         masters: int = 0,
         memory: Memory = Memory.NONE,
+        is_one_name: bool = False,
+        clocks: random.Random | None = None,
     ) -> None:
+        """See `World`."""
         self.rng = rng
         """Without one the oldest thing happens first, and nothing is cut, lost or reordered by chance."""
         self.now = 0.0
@@ -41,13 +56,24 @@ class Scene:
         self.masters = masters
         """The number of masters that nodes outlive. With 0 there is one, and they end with it."""
         self.memory = memory
+        self.is_one_name = is_one_name
+        """All masters are behind one name, which leads each node to one of them."""
+        self.addresses = 1 if is_one_name else max(1, masters)
+        """The number of master addresses that nodes know."""
+        self._clocks = clocks
         self.hosts = [MasterHost(name, Failover("run-1", options)) for name in MASTERS[: max(1, masters)]]
+        for host in self.hosts:
+            host.rate = self.draw_rate()
         self.nodes: list[Node] = []
         self.controls: dict[int, Control] = {}
         """All control connections that ever were, by their number."""
         self.network = Network()
         self.events = Events(self.network)
-        self.checks = Checks(self.nodes)
+        is_fenced = memory is Memory.DISK and len(self.hosts) == 1
+        self.checks = Checks(self.nodes, self.addresses, is_one_name, is_fenced)
+        self.dooms: dict[str, Doom] = {}
+        """Processes that will be stopped or killed between two effects of their machines, by the names of nodes and
+        masters."""
         self.log: list[str] = []
         self.from_peers: list[tuple[str, m.FromPeer]] = []
         """Every message that a master has received, with the name of the node."""
@@ -63,18 +89,19 @@ class Scene:
 
     @property
     def accepted(self) -> list[Node]:
-        return [node for node in self.nodes if node.is_reachable and node.machine.view is not None]
+        return [node for node in self.nodes if node.is_reachable and node.views]
 
     @property
     def master(self) -> Master:
         """The one that leads, in the highest term."""
         leading = [host for host in self.hosts if host.is_leading]
-        host = max(leading, key=lambda host: host.machine.master.term, default=self.hosts[0])
+        alive = next((host for host in self.hosts if not host.is_dead), self.hosts[0])
+        host = max(leading, key=lambda host: host.machine.master.term, default=alive)
         return host.machine.master
 
     @property
     def is_master_away(self) -> bool:
-        return self.hosts[0].is_away
+        return self.hosts[0].is_away or self.hosts[0].is_wedged
 
     def node_of(self, peer: int) -> Node:
         """The node that has this number, or had it last."""
@@ -89,6 +116,28 @@ class Scene:
     def reaches(self, node: Node, host: MasterHost) -> bool:
         """Whether what the node sends gets to a master that is there."""
         return not host.is_away and self.network.passes(node.name, host.name)
+
+    def hosts_of(self, node: Node) -> list[MasterHost]:
+        """Return the masters to which the addresses that a node knows lead it now."""
+        return [self.hosts[node.route]] if self.is_one_name else self.hosts
+
+    # Clocks.
+
+    def clock(self, whose: Node | MasterHost) -> float:
+        """Return the time by somebody's own clock."""
+        return self.now * whose.rate
+
+    def draw_rate(self) -> float:
+        """Draw the rate of a clock."""
+        return self._clocks.uniform(*CLOCK_RATES) if self._clocks is not None else 1.0
+
+    def before_doom(self, whose: Node | MasterHost, effects: list[T]) -> list[T]:
+        """Return those of some effects that a process lives to carry out, before `Doom.strike` is to be called: all, if
+        its doom does not come yet."""
+        doom = self.dooms[whose.name]
+        carried_out = effects[: doom.effects]
+        doom.effects -= len(carried_out)
+        return carried_out
 
     @property
     def peer_timeout_s(self) -> float:

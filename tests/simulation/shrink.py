@@ -5,7 +5,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.simulation.schedule import Plan, play
+from tests.simulation.plan import Plan
+from tests.simulation.schedule import play
 
 PLAYS_MAX = 3_000
 """The number of smaller plans that are tried."""
@@ -59,3 +60,5 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield plan._replace(groups=plan.groups - 1)
     if plan.peers > 2:
         yield plan._replace(peers=plan.peers - 1)
+    for trait in plan.traits:
+        yield plan._replace(traits=tuple(each for each in plan.traits if each != trait))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.schedule import ACTIONS, DELIVERIES, GROUPS_MAX, PEERS_MAX, SEEDS, Plan, Step, play
+from tests.simulation.plan import ACTIONS, DELIVERIES, GROUPS_MAX, PEERS_MAX, SEEDS, Plan, Step
+from tests.simulation.schedule import play
 from tests.simulation.shrink import shrink
 
 BLOCK = 50

@@ -14,7 +14,8 @@ from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
-from tests.simulation.schedule import Plan, Step, play
+from tests.simulation.plan import Plan, Step
+from tests.simulation.schedule import play
 from tests.simulation.world import MASTER, TAG, World, rings
 
 TIMEOUT_S = MasterOptions().peer_timeout_s

@@ -42,11 +42,13 @@ from tests.simulation.network import large_packets
 from tests.simulation.node import Node
 from tests.simulation.ops import Ops
 from tests.simulation.peers import Peers
-from tests.simulation.scene import MASTER, MASTER_TIMEOUT_S, Scene
+from tests.simulation.scene import MASTER, MASTER_TIMEOUT_S, Doom, Scene
 
 __all__ = ["MASTER", "MASTER_TIMEOUT_S", "TAG", "World", "rings"]
 
 TAG = 5
+TICK_S = 1e-6
+"""More than the rounding errors of clocks that drift."""
 
 
 class World(Scene):
@@ -58,10 +60,13 @@ class World(Scene):
         masters: int = 0,
         has_fast_path: bool = False,
         memory: Memory = Memory.NONE,
+        is_one_name: bool = False,
+        clocks: random.Random | None = None,
     ) -> None:
         """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it.
-        `has_fast_path`: ops may go past the machines. `memory`: what every master keeps."""
-        super().__init__(rng, cut_bytes, options, masters, memory)
+        `has_fast_path`: ops may go past the machines. `memory`: what every master keeps. `is_one_name`: nodes know all
+        masters by one name. `clocks` draws the rates of everybody's clock; without it all go alike."""
+        super().__init__(rng, cut_bytes, options, masters, memory, is_one_name, clocks)
         self._masters = Masters(self)
         self._peers = Peers(self, has_fast_path)
         self.engines = Engines(self.events.carry, self.node_of, self.pick)
@@ -77,16 +82,26 @@ class World(Scene):
     def add(self, group: int = 0, connections: int = 2, site: str = "", site_size: int = 0) -> Node:
         """Add a peer that wants to join, on its own or with the others of its site."""
         node = self.connect(group, connections)
-        node.machine.site, node.machine.site_size = site, site_size
+        node.site = node.machine.site = site
+        node.site_size = node.machine.site_size = site_size
         self.send(node, self.control_plane.hello(node))
         return node
 
     def connect(self, group: int = 0, connections: int = 2) -> Node:
         """Add a peer that is connected and has not said Hello yet."""
         number = len(self.nodes) + 1
-        node = Node(f"n{number}", 1000 + number, ps.Peer(group, connections, outlives_masters=self.masters > 0))
+        machine = ps.Peer(group, connections, outlives_masters=self.masters > 0)
+        node = Node(f"n{number}", 1000 + number, machine, group=group)
+        node.rate = self.draw_rate()
+        node.route = self.pick(list(range(len(self.hosts)))) if self.is_one_name else 0
         self.nodes.append(node)
-        self.control_plane.connect(node, next((host for host in self.hosts if not host.is_dead), self.hosts[0]))
+        hosts = self.hosts_of(node)
+        at = next((at for at, host in enumerate(hosts) if not host.is_dead), 0)  # the others refuse it at once
+        node.asked = at + 1
+        if hosts[at].is_dead and self.is_one_name:
+            node.tried.add(hosts[at].name)  # it asks again when time has passed
+        else:
+            self.control_plane.connect(node, hosts[at])
         return node
 
     def hello(self, node: Node) -> m.Hello:
@@ -182,8 +197,8 @@ class World(Scene):
                 for host in self.hosts:
                     if not host.is_away:
                         master = host.machine.master
-                        due += master.absent_until.values()
-                        due += [master.evidence_due_at] if master.evidence_due_at is not None else []
+                        late = [*master.absent_until.values(), master.evidence_due_at]
+                        due += [at if host.rate == 1.0 else at / host.rate + TICK_S for at in late if at is not None]
                 if not due:
                     return
                 self.wait(max(0.0, min(due + self.heartbeats.due()) - self.now))
@@ -206,12 +221,13 @@ class World(Scene):
         for host in self.hosts:
             if host.is_away:
                 continue
+            now = self.clock(host)
             deadline = host.machine.deadline()
-            if deadline is not None and deadline <= self.now:
+            if deadline is not None and deadline <= now:
                 self.heartbeats.note_quiet(host)
-                self._masters.carry_out(host, host.machine.tick(self.now))
+                self._masters.carry_out(host, host.machine.tick(now))
                 deadline = host.machine.deadline()
-            assert deadline is None or deadline > self.now
+            assert deadline is None or deadline > now
         self.control_plane.time_out()
         for node in self.alive:
             if not node.is_frozen:
@@ -220,7 +236,7 @@ class World(Scene):
 
     def check_rest(self) -> None:
         """Check, at rest and with nobody frozen, that nobody waits for something that nobody else could bring about."""
-        self.checks.rest(self.master, self.accepted, self.links.is_up, bool(self.engines.held_back))
+        self.checks.rest(self.accepted, self.links.is_up, bool(self.engines.held_back))
 
     # What becomes of peers.
 
@@ -231,6 +247,7 @@ class World(Scene):
         if node.control is not None:
             node.control.hang_up_by_node(lost_bytes)
         node.submitted.clear()
+        node.unfinished.clear()
         node.commands.clear()
         for wire in [wire for link in node.links.values() for wire in link.wires]:
             self.links.close_wire(wire, node)
@@ -243,6 +260,14 @@ class World(Scene):
         self.heartbeats.note()
         node.is_frozen = True
 
+    def stop_within(self, node: Node, effects: int) -> None:
+        """Freeze a peer between two effects of its machine, after so many more."""
+        self.dooms[node.name] = Doom(effects, lambda: self.freeze(node))
+
+    def kill_within(self, node: Node, effects: int) -> None:
+        """Kill a peer between two effects of its machine."""
+        self.dooms[node.name] = Doom(effects, lambda: self.kill(node))
+
     def hang(self, node: Node) -> None:
         """Freeze a peer but for its heartbeat. Ends by `thaw`."""
         self.heartbeats.note()
@@ -251,6 +276,8 @@ class World(Scene):
     def thaw(self, node: Node) -> None:
         node.is_frozen = node.is_hung = False
         node.master_heard_at = self.now  # one who was away blames nobody
+        if node.unfinished:
+            self._peers.go_on(node)
         node.resume_deferred()
 
     # What becomes of masters.
@@ -260,6 +287,7 @@ class World(Scene):
         self.heartbeats.note()
         host = host or self.hosts[0]
         host.is_dead = True
+        host.unfinished.clear()
         for control in self.controls.values():
             if control.host is host:
                 for _ in range(min(lost, len(control.inbox) - control.is_hung_up_on)):
@@ -287,11 +315,33 @@ class World(Scene):
 
     def thaw_master(self, host: MasterHost | None = None) -> None:
         host = host or self.hosts[0]
-        host.is_frozen = False
+        host.is_frozen = host.is_wedged = False
+        if host.unfinished:
+            self._masters.go_on(host)
         if self.masters and not host.is_dead:
-            self._masters.carry_out(host, host.machine.stood_still(self.now - host.frozen_at, self.now))
+            seconds = (self.now - host.frozen_at) * host.rate
+            self._masters.carry_out(host, host.machine.stood_still(seconds, self.clock(host)))
         for node in host.heartbeats.values():
             node.heard_at = self.now
+        self._accept_all(host)
+
+    def stop_master_within(self, host: MasterHost, effects: int) -> None:
+        """Freeze a master between two effects of its machine, after so many more."""
+        self.dooms[host.name] = Doom(effects, lambda: self.freeze_master(host))
+
+    def kill_master_within(self, host: MasterHost, effects: int) -> None:
+        """Kill a master between two effects of its machine."""
+        self.dooms[host.name] = Doom(effects, lambda: self.kill_master(host))
+
+    def wedge_master(self, host: MasterHost) -> None:
+        """Have a master read nothing and take nobody in, though its heartbeats go on. Ends by `unwedge_master`."""
+        host.is_wedged = True
+
+    def unwedge_master(self, host: MasterHost) -> None:
+        host.is_wedged = False
+        self._accept_all(host)
+
+    def _accept_all(self, host: MasterHost) -> None:
         for control in self.controls.values():
             if control.host is host and not control.is_known and not control.is_over:
                 self.control_plane.accept(control)

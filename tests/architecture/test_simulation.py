@@ -1,0 +1,54 @@
+"""The simulation's checkers judge from outside: they read nothing of the machines that they judge."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKS = Path(__file__).resolve().parents[1] / "simulation" / "checks"
+FILES = sorted(CHECKS.glob("*.py"))
+
+MACHINES = {"machine", "master", "seen"}
+"""The attributes by which the simulation's nodes and hosts hold machines."""
+IMPORTS = {
+    "pccl.protocol": {"messages", "peer"},
+    "pccl.protocol.ring_problem": {"RingProblem"},
+    "pccl.runtime.master.ring_search": {"matrices", "price"},
+    "pccl.types": {"Result"},
+}
+"""What checkers may import of pccl: messages, effects that callers see, results, and what a ring costs."""
+EFFECTS = {"OpResult", "Installed", "Ended"}
+"""What they may use of `pccl.protocol.peer`."""
+
+
+def _reads(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_checkers_read_no_machine(path: Path) -> None:
+    for node in _reads(path):
+        if isinstance(node, ast.Attribute):
+            where = f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+            assert node.attr not in MACHINES, f"{where} is a machine"
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            is_private = node.attr.startswith("_") and not node.attr.endswith("__")
+            assert is_own or not is_private, f"{where} is private"
+            if isinstance(node.value, ast.Name) and node.value.id == "ps":
+                assert node.attr in EFFECTS, f"{where} is not what a caller sees"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_checkers_import_no_machine(path: Path) -> None:
+    for node in _reads(path):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("pccl") for alias in node.names), path.name
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pccl"):
+            assert {alias.name for alias in node.names} <= IMPORTS.get(node.module or "", set()), path.name
+
+
+def test_there_are_checkers() -> None:
+    assert len(FILES) > 5

@@ -1,0 +1,160 @@
+"""Checks of what must hold in every run, made without any code of the machines, and without a look into them.
+
+`Checks` is told what is on the wire between masters and peers, what callers do and hear, and what the engines hold,
+which are the simulation's own. It raises AssertionError for what must not be.
+
+    facts         what messages have shown, on which the others rest
+    leaders       who leads, and who is led on
+    views         membership, as callers see it
+    verdicts      how ops end
+    joint_calls   how joint calls end, and the contents after syncs
+    rings         rings that searches find
+    rest          waits that nothing will end
+
+What cannot be judged from outside is left to the tests of the machines: whether a master that could go on waits for
+longer than it should, as long as it goes on in the end; what it would have decided with other reports; and anything
+that happens only inside of one turn of a machine.
+"""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from pccl.types import Result
+from tests.simulation.checks.facts import Facts, IsLinked, Leader
+from tests.simulation.checks.joint_calls import JointCalls
+from tests.simulation.checks.leaders import Leaders, speaks
+from tests.simulation.checks.rest import Rest
+from tests.simulation.checks.rings import check_ring
+from tests.simulation.checks.verdicts import Verdicts
+from tests.simulation.checks.views import Views
+from tests.simulation.connections import Control
+from tests.simulation.node import Key, Node
+
+__all__ = ["Checks", "check_ring"]
+
+
+class Checks:
+    def __init__(self, nodes: list[Node], addresses: int, is_one_name: bool, is_fenced: bool) -> None:
+        """`is_fenced`: there is one master at a time, and it keeps on disk what it did."""
+        self._facts = Facts(nodes, addresses, is_one_name)
+        self._leaders = Leaders(self._facts, is_fenced)
+        self._views = Views(self._facts)
+        self._verdicts = Verdicts(self._facts)
+        self._calls = JointCalls(self._facts)
+        self._rest = Rest(self._facts, self._verdicts)
+        self._taking_over: Leader | None = None
+        """The master that is just taking a run over."""
+        self._accepted: list[Node] = []
+        """The peers that the master whose turn it is led before its turn, but for those that it has let go of."""
+        self._results: list[tuple[Node, m.JointResult]] = []
+        """The joint results of this turn."""
+        self.op_result = self._verdicts.result
+        self.installed = self._views.installed
+        self.agreement = self._verdicts.agreement
+
+    # Masters.
+
+    def turn_begins(self, process: int) -> None:
+        """Note that a master is about to say what one event has led to."""
+        self._accepted = [
+            node
+            for node in self._facts.nodes
+            if node.is_accepted and node.is_known and node.leader is not None and node.leader.process == process
+        ]
+
+    def turn_ends(self, is_whole: bool) -> None:
+        """Check what a master has said in its turn. `is_whole`: it was not stopped before it had said all."""
+        if self._taking_over is not None:
+            leader, self._taking_over = self._taking_over, None
+            self._accepted = [node for node, _ in leader.followers if node.is_accepted and node.is_known]
+            self._verdicts.failed_over(leader.run)
+            self._calls.failed_over(leader)
+        if self._results:
+            results, self._results = self._results, []
+            by = results[0][0].leader
+            if by is not None:
+                self._calls.results(by, results, self._accepted, is_whole)
+
+    def sent(self, control: Control, process: int, message: m.Message, company: list[Node]) -> None:
+        """Note what a master sends over a connection. `company` are the peers that are connected to it."""
+        node = control.node
+        if control is not node.control:
+            return  # it has come again over another connection, and is nobody here
+        speaks(node, process, message)
+        if isinstance(message, m.Welcome):
+            self._welcome(node, control, process, message)
+        elif isinstance(message, m.Resumed):
+            self._resumed(node, control, process, message)
+        elif isinstance(message, m.Install):
+            node.is_accepted = True
+            self._views.puts_in_force(message)
+        elif isinstance(message, m.Prepare):
+            self._facts.prepare(node.leader, message)
+        elif isinstance(message, m.Flush):
+            self._verdicts.flush(node, process, message)
+        elif isinstance(message, m.SyncPlan):
+            self._calls.planned(node, message)
+        elif isinstance(message, m.VoteRequest):
+            self._leaders.asks(node, company)
+        elif isinstance(message, m.JointResult):
+            self._results.append((node, message))
+            # Whom the master lets go of after that, as when it is deposed by a further loss, has its result.
+            self._accepted = [each for each in self._accepted if each.is_known]
+
+    def _welcome(self, node: Node, control: Control, process: int, message: m.Welcome) -> None:
+        node.former_numbers.append(node.number)
+        node.number = message.peer
+        node.is_accepted = False
+        leader, _ = self._facts.led(node, control, process, message.run, message.term)
+        self._leaders.leads(node, leader)
+
+    def _resumed(self, node: Node, control: Control, process: int, message: m.Resumed) -> None:
+        leader, is_new = self._facts.led(node, control, process, node.run, message.term)
+        self._leaders.takes_on(node, leader)
+        self._facts.has_failed_over = True
+        if is_new and not self._facts.is_one_name:
+            for other in self._facts.nodes:
+                if other is not node and other.run == node.run:
+                    other.is_known = False
+        self._taking_over = leader
+
+    def received(self, node: Node, process: int, message: m.Message) -> None:
+        """Note what a master hears."""
+        if isinstance(message, m.FlushReply):
+            self._verdicts.replied(node, process, message)
+        elif isinstance(message, m.JointCall) and message.offer is not None:
+            self._calls.offered(node, message.offer)
+
+    def gone(self, control: Control) -> None:
+        """Note that a connection is over at a master: it has lost its peer, evicted it or let it go."""
+        if control is control.node.led_over:
+            control.node.is_known = False
+            self._verdicts.note_survivors()
+
+    # Peers.
+
+    def heard(self, node: Node, message: m.Message) -> None:
+        """Note what a peer hears."""
+        if isinstance(message, m.Prepare):
+            node.prepared_epoch = next(
+                (ring.epoch for ring in message.rings if node.number in ring.peers), node.prepared_epoch
+            )
+        elif isinstance(message, m.Install | m.StartOver):
+            node.prepared_epoch = None
+            node.call_heard = max(node.call_heard, message.call_number if isinstance(message, m.Install) else 0)
+        elif isinstance(message, m.JointResult):
+            node.call_heard = max(node.call_heard, message.call_number)
+
+    def commit(self, node: Node, key: Key) -> None:
+        """Check an op that a peer commits."""
+        self._verdicts.commit(node, key)
+
+    # At rest.
+
+    def rest(self, accepted: list[Node], is_linked: IsLinked, may_ops_wait: bool) -> None:
+        self._rest.check(accepted, is_linked, may_ops_wait)
+
+    @property
+    def verdicts(self) -> dict[Key, dict[str, Result]]:
+        """Every op's verdicts, by the name of the peer that heard them."""
+        return self._verdicts.heard

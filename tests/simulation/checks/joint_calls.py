@@ -1,0 +1,147 @@
+"""Checks of joint calls and of what syncs lead to, by the results that masters send and the contents that peers hold.
+
+a joint call ends in the same way for all of its group, and succeeds only with all
+one that has ended for some under one master ends in the same way for the rest under the next
+after a sync contents are the same, and its revision does not go back while somebody of the last one is there
+nobody who only sends is overwritten, nobody who only receives is taken from, and no newcomer outvotes those who
+were there before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pccl.protocol import messages as m
+from pccl.types import Result
+from tests.simulation.checks.facts import Facts, Leader
+from tests.simulation.node import Node
+
+Call = tuple[str, int, str, int]
+"""The name of a joint call: run, number, kind, and the group where one group makes it alone."""
+Outcome = tuple[int, int, bytes]
+"""The end of a joint call: code, value, and the content after a sync."""
+Sync = tuple[int, dict[Node, int]]
+"""The revision that a sync has elected, and its peers with the numbers of their calls."""
+
+
+class JointCalls:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._offers: dict[Node, m.SyncOffer] = {}
+        """The offers with which peers came to their last sync."""
+        self._ended: dict[Call, Outcome] = {}
+        self._unheard: dict[Call, Outcome] = {}
+        """Those that nobody has heard who went on with the last master. The next one may lead somebody who has."""
+        self._synced: dict[tuple[str, int], list[Sync]] = {}
+        """All syncs by run and group."""
+        self._unheard_syncs: dict[tuple[str, int], list[Sync]] = {}
+        """The same of `_synced`, the last first."""
+
+    def offered(self, node: Node, offer: m.SyncOffer) -> None:
+        self._offers[node] = offer
+
+    def planned(self, node: Node, plan: m.SyncPlan) -> None:
+        """Check the plan of a sync that a peer is told."""
+        ours = self._offers[node]
+        assert not (plan.fetch_content and ours.strategy == "send_only"), f"{node} only sends and is overwritten"
+        assert plan.fetch_content == (ours.root != plan.root)
+        assert plan.donors
+        for donor, offer in self._offers.items():
+            if donor.number in plan.donors and donor.is_known:
+                assert offer.strategy != "receive_only", f"{donor} only receives and is a donor"
+                assert (offer.revision, offer.root) == (plan.revision, plan.root)
+
+    def failed_over(self, leader: Leader) -> None:
+        """Note that another master goes on with a run, and what nobody has heard who goes on with it."""
+        ended = max((node.call_heard for node, _ in leader.followers), default=0)
+        for key in [key for key in self._unheard if key[0] == leader.run and key[1] <= ended]:
+            self._ended.setdefault(key, self._unheard.pop(key))
+        for key in [key for key in self._ended if key[0] == leader.run and key[1] > ended]:
+            self._unheard[key] = self._ended.pop(key)
+
+        def is_heard(sync: Sync) -> bool:
+            return any(call in node.calls and (node, node.number) in leader.followers for node, call in sync[1].items())
+
+        for group, syncs in self._synced.items():
+            if group[0] != leader.run:
+                continue
+            unheard = self._unheard_syncs.setdefault(group, [])
+            while unheard and is_heard(unheard[-1]):
+                syncs.append(unheard.pop())
+            while syncs and not is_heard(syncs[-1]):
+                unheard.append(syncs.pop())
+
+    def results(
+        self, leader: Leader, results: list[tuple[Node, m.JointResult]], accepted: list[Node], is_whole: bool
+    ) -> None:
+        """Check the results that one event has led to. `accepted` are the peers that this master led before it. If it
+        `is_whole`, there are no others."""
+        fresh = []
+        for node, result in results:
+            known = self._ended.get(self._call(leader, node, result))
+            if known is None:
+                fresh.append((node, result))
+            else:
+                outcome = self._outcome(node, result)
+                assert known == outcome, f"{node}: {result} instead of {outcome}"
+        for node, result in fresh:
+            if result.call_number:
+                for key in [key for key in self._unheard if key[0] == leader.run and key[1] >= result.call_number]:
+                    del self._unheard[key]
+                self._ended[self._call(leader, node, result)] = self._outcome(node, result)
+        for kind in m.Kind.ALL:
+            of_kind = [(node, result) for node, result in fresh if node.kinds[result.call] == kind]
+            for group in {node.group for node, _ in of_kind}:
+                outcomes = {(result.code, result.value) for node, result in of_kind if node.group == group}
+                assert len(outcomes) == 1, f"{kind} ended in different ways: {of_kind}"
+            succeeded = {node: result for node, result in of_kind if result.code == Result.SUCCESS}
+            if kind == m.Kind.SYNC:
+                for group in {node.group for node in succeeded}:
+                    members = {node: result.call for node, result in succeeded.items() if node.group == group}
+                    if not is_whole:
+                        members |= {node: call for node, call in self._waiting(accepted, group) if node not in members}
+                    assert set(members) == {node for node in accepted if node.group == group}
+                    self._synced_to((leader.run, group), members, next(succeeded[node] for node in members).value)
+            elif kind == m.Kind.ARE_PEERS_PENDING and not any(result.value for result in succeeded.values()):
+                pass  # 'no' is also the answer to some when the others wait for what excludes this call
+            else:
+                is_by_all = not succeeded or set(succeeded) == set(accepted)
+                assert is_by_all or not is_whole, f"{kind} succeeded without all"
+
+    def _waiting(self, nodes: list[Node], group: int) -> Iterator[tuple[Node, int]]:
+        """Yield the peers of a group that wait in a sync, with the numbers of their calls."""
+        for node in nodes:
+            for call in node.open_calls:
+                if node.group == group and node.kinds[call] == m.Kind.SYNC:
+                    yield node, call
+
+    def _call(self, leader: Leader, node: Node, result: m.JointResult) -> Call:
+        kind = node.kinds[result.call]
+        # Behind one name each part of a run goes on counting by itself.
+        run = f"{leader.run}, {leader.process}, {leader.term}" if self._facts.is_one_name else leader.run
+        return run, result.call_number, kind, node.group if kind == m.Kind.SYNC else 0
+
+    def _outcome(self, node: Node, result: m.JointResult) -> Outcome:
+        has_synced = node.kinds[result.call] == m.Kind.SYNC and result.code == Result.SUCCESS
+        return result.code, result.value, node.root if has_synced else b""
+
+    def _synced_to(self, group: tuple[str, int], members: dict[Node, int], revision: int) -> None:
+        """`members` have succeeded, each in this call of its own."""
+        assert len({node.root for node in members}) == 1, f"different contents after a sync: {members}"
+        for node in members:
+            offer = self._offers[node]
+            assert offer.strategy != "send_only" or offer.root == node.root, f"{node} only sends and was overwritten"
+        syncs = self._synced.setdefault(group, [])
+        before, incumbents = syncs[-1] if syncs else (0, {})
+        if self._facts.is_one_name and not incumbents.keys() >= members.keys():
+            before, incumbents = 0, {}  # they may be of another part
+        if any(node in incumbents for node in members):
+            assert revision >= before, "an elected revision went back"
+        senders = {node: offer.revision for node, offer in self._offers.items() if offer.strategy != "receive_only"}
+        if any(node in incumbents and node in senders for node in members):
+            # Also of those lost since, whose content may be here already.
+            of_seniors = {senders[node] for node in incumbents if node in senders}
+            assert revision in of_seniors, f"revision {revision} was brought by a newcomer; incumbents: {of_seniors}"
+            assert revision >= max(senders[node] for node in members if node in incumbents and node in senders)
+        syncs.append((revision, members))
+        self._unheard_syncs.pop(group, None)

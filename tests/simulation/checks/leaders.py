@@ -1,0 +1,63 @@
+"""Checks of who leads, by what masters say to peers.
+
+no peer is taken on twice in one term of a run
+where peers know several masters, one process leads a run in a term, whenever that is
+where masters keep on disk what they did, nobody is led on whom a view in force has left out
+where peers know several masters, one asks to be followed only with a majority of the run's last view
+"""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from tests.simulation.checks.facts import Facts, Leader
+from tests.simulation.node import Node
+
+
+class Leaders:
+    def __init__(self, facts: Facts, is_fenced: bool) -> None:
+        self._facts = facts
+        self._is_fenced = is_fenced
+        self._led: set[tuple[Node, int, str, int]] = set()
+        """Peers by node and number, with each run and term in which they were led."""
+
+    def leads(self, node: Node, leader: Leader) -> None:
+        """Check a master that takes a peer in or on."""
+        what = f"{leader.run} in term {leader.term}"
+        led = node, node.number, leader.run, leader.term
+        assert led not in self._led, f"{node} is led twice in {what}"
+        self._led.add(led)
+        if self._facts.addresses > 1:
+            for other in self._facts.leaders.values():
+                is_same = (other.run, other.term) == (leader.run, leader.term)
+                assert not is_same or other is leader, f"two masters have led {what}"
+
+    def takes_on(self, node: Node, leader: Leader) -> None:
+        """Check a master that goes on with a peer (Resumed)."""
+        self.leads(node, leader)
+        if not self._is_fenced:
+            return
+        for other in self._facts.nodes:
+            if other.run == leader.run and other.views and node.views:
+                last = other.views[-1].view
+                is_left_out = last > node.views[-1].view and node.number not in self._facts.listed[last]
+                assert not is_left_out, f"{node} was left out of view {last} of {other} and is led again"
+
+    def asks(self, node: Node, company: list[Node]) -> None:
+        """Check a master that asks a node to follow it (VoteRequest), with all of `company` connected to it."""
+        if self._facts.addresses == 1:
+            return
+        views = [each for each in self._facts.nodes if each.run == node.run and each.views]
+        last = max((each.views[-1].view for each in views), default=0)
+        peers = self._facts.listed.get(last, set())
+        here = {each.number for each in company if each.run == node.run}
+        assert 2 * len(peers & here) > len(peers), f"{node} is asked to follow by few of view {last}"
+
+
+SPEAKS_TO_ALL = (m.Welcome, m.PreVoteRequest, m.VoteRequest, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye)
+"""Messages of masters to peers that they do not lead yet, or no more."""
+
+
+def speaks(node: Node, process: int, message: m.Message) -> None:
+    """Check that whoever speaks to a node as its leader is that."""
+    is_led = node.leader is not None and node.leader.process == process
+    assert is_led or isinstance(message, SPEAKS_TO_ALL), f"{type(message).__name__} to {node}, which it does not lead"

@@ -1,0 +1,162 @@
+"""Plans: how large a simulated run is, and what is done to it, one step after the other.
+
+Each step has a seed of its own for whom it concerns and in what order things are delivered after it, so a plan goes on
+making sense when steps are taken out: that is how `shrink` finds the few that matter. `Plan.of_seed` makes a plan of a
+number; so does Hypothesis, and `steering` makes plans of others.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import NamedTuple
+
+PEERS_MAX = 5
+LARGE_PEERS_MAX = 9
+"""The bound for one run in twenty."""
+GROUPS_MAX = 3
+MASTERS_MAX = 3
+DELIVERIES = (0, 1, 3, 10, 40, 100, 300)
+SEEDS = 2**16
+"""The number of seeds that a step may have."""
+
+USES = {
+    "add": 8,
+    "leave": 0.5,
+    "launch_one": 3,
+    "launch_all": 20,
+    "launch_pair": 8,
+    "catch_up": 14,
+    "cancel": 1,
+    "give_up": 1,
+    "joint_one": 1,
+    "joint_all": 1,
+    "update": 12,
+    "sync": 5,
+    "optimize": 2,
+    "cancel_joint": 0.5,
+    "interrupt": 0.5,
+    "impatience": 1.5,
+    "wait": 1,
+    "rest": 4,
+    "thaw": 8,
+    "heal": 3,
+    "thaw_master": 3,
+}
+"""What users do, each step with its weight in a random plan."""
+FAULTS = {
+    "kill": 3,
+    "sever": 0.5,
+    "reset": 4,
+    "reset_all": 1,
+    "freeze": 2,
+    "hang": 1,
+    "thaw": 2,
+    "break_link": 6,
+    "break_connection": 3,
+    "break_heartbeats": 0.5,
+    "part": 2,
+    "mend": 2,
+    "block": 1,
+    "cut": 1,
+    "block_master": 1,
+    "cut_master": 1,
+    "isolate": 1,
+    "heal": 3,
+    "slow": 1,
+    "quicken": 0.5,
+    "freeze_master": 0.15,
+    "thaw_master": 0.3,
+    "kill_master": 0.1,
+    "long_wait": 1.5,
+    "open_hole": 1,
+    "slow_node": 1,
+    "quick_wait": 1,
+    "stop_within": 1.5,
+    "kill_within": 1.5,
+}
+"""What happens to peers, networks and clocks."""
+FAILOVERS = {
+    "kill_master": 3,
+    "restart_master": 5,
+    "replace_master": 3,
+    "freeze_master": 1,
+    "thaw_master": 2,
+    "cut_master_off": 1,
+    "wedge_master": 1,
+    "stop_master_within": 1.5,
+    "kill_master_within": 3,
+    "slow_master": 0.5,
+}
+"""What happens to masters, where peers outlive them."""
+REROUTES = {"reroute": 4.0, "reroute_all": 1.0}
+"""What happens to the name behind which there are several masters."""
+ACTIONS = tuple(dict.fromkeys((*USES, *FAULTS, *FAILOVERS, *REROUTES)))
+
+DRIFT = "drift"
+"""The clocks of nodes and masters go at different rates."""
+ONE_NAME = "one name"
+"""All masters are behind one name, which leads each peer to one of them, now to this, now to that."""
+TRAITS = (DRIFT, ONE_NAME)
+DRIFT_SHARE = 0.3
+ONE_NAME_SHARE = 0.3
+
+
+class Step(NamedTuple):
+    action: str
+    seed: int
+    deliveries: int
+
+
+class Plan(NamedTuple):
+    seed: int
+    groups: int
+    peers: int
+    """The number of peers that live at a time, at most."""
+    is_admitted: bool
+    """The first peers are accepted before the steps begin."""
+    steps: tuple[Step, ...]
+    masters: int = 0
+    """0: there is one, and the peers end with it. Otherwise there are so many, and others after them."""
+    traits: tuple[str, ...] = ()
+    """Those of `TRAITS` that the run's world has."""
+
+    @classmethod
+    def of_seed(cls, seed: int, masters: int | None = None, traits: tuple[str, ...] | None = None) -> Plan:
+        """Each does more of this and nothing of that: together they reach more than an even mixture."""
+        rng = random.Random(seed)
+        peers = rng.randint(2, PEERS_MAX) if rng.random() < 0.3 else PEERS_MAX
+        if rng.random() < 0.05:
+            peers = rng.randint(PEERS_MAX, LARGE_PEERS_MAX)
+        calm = rng.uniform(0.3, 1.0)
+
+        def some_of(actions: dict[str, float]) -> tuple[list[str], list[float]]:
+            return list(actions), [weight * rng.choice((0.01, 1, 1, 5)) for weight in actions.values()]
+
+        uses, faults = some_of(USES), some_of(FAULTS)
+        drawn = rng.choice((0, 0, 1, 1, 2, 2, 2, 3))
+        masters = drawn if masters is None else masters
+        if traits is None:
+            is_named_once = masters > 1 and rng.random() < ONE_NAME_SHARE
+            traits = (DRIFT,) * (rng.random() < DRIFT_SHARE) + (ONE_NAME,) * is_named_once
+        if masters:
+            names, weights = some_of(FAILOVERS | REROUTES if ONE_NAME in traits else FAILOVERS)
+            faults[0].extend(names)
+            faults[1].extend(weights)
+            uses[0].append("restart_master")
+            uses[1].append(2)
+        steps = []
+        for _ in range(rng.randint(10, 140)):
+            names, weights = faults if rng.random() > calm else uses
+            steps.append(Step(rng.choices(names, weights)[0], rng.randrange(SEEDS), rng.choice(DELIVERIES)))
+        groups = rng.choice((1, 1, 1, 2, 2, GROUPS_MAX))
+        return cls(rng.randrange(SEEDS), groups, peers, rng.random() < 0.9, tuple(steps), masters, traits)
+
+    def dumps(self) -> str:
+        return json.dumps(self, separators=(",", ":"))
+
+    @classmethod
+    def loads(cls, text: str) -> Plan:
+        parts = json.loads(text)
+        seed, groups, peers, is_admitted, steps, masters, traits = parts + [0, []][len(parts) - 5 :]
+        return cls(seed, groups, peers, is_admitted, tuple(Step(*step) for step in steps), masters, tuple(traits))

@@ -1,1 +1,0 @@
-"""Tests of `pccl/trace`."""
