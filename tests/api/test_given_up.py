@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pccl import Result
 from tests.support.cluster import SUM, Cluster, ones, reduce_once, refusal
 
-GIVEN_UP = 1500
 
-
-def test_the_others_keep_nothing_of_it_and_their_next_calls_succeed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("given_up", [150, pytest.param(1500, marks=pytest.mark.slow)])
+def test_the_others_keep_nothing_of_it_and_their_next_calls_succeed(cluster: Cluster, given_up: int) -> None:
     cluster.join(3)
     x = ones()
-    for _ in range(GIVEN_UP):
+    for _ in range(given_up):
         assert refusal(lambda: cluster[0].all_reduce(x, op=SUM, timeout=0)).result is Result.TIMEOUT
     for _ in range(3):
         assert cluster.each(reduce_once) == [3] * 3

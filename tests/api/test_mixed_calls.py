@@ -20,7 +20,7 @@ ROUNDS = 1500
 TAGS = 3
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A run without peers yet, whose engines have one or two threads."""
     with MasterNode("127.0.0.1:0", engine_threads=request.param) as master:

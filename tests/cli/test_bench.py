@@ -32,6 +32,7 @@ def _bench(report: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 TINY = ("--iterations", "3", "--warmup", "1")
 
 
+@pytest.mark.slow
 def test_cases(tmp_path: Path) -> None:
     table, report = _bench(
         tmp_path / "report.json",
@@ -167,6 +168,7 @@ def test_kill(tmp_path: Path) -> None:
     assert "the loss cost" in table
 
 
+@pytest.mark.slow
 def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
     """Two hosts' worth of processes: each reports the slowest rank's times, so both report the same."""
 

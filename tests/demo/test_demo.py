@@ -51,6 +51,7 @@ def test_short_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
     assert facts["survivors"][0]["digest"] in done.stdout
 
 
+@pytest.mark.slow
 def test_json_on_standard_output_is_nothing_but_json() -> None:
     options = ["--peers", "1", "--steps", "1", "--inner-steps", "5", "--no-kill", "--no-join", "--json"]
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)

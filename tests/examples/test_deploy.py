@@ -67,6 +67,7 @@ def _container_command() -> list[str]:
     return [word.strip(' \n"') for word in str(args).split(",")]
 
 
+@pytest.mark.slow
 def test_a_slurm_job(tmp_path: Path) -> None:
     """`srun` is replaced by one that starts the tasks here; the first of them fails at first."""
     _executable(
@@ -176,6 +177,7 @@ def get(future):
 """
 
 
+@pytest.mark.slow
 def test_a_ray_job_with_a_stand_in_for_ray(tmp_path: Path) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text(FAKE_RAY)

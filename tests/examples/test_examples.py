@@ -45,6 +45,7 @@ def test_reference_loop() -> None:
     assert len({line.split(maxsplit=1)[1] for line in last}) == 1
 
 
+@pytest.mark.slow
 def test_elastic_data_and_its_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _run("-n", "2", "examples/elastic_data.py", "2", str(tmp_path / "logs"))
     assert len(_digests(lines)) == 2

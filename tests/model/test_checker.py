@@ -46,6 +46,7 @@ def test_what_is_marked_needs_not_be_reached(tmp_path: Path) -> None:
     assert unreached_lines([search(tmp_path, last=5, text=text)], text) == []
 
 
+@pytest.mark.slow
 def test_a_violation_is_a_failure_of_a_model_and_what_a_mutant_is_for(tmp_path: Path) -> None:
     mutant = search(tmp_path, last=5, mutation="BOUND")
     assert mutant.is_as_expected

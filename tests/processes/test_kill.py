@@ -43,7 +43,9 @@ def hear_iteration(worker: Worker, iteration: int) -> list[dict[str, Any]]:
     return [message for message in found if "verdict" in message]
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_survivors_of_a_kill_at_any_time_keep_equal_results(run: Run, victim: int) -> None:
     workers = run(3)
     start_loops(workers)
@@ -60,7 +62,9 @@ def test_survivors_of_a_kill_at_any_time_keep_equal_results(run: Run, victim: in
             assert end == {"iteration": len(one) - 2, "verdict": "RANK_CONNECTION_LOST", "restored": True, "world": 2}
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_survivors_agree_on_the_op_that_a_kill_interrupts(run: Run, victim: int) -> None:
     workers = run(3)
     survivors = [worker for worker in workers if worker is not workers[victim]]

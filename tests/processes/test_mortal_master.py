@@ -36,7 +36,7 @@ def _sums(world: int) -> list[list[Any]]:
     return [["SUCCESS", world, float(sum(range(world)) + world * iteration)] for iteration in range(ITERATIONS)]
 
 
-@pytest.mark.parametrize("kills", [1, 3])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_master_that_is_begun_anew_at_its_address_goes_on_with_the_run(start: Start, run: Run, kills: int) -> None:
     (master,) = start(1)
     address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """A fault before every single delivery of a run: all survivors agree, nobody hangs, and the run goes on.
 
-By default before every third one of them; CI tries the others, too, which are slow.
+By default before every sixth of them; CI tries the others, too, which are slow.
 """
 
 from __future__ import annotations

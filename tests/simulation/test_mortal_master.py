@@ -1,6 +1,6 @@
 """The master dies before every single delivery of a run, and another one follows it, or none.
 
-By default before a third of the deliveries; CI tries the others, too, which are slow.
+By default before a sixth of the deliveries; CI tries the others, too, which are slow.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def test_what_one_of_two_gives_up_fails_both_alone(world: World) -> None:
     assert [a.result(other), b.result(others[0]), c.result(others[1])] == [Result.SUCCESS] * 3
 
 
-@pytest.mark.parametrize("given_up", [EARLY_KEPT_MAX, EARLY_KEPT_MAX + 1, 2000])
+@pytest.mark.parametrize("given_up", [EARLY_KEPT_MAX, EARLY_KEPT_MAX + 1, pytest.param(2000, marks=pytest.mark.slow)])
 def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(world: World, given_up: int) -> None:
     """A few of them end the others' next calls, as those of all; more are none of theirs."""
     a, b, c = world.join(0, 0, 0)

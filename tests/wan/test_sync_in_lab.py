@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 BYTES = 8_000_000
 
 
+@pytest.mark.slow
 def test_every_donor_feeds_a_joiner() -> None:
     lab = ["--hosts", "4", "--delay-ms", "5", "--rate-mbit", "100", "--site", "3:1000/1000"]
     command = [sys.executable, "-m", "tests.wan", *lab, "--", "sync", "--megabytes", str(BYTES // 1_000_000)]
